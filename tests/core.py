@@ -133,7 +133,7 @@ async def core(
             clients,
             lambda reference: resolve(reference, environment or {}, home),
             config.limits.answer_bytes,
-            patience=RetryPolicy(clock=clock),
+            retry_policy=RetryPolicy(clock=clock),
         ) as models,
     ):
         turns = scope.child("turns")

@@ -87,5 +87,5 @@ async def one(model: Model, api: str, length: int) -> float:
 
 def said(model: Model, api: str, place: int) -> tuple[Message, Message]:
     asked = Message(role="user", text=f"Message {place}: {WORDS}")
-    answered: dict[str, Any] = {"role": "assistant", "text": WORDS, "finish": "stop", "model": model.provided}
+    answered: dict[str, Any] = {"role": "assistant", "text": WORDS, "finish": "stop", "model": model.provider_model}
     return asked, Message(**answered)

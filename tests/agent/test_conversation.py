@@ -154,7 +154,7 @@ async def test_a_long_conversation_that_is_loaded_at_once_is_the_one_that_grew(m
 
 
 def answer(text: str, model: Model, usage: Usage) -> Message:
-    return Message(role="assistant", text=text, finish="stop", model=model.provided, usage=usage)
+    return Message(role="assistant", text=text, finish="stop", model=model.provider_model, usage=usage)
 
 
 def joined(held: Conversation) -> list[Any]:
@@ -255,7 +255,9 @@ async def test_a_past_with_thoughts_is_taken_up_without_reading_the_prefix_for_e
 ) -> None:
     """S32: tools may be long, and so may the past."""
     carried = (OpaqueItem(item=msgspec.Raw(b'{"message":{"reasoning":"so"}}'), text=0, calls=0),)
-    past = [Message(role="assistant", text="yes", model=model.provided, carrier="openai-chat", carried=carried)] * 50
+    past = [
+        Message(role="assistant", text="yes", model=model.provider_model, carrier="openai-chat", carried=carried)
+    ] * 50
     digests: list[bytes] = []
     digest = hashlib.blake2b
 

@@ -64,12 +64,12 @@ async def configured(
     clients: Transport | None = None,
     **given: Any,
 ) -> AsyncIterator[Model]:
-    patience = RetryPolicy(sleep=sleep or Slept(), chance=chance, clock=lambda: 1_700_000_000.0)
+    retry_policy = RetryPolicy(sleep=sleep or Slept(), chance=chance, clock=lambda: 1_700_000_000.0)
     own = Clients()
     async with (
         own,
         Models(
-            {"main": settings(base_url, **given)}, clients or own, resolver, answer_bytes, patience=patience
+            {"main": settings(base_url, **given)}, clients or own, resolver, answer_bytes, retry_policy=retry_policy
         ) as models,
     ):
         yield models.get("main")

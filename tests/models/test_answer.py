@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.models import recordings as recorded
 from tests.models.streams import outcome
-from tidegate.models.formats.answer import distinct_calls
+from tidegate.models.formats.call_names import distinct_calls
 from tidegate.models.formats.openai.responses_answer import ResponsesAnswer
 from tidegate.models.http.sse import EVENT_BYTES
 from tidegate.values import Message, ToolCall

@@ -25,8 +25,8 @@ from tests.models.anthropic_streams import (
 )
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
+from tidegate.models.formats.anthropic.messages import AnthropicWire
 from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
-from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.values import Message, Usage
 
 MODEL = "claude-opus-5-5"

@@ -31,9 +31,8 @@ from tests.models.test_anthropic_wire import (
 )
 from tidegate.errors import ModelFailed
 from tidegate.models.formats.answer import AnswerError
-from tidegate.models.formats.anthropic.messages import AnthropicMessages
+from tidegate.models.formats.anthropic.messages import AnthropicMessages, AnthropicWire
 from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
-from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
 from tidegate.values import Call, Message, Prefix, ToolDefinition
 
 SECONDS = 20

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.anthropic.messages import SAMPLED_VERSION, VERSION, AnthropicMessages
-from tidegate.models.formats.anthropic.messages_parameters import BUDGETS, LEAST_BUDGET
-from tidegate.models.formats.anthropic.messages_wire import (
+from tidegate.models.formats.anthropic.messages import (
     NO_BEGINNING,
     NO_MESSAGE,
     NO_OUTPUT,
+    SAMPLED_VERSION,
     UNREADABLE,
+    VERSION,
+    AnthropicMessages,
     AnthropicWire,
 )
+from tidegate.models.formats.anthropic.messages_parameters import BUDGETS, LEAST_BUDGET
 from tidegate.models.formats.request_text import aside
 from tidegate.values import Call, Media, Message, OpaqueItem, Prefix, ToolCall, ToolDefinition
 

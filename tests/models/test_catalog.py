@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.config import ModelSettings
-from tidegate.models.catalog.catalog import ANTHROPIC_EFFORTS, CHAT_EFFORTS, FILE, Catalogue, Family
+from tidegate.models.catalog.catalog import ANTHROPIC_EFFORTS, CHAT_EFFORTS, FILE, Catalog, Family
 from tidegate.models.catalog.facts import UNKNOWN_OUTPUT, UNKNOWN_WINDOW, Facts, Prices
-from tidegate.models.formats.reasoning_effort import word_for
+from tidegate.models.formats.call_parameters import nearest_effort
 from tidegate.values import Usage
 
-SHIPPED = Catalogue.shipped()
+SHIPPED = Catalog.shipped()
 TABLES: dict[str, dict[str, Any]] = tomllib.loads(FILE.read_text())
 PATTERNS = sorted(pattern for table in TABLES.values() for pattern in table["models"])
 WORDS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -26,13 +26,13 @@ def facts(model: str, api: Any = "openai-chat", **given: Any) -> Facts:
     return SHIPPED.facts_of(ModelSettings(api=api, base_url="https://h/v1", model=model, **given))
 
 
-def made(**models: list[float]) -> Catalogue:
+def made(**models: list[float]) -> Catalog:
     """A catalogue in which each pattern's window says which it was."""
     families = {
         pattern: Family(window=1000 + number, thinking="none", models={pattern.replace("_", "*"): prices})
         for number, (pattern, prices) in enumerate(models.items())
     }
-    return Catalogue(families)
+    return Catalog(families)
 
 
 @pytest.mark.parametrize("title", TABLES)
@@ -121,7 +121,7 @@ def test_a_pattern_fits_as_a_shells_would(parts: list[str], name: str) -> None:
     import fnmatch
 
     pattern = "*".join(parts)
-    catalogue = Catalogue({"x": Family(window=7777, thinking="none", models={pattern: []})})
+    catalogue = Catalog({"x": Family(window=7777, thinking="none", models={pattern: []})})
     fits = catalogue.facts_of(ModelSettings(api="openai-chat", model=name)).known
     assert fits == fnmatch.fnmatchcase(name, pattern)
 
@@ -129,7 +129,7 @@ def test_a_pattern_fits_as_a_shells_would(parts: list[str], name: str) -> None:
 def test_a_model_that_nobody_knows_gets_what_is_safe() -> None:
     """A small window, no pictures, no sounds, no price; and the words for thinking that its API has."""
     unknown = Facts(
-        window=UNKNOWN_WINDOW, output=UNKNOWN_OUTPUT, thinking="effort", efforts=CHAT_EFFORTS, supposed=True
+        window=UNKNOWN_WINDOW, output=UNKNOWN_OUTPUT, thinking="effort", efforts=CHAT_EFFORTS, thinking_unknown=True
     )
     assert facts("some-model") == facts("some-model", "openai-responses") == unknown
     found = facts("some-model", "anthropic")
@@ -185,21 +185,21 @@ def test_a_model_of_another_vendor_is_told_to_think_as_the_api_wants_it() -> Non
 
 
 def test_one_that_refuses_not_to_think_is_asked_for_its_least() -> None:
-    assert word_for("off", facts("claude-opus-5-5", "anthropic").efforts) == "low"
-    assert word_for("off", facts("claude-opus-5", "anthropic").efforts) == "none"
-    assert word_for("off", facts("claude-opus-5-6", "anthropic").efforts) == "low"
+    assert nearest_effort("off", facts("claude-opus-5-5", "anthropic").efforts) == "low"
+    assert nearest_effort("off", facts("claude-opus-5", "anthropic").efforts) == "none"
+    assert nearest_effort("off", facts("claude-opus-5-6", "anthropic").efforts) == "low"
 
 
 def test_the_hardest_word_is_left_out_where_an_endpoint_refuses_it() -> None:
-    assert word_for("max", facts("gpt-6.1-sol").efforts) == "xhigh"
-    assert word_for("max", facts("gpt-6.1-sol", "openai-responses").efforts) == "max"
+    assert nearest_effort("max", facts("gpt-6.1-sol").efforts) == "xhigh"
+    assert nearest_effort("max", facts("gpt-6.1-sol", "openai-responses").efforts) == "max"
 
 
 def test_the_demo_model_can_do_everything_and_costs_nothing() -> None:
     found = facts("", "demo")
     assert found.known and found.vision and found.audio
     assert found.prices is not None and found.prices.cost(Usage(input=10**9, output=10**9)) == 0
-    assert word_for("max", found.efforts) == "max" and word_for("off", found.efforts) == "none"
+    assert nearest_effort("max", found.efforts) == "max" and nearest_effort("off", found.efforts) == "none"
 
 
 def test_what_a_provider_gives_away_costs_nothing() -> None:
@@ -234,13 +234,13 @@ def test_the_catalogue_is_read_quickly_and_nothing_of_it_is_kept() -> None:
     times = []
     for _ in range(10):
         begun = time.process_time()
-        Catalogue.shipped().facts_of(settings)
+        Catalog.shipped().facts_of(settings)
         times.append(time.process_time() - begun)
     assert min(times) < 0.03
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        kept = [Catalogue.shipped().facts_of(settings) for _ in range(5)]
+        kept = [Catalog.shipped().facts_of(settings) for _ in range(5)]
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:

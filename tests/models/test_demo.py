@@ -15,7 +15,7 @@ from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model, Models
 from tidegate.models.demo.model import FACTS
 from tidegate.models.demo.script import CONFIGURE, GREETING, HELP, HIGHEST_COUNT, read_request, reply
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.security import Secret
 from tidegate.values import Call, Message, Prefix, ToolCall, ToolDefinition
 

@@ -8,7 +8,7 @@ import pytest
 from tests.spool.sounds import wav
 from tidegate.models.demo.model import FACTS
 from tidegate.models.demo.script import read_request, reply
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.values import Media, Message, ToolCall
 
 WIRE = ChatWire("demo", FACTS)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tidegate.config import Config, ModelSettings, read
-from tidegate.models.catalog.catalog import Catalogue
+from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import UNKNOWN_OUTPUT, UNKNOWN_WINDOW
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()
 BLOCKS = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 PROVIDERS = ("openai", "claude", "router", "azure", "gemini", "llamacpp", "vllm", "ollama")
-SHIPPED = Catalogue.shipped()
+SHIPPED = Catalog.shipped()
 
 
 def config(block: str) -> Config:

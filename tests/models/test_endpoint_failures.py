@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate.models.http.connection import ConnectionFailed, Trouble
 from tidegate.models.http.endpoint_failures import QUOTE_CHARACTERS, FailureMapper
-from tidegate.models.http.error_body import LONGEST_WAIT, wait_of
+from tidegate.models.http.error_body import LONGEST_WAIT, retry_after_of
 from tidegate.security import Redactor, Secret
 
 NOW = 1_700_000_000.0
@@ -200,7 +200,7 @@ BODIES = [
     ],
 )
 def test_the_wish_to_wait_is_understood_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
-    assert wait_of(headers, NOW) == seconds
+    assert retry_after_of(headers, NOW) == seconds
 
 
 @given(st.integers(min_value=100, max_value=599), st.binary(max_size=200))
@@ -354,6 +354,6 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
 def test_troubles_of_a_connection_have_their_kind_and_their_advice(
     trouble: Trouble, begun: bool, kind: str, retryable: bool, word: str
 ) -> None:
-    failure = COMPLAIN.of_link(ConnectionFailed(trouble, "some reason"), begun=begun)
+    failure = COMPLAIN.of_connection(ConnectionFailed(trouble, "some reason"), begun=begun)
     assert (failure.kind, failure.retryable) == (kind, retryable)
     assert word in failure.message

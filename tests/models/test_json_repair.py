@@ -16,13 +16,13 @@ from tests.models.streams import New
 from tests.models.support import Listener, ask, configured
 from tests.random_model import FORMATS
 from tidegate.models.catalog.facts import Facts
+from tidegate.models.formats.anthropic.messages import AnthropicWire
 from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
-from tidegate.models.formats.anthropic.messages_wire import AnthropicWire
-from tidegate.models.formats.json_repair import repaired
+from tidegate.models.formats.json_repair import repair_json
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.responses import ResponsesWire
 from tidegate.models.formats.openai.responses_answer import ResponsesAnswer
-from tidegate.models.formats.openai.responses_wire import ResponsesWire
 from tidegate.values import Message
 
 DAMAGE = {
@@ -167,5 +167,5 @@ async def test_a_provider_that_garbles_its_answer_is_understood(server: Scripted
 
 def test_repairing_leaves_sound_data_as_it_is() -> None:
     for data in (b"", b'{"a":"b"}', '{"a":"世界"}'.encode(), rb'{"a":"\\ud800"}', rb'{"a":"\ud83c\udf0a\n"}'):
-        assert repaired(data) == data
-    assert repaired(rb'"\\\ud83d\n\\\\ud83d"') == rb'"\\\ufffd\n\\\\ud83d"'
+        assert repair_json(data) == data
+    assert repair_json(rb'"\\\ud83d\n\\\\ud83d"') == rb'"\\\ufffd\n\\\\ud83d"'

@@ -34,7 +34,7 @@ async def pooled(
     **given: object,
 ) -> AsyncIterator[Models]:
     """`main` and `twin` of one endpoint, and `far` of another (the same server by another name)."""
-    patience = RetryPolicy(sleep=sleep or Slept(), chance=lambda: 0.0, clock=clock)
+    retry_policy = RetryPolicy(sleep=sleep or Slept(), chance=lambda: 0.0, clock=clock)
     configured = {
         "main": settings(base_url, keys=keys, **given),
         "twin": settings(base_url, keys=keys, **given),
@@ -44,7 +44,10 @@ async def pooled(
     def resolve(reference: str) -> Secret:
         return Secret(SECRETS[reference])
 
-    async with Clients() as clients, Models(configured, clients, resolve, ANSWER_BYTES, patience=patience) as models:
+    async with (
+        Clients() as clients,
+        Models(configured, clients, resolve, ANSWER_BYTES, retry_policy=retry_policy) as models,
+    ):
         yield models
 
 

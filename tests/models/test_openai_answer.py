@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.answer import DEPTH, AnswerError, BrokenAnswer
+from tidegate.models.formats.openai.chat import API, ChatWire
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import API, ChatWire
 from tidegate.models.formats.stream_answer import CALLS
 from tidegate.models.formats.token_counts import TOKENS
 from tidegate.values import Message, ToolCall, Usage

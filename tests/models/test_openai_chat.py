@@ -18,7 +18,7 @@ from tests.models.support import (
 )
 from tidegate.errors import ModelFailed
 from tidegate.models.http import http_model
-from tidegate.models.http.retry import LONGEST_WISH
+from tidegate.models.http.retry import LONGEST_RETRY_AFTER
 from tidegate.values import Call, Message, Prefix, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -129,8 +129,8 @@ async def test_the_endpoints_wish_to_wait_is_kept(server: ScriptedModel) -> None
 
 
 async def test_an_endpoint_that_asks_for_too_long_a_pause_is_not_waited_for(server: ScriptedModel) -> None:
-    failure, _, sleep = await failing(server, f"[status 429 retry-after={LONGEST_WISH + 1}]")
-    assert (failure.kind, failure.retry_after, failure.retryable) == ("rate", LONGEST_WISH + 1, True)
+    failure, _, sleep = await failing(server, f"[status 429 retry-after={LONGEST_RETRY_AFTER + 1}]")
+    assert (failure.kind, failure.retry_after, failure.retryable) == ("rate", LONGEST_RETRY_AFTER + 1, True)
     assert sleep.pauses == []
     assert server.stats()["requests"] == 1
 

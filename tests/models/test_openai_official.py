@@ -20,10 +20,10 @@ from tests.models.streams import outcome
 from tests.models.transcripts import groups, prefixes, users
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.answer import AnswerError, IncomingAnswer
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.openai.chat_answer import ChatAnswer
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.responses import ResponsesWire
 from tidegate.models.formats.openai.responses_answer import BETWEEN_MESSAGES, ResponsesAnswer
-from tidegate.models.formats.openai.responses_wire import ResponsesWire
 from tidegate.values import Call, Media, Message, Prefix, ToolDefinition
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.openai.chat import OpenAIChat
-from tidegate.models.formats.openai.chat_wire import API, CALL_ID_CHARACTERS, ChatWire, EndpointFields
+from tidegate.models.formats.openai.chat import API, CALL_ID_CHARACTERS, ChatWire, EndpointFields, OpenAIChat
 from tidegate.models.formats.request_text import ASIDE_HEADING
 from tidegate.values import Call, Message, OpaqueItem, Prefix, ToolCall, ToolDefinition
 

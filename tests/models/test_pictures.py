@@ -18,7 +18,7 @@ from tests.models.support import ask, configured
 from tests.models.test_scripted_model import calling, post, result
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.demo.script import read_request, reply
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.request_text import ASIDE_HEADING
 from tidegate.values import Media, Message
 

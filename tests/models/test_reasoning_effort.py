@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tidegate.config.settings import AgentSettings, ModelSettings, settings_of
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.openai.responses_wire import ResponsesWire
-from tidegate.models.formats.reasoning_effort import asked_of, word_for
+from tidegate.models.formats.call_parameters import nearest_effort, requested_effort
+from tidegate.models.formats.openai.responses import ResponsesWire
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call
 
@@ -36,19 +36,19 @@ THEIRS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 )
 def test_the_nearest_word_that_is_not_above_what_was_asked(asked: str, efforts: Sequence[str], word: str) -> None:
     """One setting for all models; a word of the caller's own is handed through."""
-    assert word_for(asked, efforts) == word
+    assert nearest_effort(asked, efforts) == word
 
 
 @given(st.sampled_from(OURS), st.lists(st.sampled_from(THEIRS), min_size=1, unique=True))
 def test_only_words_that_the_model_knows_are_sent(asked: str, efforts: list[str]) -> None:
     """In whatever order they are given."""
-    assert word_for(asked, efforts) in efforts
-    assert word_for(asked, efforts) == word_for(asked, sorted(efforts))
+    assert nearest_effort(asked, efforts) in efforts
+    assert nearest_effort(asked, efforts) == nearest_effort(asked, sorted(efforts))
 
 
 @given(st.lists(st.sampled_from(THEIRS), min_size=1, unique=True))
 def test_to_ask_for_more_never_gives_less(efforts: list[str]) -> None:
-    ranks = [THEIRS.index(word_for(asked, efforts) or "") for asked in OURS]
+    ranks = [THEIRS.index(nearest_effort(asked, efforts) or "") for asked in OURS]
     assert ranks == sorted(ranks)
 
 
@@ -57,19 +57,23 @@ def test_every_word_of_the_configuration_is_on_the_scale() -> None:
     assert getattr(settings_of(AgentSettings)["reasoning"].rule, "words", ()) == OURS
     assert getattr(settings_of(ModelSettings)["efforts"].rule, "words", ()) == THEIRS
     for asked in OURS:
-        assert word_for(asked, ()) is None
+        assert nearest_effort(asked, ()) is None
     for effort in THEIRS:
-        assert word_for("max", (effort,)) == effort
+        assert nearest_effort("max", (effort,)) == effort
 
 
 def test_a_model_that_nobody_knows_is_told_nothing_of_thinking_unless_somebody_asks() -> None:
     """A3: it may not be able to think at all; whoever asks it to will be told if it cannot."""
-    supposed = Facts(thinking="effort", efforts=("low", "medium", "high"), supposed=True)
+    guessed = Facts(thinking="effort", efforts=("low", "medium", "high"), thinking_unknown=True)
     known = Facts(thinking="effort", efforts=("low", "medium", "high"))
-    assert (asked_of(supposed, None), asked_of(supposed, "off"), asked_of(supposed, "max")) == (None, None, "high")
-    assert (asked_of(known, None), asked_of(known, "off")) == (None, "low")
+    assert (requested_effort(guessed, None), requested_effort(guessed, "off"), requested_effort(guessed, "max")) == (
+        None,
+        None,
+        "high",
+    )
+    assert (requested_effort(known, None), requested_effort(known, "off")) == (None, "low")
     plain, asked = (
-        b"".join(ResponsesWire("m", supposed).body(EncodedPrefix(), [], Call(reasoning=reasoning, temperature=1)))
+        b"".join(ResponsesWire("m", guessed).body(EncodedPrefix(), [], Call(reasoning=reasoning, temperature=1)))
         for reasoning in (None, "high")
     )
     assert b"include" not in plain and b"temperature" in plain

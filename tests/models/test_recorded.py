@@ -80,12 +80,12 @@ def test_pieces_keep_every_byte(pieces: list[bytes]) -> None:
     ("content", "why"),
     [
         (b"", "is empty"),
-        (b"hello\n", "is no recording"),
-        (b'{"tidegate":"other","version":1}\n', "is no recording"),
-        (b"[]\n", "is no recording"),
-        (b'{"tidegate":"recording","version":"x"}\n', "is no recording"),
+        (b"hello\n", "is not a recording"),
+        (b'{"tidegate":"other","version":1}\n', "is not a recording"),
+        (b"[]\n", "is not a recording"),
+        (b'{"tidegate":"recording","version":"x"}\n', "is not a recording"),
         (b'{"tidegate":"recording","version":2,"new":[]}\n', "newer Tidegate .format 2, here 1."),
-        (line(RecordingHead("recording", 1, "", "")), "nothing to replay"),
+        (line(RecordingHead("recording", 1, "", "")), "holds no requests to replay"),
         (
             line(RecordingHead("recording", 1, "", "")) + b'{"event":"asked"}\n' + line(RecordingStopped("x")),
             "line 2 cannot be read",

@@ -74,8 +74,8 @@ async def test_a_recording_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name, why in (
-        ("there", "exists already"),
-        ("link", "exists already"),
+        ("there", "already exists"),
+        ("link", "already exists"),
         ("no/where", "folder .* does not exist"),
     ):
         async with Clients() as clients:
@@ -101,7 +101,7 @@ async def test_what_is_too_long_is_left_out_and_said(server: ScriptedModel, tmp_
     assert isinstance(cut, RecordedAnswer) and cut.left_out > 0
     async with replaying(file) as (model, _):
         assert (await ask(model, long)).text == "short"
-        with pytest.raises(ModelFailed, match=f"left out the last {cut.left_out} bytes of this answer"):
+        with pytest.raises(ModelFailed, match=f"lacks the last {cut.left_out} bytes of this answer"):
             await ask(model, "[words 400]")
 
 
@@ -118,7 +118,7 @@ async def test_a_full_recording_stops_with_a_line_that_says_so_and_the_model_ans
     assert file.stat().st_size <= 6000
     *kept, last = await read(file)
     assert kept and last == RecordingStopped("it would be larger than 6000 bytes")
-    assert [entry["event"] for entry in lines] == ["the recording stopped, and the gateway goes on without"]
+    assert [entry["event"] for entry in lines] == ["the recording stopped; the gateway goes on without it"]
 
 
 @pytest.mark.anyio

@@ -83,7 +83,7 @@ async def test_models_that_are_replayed_do_not_pause_before_they_try_again(
         await ask(model, "[status 429 times=2 retry-after=29] [say there]")
     replayer = await opened(file)
     chosen = {"main": settings(NOWHERE)}
-    async with Models(chosen, replayer, Secret, ANSWER_BYTES, patience=replayer.patience) as models:
+    async with Models(chosen, replayer, Secret, ANSWER_BYTES, retry_policy=replayer.retry_policy) as models:
         with anyio.fail_after(10):
             assert (await ask(models.get("main"), "[status 429 times=2 retry-after=29] [say there]")).text == "there"
 
@@ -124,7 +124,7 @@ async def test_an_exchange_that_a_kill_or_a_stop_interrupted_says_so(server: Scr
         group.cancel_scope.cancel()
     killed = tmp_path / "killed"
     killed.write_bytes(file.read_bytes().rsplit(b"\n", 2)[0] + b'\n{"event":"answered","id":1,"af')
-    for path, why in ((file, "was stopped before an answer began"), (killed, "ended before the answer did")):
+    for path, why in ((file, "was cancelled before an answer started"), (killed, "ended before the answer did")):
         async with replaying(path) as (model, _):
             with pytest.raises(ModelFailed, match=why) as failed:
                 await ask(model, "[hold before]")
@@ -148,7 +148,7 @@ async def test_a_request_that_was_not_recorded_is_told_where_it_differs_first(
             await ask(model, [first, late, Message(role="user", text="thanks")])
         assert (failed.value.kind, failed.value.retryable) == ("invalid", False)
         assert f"{file}" in failed.value.brief
-        assert "from the nearest, its number 2, it differs first in messages[2].content." in failed.value.brief
+        assert "difference from the nearest one (number 2) is in messages[2].content." in failed.value.brief
         assert "ten o'clock" in failed.value.message and "eleven o'clock" in failed.value.message
         assert "o'clock" not in failed.value.brief
         assert replayer.status()["unknown"] == 1
@@ -158,7 +158,7 @@ async def test_a_request_that_was_not_recorded_is_told_where_it_differs_first(
 async def test_a_request_to_another_path_is_told_which_are_recorded(tmp_path: Path) -> None:
     """As when base_url is another."""
     file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 1, "complete", status=200))
-    with pytest.raises(ModelFailed, match=r"no request POST /v2/x, but: POST /v1/chat/completions; check base_url"):
+    with pytest.raises(ModelFailed, match=r"no request POST /v2/x, only POST /v1/chat/completions; check base_url"):
         await send(await opened(file), {}, "/v2/x")
 
 
@@ -178,7 +178,7 @@ async def test_a_request_to_another_path_is_told_which_are_recorded(tmp_path: Pa
             "'…" + "c" * 15 + "x" * 45 + "…'",
             "'…" + "c" * 15 + "y'",
         ),
-        ([1], {}, "everything", "[1]", "{}"),
+        ([1], {}, "the whole body", "[1]", "{}"),
     ],
 )
 @pytest.mark.anyio
@@ -189,8 +189,8 @@ async def test_a_difference_is_shown_with_both_sides(
     file = written(tmp_path / "f", asked(1, recorded), RecordedAnswer(1, 1, "complete", status=200))
     with pytest.raises(ModelFailed) as failed:
         await send(await opened(file), now)
-    assert f"differs first in {place}." in failed.value.brief
-    assert failed.value.said == f"{then_said} then, and {now_said} is asked now."
+    assert f" is in {place}." in failed.value.brief
+    assert failed.value.said == f"recorded: {then_said}; now: {now_said}"
 
 
 @pytest.mark.anyio

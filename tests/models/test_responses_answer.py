@@ -12,8 +12,8 @@ from tests.models import recordings as recorded
 from tests.models.streams import broken_in_any_way, cut_everywhere, outcome
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.answer import DEPTH, AnswerError, BrokenAnswer
+from tidegate.models.formats.openai.responses import API, ResponsesWire
 from tidegate.models.formats.openai.responses_answer import BETWEEN_MESSAGES, ITEMS, ResponsesAnswer
-from tidegate.models.formats.openai.responses_wire import API, ResponsesWire
 from tidegate.models.formats.stream_answer import CALLS
 from tidegate.values import Message, ToolCall, Usage
 

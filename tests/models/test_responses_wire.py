@@ -13,8 +13,13 @@ from tests.models.transcripts import carrying, groups, prefixes, texts
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.call_names import call_name
-from tidegate.models.formats.openai.responses import OpenAIResponses
-from tidegate.models.formats.openai.responses_wire import API, CALL_ID_CHARACTERS, ResponsesWire, ReturnedItem
+from tidegate.models.formats.openai.responses import (
+    API,
+    CALL_ID_CHARACTERS,
+    OpenAIResponses,
+    ResponsesWire,
+    ReturnedItem,
+)
 from tidegate.models.formats.request_text import ASIDE_HEADING
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Media, Message, OpaqueItem, Prefix, ToolCall, ToolDefinition

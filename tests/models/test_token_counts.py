@@ -1,4 +1,4 @@
-"""What is believed of the counts that providers report, in every format."""
+"""What is checked_usage of the counts that providers report, in every format."""
 
 from typing import Any
 from urllib.parse import quote
@@ -9,7 +9,7 @@ from bench.scripted_model import ScriptedModel
 from tests.logs import capture_logs
 from tests.models.support import ask, configured
 from tests.random_model import FORMATS
-from tidegate.models import believed
+from tidegate.models import checked_usage
 from tidegate.values import Usage
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ async def test_no_reported_count_fails_an_answer_or_is_charged_as_it_is(
             for name, value in NO_COUNTS.items():
                 with capture_logs() as lines:
                     answer = await ask(model, f"[say low tide] {mood} [usage {field}={quote(value)}]")
-                    usage = believed(model, answer.usage, asked=20_000, received=8)
+                    usage = checked_usage(model, answer.usage, asked=20_000, received=8)
                 at = (api, field, name)
                 assert answer.text == "low tide", at
                 assert 0 < usage.input <= 20_000 and 0 < usage.output <= 8, at
@@ -64,10 +64,10 @@ async def test_a_sound_count_stays_as_it_is_reported(server: ScriptedModel, api:
         for count in ("40000", "40000.0", str(WINDOW)):
             with capture_logs() as lines:
                 answer = await ask(model, f"[say low tide] [usage input={count} output=3 cached=0 written=0 total=0]")
-                usage = believed(model, answer.usage, asked=2000, received=8)
+                usage = checked_usage(model, answer.usage, asked=2000, received=8)
             assert (usage.input, usage.output, usage.estimated, lines) == (int(float(count)), 3, False, [])
-        assert believed(model, Usage(input=90_000, output=1), asked=90_000, received=8).input == 90_000
-        assert believed(model, Usage(input=90_001, output=1), asked=90_000, received=8).estimated
+        assert checked_usage(model, Usage(input=90_000, output=1), asked=90_000, received=8).input == 90_000
+        assert checked_usage(model, Usage(input=90_001, output=1), asked=90_000, received=8).estimated
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_each_count_is_judged_by_itself(
     """X22: an estimate for what is missing or cannot be right; the other counts stay. The price follows."""
     prices = {"price_input": 1.0, "price_output": 2.0}
     async with configured(server.base_url, context_window=WINDOW, **prices) as model:
-        usage = believed(model, reported, asked=2000, received=8)
+        usage = checked_usage(model, reported, asked=2000, received=8)
         assert {name: getattr(usage, name) for name in charged} == charged
         assert usage.estimated
         assert usage.cost == 1000 * usage.input + 2000 * usage.output

@@ -11,7 +11,7 @@ import pytest
 
 from tests.store.rows import OWNER, count, new_session
 from tidegate.config.value_types import DEAREST
-from tidegate.models.catalog.facts import Prices
+from tidegate.models import Prices
 from tidegate.models.formats.token_counts import TOKENS
 from tidegate.store import Db, SpentTotal, Store, migrations, principals, sessions, usage
 from tidegate.store.sqlite.connections import connect

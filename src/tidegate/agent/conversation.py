@@ -198,7 +198,7 @@ class Conversation:
         """The answer with what it carried beside its words, if that may go back."""
         if answer.bound != self.bound:
             return msgspec.structs.replace(answer, carried=())
-        if answer.model == self.model.provided:
+        if answer.model == self.model.provider_model:
             self.carries = True
         return answer
 
@@ -206,10 +206,10 @@ class Conversation:
         """Takes over what the provider counted for the last of these answers that was given to what is shown now: so
         an estimate is as good after a reload as before. With each answer comes what was said before it, in bytes."""
         for answer, said in reversed(answers):
-            same = answer.model == self.model.provided and answer.bound.partition("/")[2] == self.mark
+            same = answer.model == self.model.provider_model and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
             size = said + self.prefix_bytes
-            if same and self.model.token_estimate.believes(size, tokens):
+            if same and self.model.token_estimate.is_plausible(size, tokens):
                 self._counted = (tokens, size)
                 return
 
@@ -259,7 +259,7 @@ class Conversation:
     def count(self, tokens: int) -> None:
         """The provider says that the request which this now stands for had so many tokens."""
         self.model.token_estimate.learn(self.estimated_bytes, tokens)
-        if self.model.token_estimate.believes(self.estimated_bytes, tokens):
+        if self.model.token_estimate.is_plausible(self.estimated_bytes, tokens):
             self._counted = (tokens, self.estimated_bytes)
 
     @property

@@ -15,7 +15,7 @@ import msgspec
 from tidegate.agent.conversation import Conversation
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
-from tidegate.models import believed
+from tidegate.models import checked_usage
 from tidegate.values import Call, Event, Frozen, Message, TextDelta, TextReset, Usage
 
 
@@ -96,7 +96,9 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, spend_guard: S
         if isinstance(error, asyncio.CancelledError) or heard:
             spend_guard.cut(turn, _estimate(conversation, heard))
         raise
-    usage = believed(conversation.model, answer.usage, asked=conversation.estimated_bytes, received=received(answer))
+    usage = checked_usage(
+        conversation.model, answer.usage, asked=conversation.estimated_bytes, received=received(answer)
+    )
     if not usage.estimated:
         conversation.count(usage.input)
     spend_guard.spend(turn, usage)

@@ -13,7 +13,7 @@ import anyio
 
 from tidegate.agent.metered_call import SpendGuard, received
 from tidegate.errors import ModelFailed
-from tidegate.models import Model, believed
+from tidegate.models import Model, checked_usage
 from tidegate.values import Call, Event, Message, Prefix, Usage
 
 NOTHING = Usage()
@@ -80,7 +80,7 @@ async def run_side_call(
         if failure.heard:
             broke(failure.heard)
         raise
-    usage = believed(model, answer.usage, asked=asked, received=received(answer))
+    usage = checked_usage(model, answer.usage, asked=asked, received=received(answer))
     if not usage.estimated:
         model.token_estimate.learn(asked, usage.input)
     spend_guard.spend(side_call, usage)

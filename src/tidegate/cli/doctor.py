@@ -23,7 +23,7 @@ from tidegate.errors import TidegateError
 from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, lost_database, settings
 
 if TYPE_CHECKING:
-    from tidegate.models.catalog.facts import Facts
+    from tidegate.models import Facts
 
 _LITTLE_DISK = 1 << 30  # below this, a warning
 _NO_DISK = 64 << 20  # below this, writes will soon fail
@@ -115,9 +115,9 @@ def _models(home: Path) -> Iterator[Finding]:
     except TidegateError:
         yield Finding("models", "warn", "unknown until the configuration is right.")
         return
-    from tidegate.models.catalog.catalog import Catalogue
+    from tidegate.models import Catalog
 
-    catalogue = Catalogue.shipped()
+    catalogue = Catalog.shipped()
     assumed = {name: text for name, model in models.items() if (text := _assumed(model, catalogue.facts_of(model)))}
     for name, text in assumed.items():
         yield Finding(f"model {name}", "warn", f"{text} in [models.{name}].")

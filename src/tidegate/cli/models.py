@@ -15,7 +15,7 @@ from tidegate.gateway import hint, settings
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.models.catalog.facts import Facts
+    from tidegate.models import Facts
 
 _HEADS = ("name", "api", "model", "window", "takes", "thinking", "$ per million", "keys", "agents")
 
@@ -38,9 +38,9 @@ def command(home: Path, as_json: bool) -> None:
 
 
 def _rows(config: "Config") -> Iterator[dict[str, Any]]:
-    from tidegate.models.catalog.catalog import Catalogue
+    from tidegate.models import Catalog
 
-    catalogue = Catalogue.shipped()
+    catalogue = Catalog.shipped()
     for name, model in config.models.items():
         facts = catalogue.facts_of(model)
         yield {

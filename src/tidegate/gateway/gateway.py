@@ -286,7 +286,7 @@ class Gateway:
                 traffic,
                 secrets.__getitem__,
                 limits.answer_bytes,
-                patience=self._recording.patience,
+                retry_policy=self._recording.patience,
             )
         )
 

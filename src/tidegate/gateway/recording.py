@@ -16,8 +16,7 @@ from tidegate.models import Clients, RetryPolicy, Transport
 from tidegate.security import Redactor
 
 if TYPE_CHECKING:
-    from tidegate.models.recording.recorder import TransportRecorder
-    from tidegate.models.recording.replayer import TransportReplayer
+    from tidegate.models.recording import TransportRecorder, TransportReplayer
 
 PROCESS = "process"
 
@@ -40,12 +39,12 @@ class Recording:
     def prepare(self, ready: Ready) -> None:
         """See that the file can be used. Blocks."""
         if self._record is not None:
-            from tidegate.models.recording.writer import check
+            from tidegate.models.recording import check
 
             check(self._record)
             _keep_apart(self._record, ready.config)
         if self._replay is not None:
-            from tidegate.models.recording.replayer import TransportReplayer
+            from tidegate.models.recording import TransportReplayer
 
             known = (secret for secret in ready.secrets.values() if secret is not NO_KEY)
             self._replayer = TransportReplayer(self._replay, Redactor(known))
@@ -59,19 +58,19 @@ class Recording:
             return self._replayer
         if self._record is None:
             return clients
-        from tidegate.models.recording.recorder import TransportRecorder
+        from tidegate.models.recording import TransportRecorder
 
         recorder = await scope.enter(
             TransportRecorder(clients, self._record, redactor, referred=set(_referred(config)))
         )
         self._recorder = recorder
-        ledger.view("recording", lambda: ((PROCESS, Holding(1, recorder.pen.pending, fds=1)),))
+        ledger.view("recording", lambda: ((PROCESS, Holding(1, recorder.writer.pending, fds=1)),))
         return recorder
 
     @property
     def patience(self) -> RetryPolicy | None:
         """With which models try again; None for their own."""
-        return None if self._replayer is None else self._replayer.patience
+        return None if self._replayer is None else self._replayer.retry_policy
 
     def status(self) -> dict[str, Any] | None:
         recording = self._recorder or self._replayer

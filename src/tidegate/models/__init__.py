@@ -1,13 +1,23 @@
-"""Models: one shared HTTP client, the wire formats, and what is configured, by name.
+"""Models: the configured models by name, their formats, and the HTTP connections to their endpoints.
 
-Guarantee: a conversation's request is encoded once and grows only at its end; whatever an endpoint does ends as a
-Message or a ModelFailed; no credential is taken that the configuration does not name, and none is ever told.
+A conversation's request is encoded once and grows only at its end. Every failure of an endpoint ends as a Message or a
+ModelFailed. Only credentials that the configuration names are used, and no credential appears in a message or a log.
+
+Other packages import from here, and from `tidegate.models.recording` to record or replay traffic:
+
+- `interface.py`: the `Model` and `Wire` protocols.
+- `registry.py`: `Models`, which builds the configured models.
+- `catalog/`: facts about models: windows, abilities, prices.
+- `formats/`: the provider formats. `formats/format.py` says how to add one.
+- `http/`: one request with retries (`http_model.py`, `retry.py`), keys, failures, connections.
+- `recording/` and `demo/`: loaded only when they are used.
 """
 
-from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.json_repair import repaired
+from tidegate.models.catalog.catalog import Catalog
+from tidegate.models.catalog.facts import Facts, Prices
+from tidegate.models.formats.json_repair import repair_json
 from tidegate.models.formats.request_text import NOTES_TASK, SUMMARY_TASK
-from tidegate.models.formats.token_counts import believed
+from tidegate.models.formats.token_counts import checked_usage
 from tidegate.models.http.clients import Clients, ClientStats, Lease
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import Transport
@@ -17,6 +27,7 @@ from tidegate.models.registry import Models, ModelState
 __all__ = [
     "NOTES_TASK",
     "SUMMARY_TASK",
+    "Catalog",
     "ClientStats",
     "Clients",
     "EncodedPrefix",
@@ -25,9 +36,10 @@ __all__ = [
     "Model",
     "ModelState",
     "Models",
+    "Prices",
     "RetryPolicy",
     "Transport",
     "Wire",
-    "believed",
-    "repaired",
+    "checked_usage",
+    "repair_json",
 ]

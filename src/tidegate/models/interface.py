@@ -1,8 +1,8 @@
-"""What the agent knows of a model: how to encode for it (Wire) and how to ask it (Model).
+"""The two protocols by which the agent uses a model: `Wire` encodes requests, `Model` sends them.
 
-Guarantee: everything a Wire makes is a pure function of its arguments, byte for byte, so that a history encoded once,
-or encoded again after a reload, gives the same request prefix. Neither protocol holds anything per conversation: what
-is encoded belongs to the caller.
+Everything a Wire produces is a pure function of its arguments, byte for byte. A history that is encoded again after a
+reload therefore gives the same request prefix. Neither protocol holds anything per conversation: the encoded bytes
+belong to the caller.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from tidegate.values import Call, Frozen, Message, Prefix
 
 
 class EncodedPrefix(Frozen, frozen=True):
-    """A session's frozen prefix in wire format: the system message (one JSON object, or nothing) and the tool list
-    (a JSON array, or nothing). `caller_tools` names those that the caller runs."""
+    """A session's frozen prefix in wire format: the system message (one JSON object, or empty) and the tool list (a
+    JSON array, or empty). `caller_tools` names the tools that the API caller runs."""
 
     system: bytes = b""
     tools: bytes = b""
@@ -24,53 +24,53 @@ class EncodedPrefix(Frozen, frozen=True):
 
 
 class Wire(Protocol):
-    """A provider's wire format, for one model: what that model cannot be shown is told in words instead.
+    """A provider's wire format, for one model. Media that the model cannot take is described in words instead.
 
-    `version` is a number of the format in thousands, and rises by one whenever the same message would encode to other
-    bytes; it is stored with the session, because a change of it rebuilds the prefix."""
+    `version` starts at a multiple of 1000 that is unique to the format. Raise it by one whenever the same message would
+    encode to different bytes. It is stored with the session, because a change of it rebuilds the prefix."""
 
     @property
     def version(self) -> int: ...
 
     @property
     def continues_answers(self) -> bool:
-        """Whether a request may end with an answer, which the model then goes on with."""
+        """Whether a request may end with an assistant message that the model then continues."""
         ...
 
     def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
-        """The stop sequences for which the format has no place: the gateway cuts the answer at them."""
+        """The stop sequences that the format cannot send. The gateway cuts the answer at them."""
         ...
 
     def takes(self, media_type: str) -> bool:
-        """Whether media of this type is sent as what it is, so that it must be loaded before it is encoded."""
+        """Whether media of this type is sent as data, and so must be loaded before it is encoded."""
         ...
 
     def encode(self, message: Message) -> bytes:
-        """What a user or a model said: one or more JSON objects joined by a comma, or nothing at all."""
+        """A user's or a model's message: JSON objects joined by commas, or empty."""
         ...
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        """All results of one model step, in the order of its calls, with what they show."""
+        """All tool results of one model step, in the order of its calls, with their media."""
         ...
 
     def encode_prefix(self, prefix: Prefix) -> EncodedPrefix: ...
 
     def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
-        """The whole request for a stream, in pieces that are sent one after the other. `history` holds what was
-        encoded, in order; several of them may stand in one, joined by a comma."""
+        """The complete body of a streaming request, in pieces to be sent one after the other. `history` holds encoded
+        messages in order; one entry may hold several messages, joined by commas."""
         ...
 
 
 class Model(Protocol):
-    """A configured model. `signature` tells whether two configurations reach the same thing in the same way; the
-    credential is in it, but cannot be read from it."""
+    """A configured model. Two models with the same `signature` reach the same endpoint in the same way. The signature
+    is a digest: it covers the credential, which cannot be read from it."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def provided(self) -> str:
-        """The provider's name of it, under which its tokens are written down."""
+    def provider_model(self) -> str:
+        """The provider's name for the model. Token usage is recorded under it."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Model(Protocol):
 
     @property
     def token_estimate(self) -> TokenEstimate:
-        """How many tokens its text has, as far as its provider has told."""
+        """The estimate of tokens per byte, learnt from the counts of the provider."""
         ...
 
     @property
@@ -96,14 +96,14 @@ class Model(Protocol):
         on_text: Callable[[str], None],
         on_reset: Callable[[str, int], None],
     ) -> Message:
-        """One model step: the assistant's message, complete, with finish, usage and model.
+        """One model step: the complete assistant message with finish, usage and model.
 
-        `on_text` gets the text as it arrives. `on_reset` says that all that came so far is void and comes again,
-        why, and how many bytes it was, thoughts and calls that nobody was shown included.
-        Raises ModelFailed. Cancelling it closes the stream at once.
+        `on_text` receives the text as it arrives. `on_reset` withdraws everything received so far before a new attempt:
+        it receives the reason and the number of bytes, including reasoning and tool calls that were never shown.
+        Raises ModelFailed. Cancellation closes the stream at once.
         """
         ...
 
     def lease(self) -> Lease:
-        """Counts one holder of this model's endpoint in the statistics until it is released."""
+        """Count one user of this model's endpoint in the statistics until the lease is released."""
         ...

@@ -1,8 +1,8 @@
 """The configured models by name.
 
-Guarantee: each model is built once, on entering, from the settings and the catalogue alone; a credential is used only
-where its model's settings name it, and one that cannot be found is told at the start, not at the first turn. A model
-that failed rests (`rests`), for whoever can choose another. Models owns no connection: those are the traffic's.
+Each model is built once, on entering, from the settings and the catalogue alone. A credential is used only where its
+model's settings name it, and a missing one is reported at the start, not at the first turn. A model that failed has a
+cooldown, so that a caller with a fallback can choose another. Models owns no connections: the transport does.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ import msgspec
 
 from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured, ModelKind
-from tidegate.models.catalog.catalog import Catalogue
+from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.openai.chat import OpenAIChat
+from tidegate.models.formats.format import format_for
 from tidegate.models.http.cooldown import Cooldowns
-from tidegate.models.http.http_model import Format, HttpModel
+from tidegate.models.http.http_model import HttpModel
 from tidegate.models.http.keyring import Key, KeyRing
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import Transport
@@ -28,8 +28,8 @@ from tidegate.values import Frozen
 
 
 class ModelState(Frozen, frozen=True, omit_defaults=False):
-    """How a model stands: how many keys it has and how many of them rest; until when it rests itself, and because of
-    what kind of failure; how many requests failed since the process began, by kind."""
+    """The state of a model: its keys and how many of them are in cooldown; the end and the reason of its own cooldown;
+    failed requests since the process started, by kind."""
 
     keys: int = 0
     keys_resting: int = 0
@@ -45,24 +45,24 @@ class Models:
     def __init__(
         self,
         settings: Mapping[str, ModelSettings],
-        traffic: Transport,
+        transport: Transport,
         resolve: Callable[[str], Secret],
         answer_bytes: int,
         *,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
     ) -> None:
         self._settings = settings
-        self._traffic = traffic
+        self._transport = transport
         self._resolve = resolve
         self._answer_bytes = answer_bytes
-        self._patience = patience or RetryPolicy()
+        self._retry_policy = retry_policy or RetryPolicy()
         self._models: dict[str, Model] = {}
-        self._key_rests = Cooldowns(self._patience.clock)
-        self.cooldowns = Cooldowns(self._patience.clock)
-        """Models by name that are left alone for a while."""
+        self._key_rests = Cooldowns(self._retry_policy.clock)
+        self.cooldowns = Cooldowns(self._retry_policy.clock)
+        """Cooldowns of models, by name."""
 
     async def __aenter__(self) -> Self:
-        # A key may lie in a file, which may lie on a slow disk.
+        # A key may be in a file on a slow disk.
         self._models = await anyio.to_thread.run_sync(self._build_all)
         return self
 
@@ -83,7 +83,6 @@ class Models:
         return model
 
     def states(self) -> dict[str, ModelState]:
-        """How each of them stands now, by name."""
         return {name: self._state(name, model) for name, model in self._models.items()}
 
     def _state(self, name: str, model: Model) -> ModelState:
@@ -98,21 +97,21 @@ class Models:
         )
 
     def _build_all(self) -> dict[str, Model]:
-        catalogue = Catalogue.shipped()
+        catalogue = Catalog.shipped()
         return {name: self._build(name, model, catalogue.facts_of(model)) for name, model in self._settings.items()}
 
     def _build(self, name: str, settings: ModelSettings, facts: Facts) -> Model:
         if settings.api == "demo":
-            from tidegate.models.demo.model import DemoModel  # only where it is used
+            from tidegate.models.demo.model import DemoModel  # loaded only when it is configured
 
-            return DemoModel(name, self._traffic, facts)
+            return DemoModel(name, self._transport, facts)
         for field in ("base_url", "model"):
             if not getattr(settings, field):
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
         if settings.model == DEMO:
             raise Misconfigured(
-                f'[models.{name}] model = "{DEMO}" is the name under which the built-in model is written down, which '
-                "costs nothing; ask the endpoint by another name."
+                f'[models.{name}] model = "{DEMO}" is reserved for the built-in model, whose usage costs nothing; use '
+                "another name for the endpoint's model."
             )
         secrets: list[Secret] = []
         setting = f"[models.{name}] {'keys' if settings.keys else 'key'}"
@@ -124,38 +123,23 @@ class Models:
         return HttpModel(
             name,
             settings,
-            _format(settings, facts),
+            format_for(settings, facts),
             keys=KeyRing(keys, self._key_rests, settings.base_url),
             headers=headers,
             redact=Redactor(secrets).text,
-            traffic=self._traffic,
+            transport=self._transport,
             answer_bytes=self._answer_bytes,
-            patience=self._patience,
+            retry_policy=self._retry_policy,
         )
 
     def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:
-        """What a reference refers to, if it can stand in a header; noted in `secrets`, and never told."""
+        """The value of a reference, if a header can carry it. It is added to `secrets`, so that it is redacted."""
         secret = self._resolve(reference)
         text = secret.reveal()
         if not text or not text.isascii() or not text.isprintable():
             raise Misconfigured(
-                f"{setting} = {reference!r} refers to something empty or with characters that no header may carry; "
-                "correct what it refers to."
+                f"{setting} = {reference!r} refers to a value that is empty or has characters that no header may "
+                "carry; correct the value."
             )
         secrets.append(secret)
         return text
-
-
-def _format(settings: ModelSettings, facts: Facts) -> Format:
-    """How the model's API is spoken; only the formats that are configured are imported."""
-    match settings.api:
-        case "openai-responses":
-            from tidegate.models.formats.openai.responses import OpenAIResponses
-
-            return OpenAIResponses(settings.model, facts)
-        case "anthropic":
-            from tidegate.models.formats.anthropic.messages import AnthropicMessages
-
-            return AnthropicMessages(settings.model, facts, cache_ttl=settings.cache_ttl or "5m")
-        case _:
-            return OpenAIChat(settings.base_url, settings.model, facts)

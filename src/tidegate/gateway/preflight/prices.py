@@ -13,9 +13,9 @@ def unknown(config: Config) -> Iterator[str]:
     budget = next((name for name, settings in config.budgets.items() if settings.money is not None), None)
     if budget is None:
         return
-    from tidegate.models.catalog.catalog import Catalogue  # few have such a budget
+    from tidegate.models import Catalog  # few have such a budget
 
-    catalogue = Catalogue.shipped()
+    catalogue = Catalog.shipped()
     for name, model in config.models.items():
         if catalogue.facts_of(model).prices is None:
             yield (

@@ -1,1 +1,1 @@
-"""Facts about models: windows, abilities and prices."""
+"""Facts about models: windows, abilities and prices, from `catalog.toml` and the configuration."""

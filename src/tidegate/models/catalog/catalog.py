@@ -1,8 +1,8 @@
-"""What is known of a model: from the catalogue that comes with the gateway, and from the configuration above that.
+"""The catalogue of known models (`catalog.toml`), with the settings of the configuration on top.
 
-Guarantee: the same name gives the same facts, whatever stands before or after it in the file: of the patterns that fit,
-the most specific decides. A model that nobody knows gets what is safe. The file is read when it is asked for, which is
-once per start, and nothing of it is kept but the facts of the models that are configured.
+The same name always gives the same facts, whatever the order in the file: of all matching patterns the most specific
+one wins. An unknown model gets safe defaults. The file is read once per start; only the facts of configured models are
+kept.
 """
 
 import re
@@ -20,10 +20,10 @@ from tidegate.values import Frozen
 FILE = Path(__file__).with_name("catalog.toml")
 
 CHAT_EFFORTS = ("low", "medium", "high")
-"""What every endpoint of an OpenAI format knows that knows any."""
+"""The efforts that every endpoint of an OpenAI format accepts, if it accepts any."""
 
 ANTHROPIC_EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""Not "none": that is to switch thinking off, which some refuse."""
+"""Without "none": that switches thinking off, which some models refuse."""
 
 _VENDOR = re.compile(r".*/")
 _DATE = re.compile(r"[-@]20\d\d-?[01]\d-?[0-3]\d$")
@@ -32,7 +32,7 @@ _LATEST = "-latest"
 
 
 class Family(Frozen, frozen=True, forbid_unknown_fields=True):
-    """A table of the file, whose head says what its keys mean."""
+    """A table of the file. The comment at the top of the file explains the keys."""
 
     window: int
     thinking: Thinking
@@ -45,7 +45,7 @@ class Family(Frozen, frozen=True, forbid_unknown_fields=True):
     long: tuple[int, float, float] | None = None
 
 
-class Catalogue:
+class Catalog:
     """The families by the patterns of their models."""
 
     def __init__(self, families: Mapping[str, Family]) -> None:
@@ -53,15 +53,15 @@ class Catalogue:
 
     @classmethod
     def shipped(cls) -> Self:
-        """Reads the file: some milliseconds, on a thread where others wait."""
+        """Read the file. Blocks for some milliseconds: call it in a thread when others wait."""
         return cls(msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), dict[str, Family]))
 
     def facts_of(self, settings: ModelSettings) -> Facts:
-        """The catalogue's facts of a model, and above them what its settings say."""
+        """The facts of a model. Its settings take precedence over the catalogue."""
         if settings.api == "demo":
-            from tidegate.models.demo.model import FACTS  # only where it is used
+            from tidegate.models.demo.model import FACTS  # loaded only when it is configured
 
-            window = settings.context_window  # it has none of its own; one can be set, to try what happens then
+            window = settings.context_window  # the demo model has no real window; one can be set to try out compaction
             if window is None:
                 return FACTS
             return msgspec.structs.replace(FACTS, window=window, output=settings.max_output or _output(window, None))
@@ -78,7 +78,7 @@ class Catalogue:
             efforts=efforts,
             prices=_prices(settings, pattern, family),
             known=family is not None or (settings.context_window is not None and settings.vision is not None),
-            supposed=family is None and settings.thinking is None,
+            thinking_unknown=family is None and settings.thinking is None,
         )
 
     def _find(self, name: str) -> str | None:
@@ -90,17 +90,18 @@ class Catalogue:
 
 
 def _candidates(name: str) -> Iterator[str]:
-    """The name as the catalogue may have it, from the fullest to the barest."""
+    """Spellings of the name that the catalogue may have, from the longest to the shortest."""
     tagged = _VENDOR.sub("", name.lower())
     bare = tagged.partition(":")[0]
     undated = _DATE.sub("", bare).removesuffix(_LATEST)
-    # `llama3.2:3b` is a size, `gemma4:31b` tells models apart; resellers write versions of Claude with a dot.
+    # In `llama3.2:3b` the tag is only a size, in `gemma4:31b` it distinguishes models; resellers write Claude versions
+    # with a dot.
     spoken = (tagged.replace(":", "-"), bare, undated, undated.replace(".", "-"))
     yield from dict.fromkeys(spoken)
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Without `fnmatch`, which would keep every pattern compiled for ever."""
+    """Pattern matching without `fnmatch`, which would keep every compiled pattern in a cache."""
     head, *parts = pattern.split("*")
     if not parts:
         return name == head
@@ -120,12 +121,13 @@ def _either(given: bool | None, known: bool) -> bool:
 
 def _output(window: int, family: Family | None) -> int:
     known = UNKNOWN_OUTPUT if family is None or family.output is None else family.output
-    # A window that was set smaller than the model's own must still have room for a conversation.
+    # A configured window that is smaller than the model's own must still leave room for a conversation.
     return min(known, window // 4)
 
 
 def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking, tuple[str, ...]]:
-    """How it is told, and in which words. Other vendors' models are told in the words of the API that is spoken."""
+    """How the model is told how hard to think, and the words for it. Models of other vendors use the words of the
+    configured API."""
     anthropic = settings.api == "anthropic"
     how: Thinking = "adaptive" if anthropic else "effort"
     words: tuple[str, ...] = ANTHROPIC_EFFORTS if anthropic else CHAT_EFFORTS

@@ -1,1 +1,1 @@
-"""The built-in demo model."""
+"""The built-in demo model: `model.py` streams the replies that `script.py` chooses."""

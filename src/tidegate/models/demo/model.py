@@ -1,7 +1,7 @@
 """The demo model: deterministic, inside the process, without a key or a network.
 
-Guarantee: it is asked with the same bytes as a real model, streams in small pieces, gives way to other tasks between
-them, and stops at once when cancelled. It says what it is. Nothing is kept between asks.
+It receives the same bytes as a real model, streams in small pieces, lets other tasks run between them, and stops at
+once when cancelled. Its replies say that it is the demo model. Nothing is held between calls.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import msgspec
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.demo.script import DemoReply, read_request, reply
-from tidegate.models.formats.openai.chat_wire import ChatWire
+from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.token_estimate import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
@@ -22,7 +22,7 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message, Usage
 
 MODEL = "demo"
-# About what a token is; the demo model counts no better.
+# A rough token size; the demo model has no tokenizer.
 BYTES_PER_TOKEN = 4
 EFFORTS = ("none", "minimal", "low", "medium", "high", "max")
 
@@ -40,17 +40,17 @@ _RETRYABLE = frozenset({"rate", "overloaded", "network", "timeout"})
 
 
 class DemoModel:
-    def __init__(self, name: str, traffic: Transport, facts: Facts = FACTS) -> None:
+    def __init__(self, name: str, transport: Transport, facts: Facts = FACTS) -> None:
         self.name = name
-        self.provided = MODEL
+        self.provider_model = MODEL
         self.facts = facts
         self.token_estimate = TokenEstimate()
         self.wire = ChatWire(MODEL, FACTS)
         self.signature = signature("demo", "", MODEL, {}, (), FACTS)
-        self._traffic = traffic
+        self._transport = transport
 
     def lease(self) -> Lease:
-        return self._traffic.lease(MODEL)
+        return self._transport.lease(MODEL)
 
     async def ask(
         self,
@@ -93,7 +93,7 @@ class DemoModel:
 
 
 async def _pieces(planned: DemoReply, most: int | None) -> AsyncIterator[str]:
-    """Word by word; `most` is the caller's limit, a word counting as a token."""
+    """The reply word by word. `most` is the caller's limit; a word counts as a token."""
     if planned.count:
         for number in range(1, min(planned.count, planned.count if most is None else most) + 1):
             yield str(number) if number == 1 else f" {number}"

@@ -1,7 +1,7 @@
-"""What the demo model says: a pure function from a request to a reply.
+"""The replies of the demo model: a pure function from a request to a reply.
 
-Guarantee: the same request gives the same reply, always; the demo model never pretends to be a real one. The words
-that it understands are listed in docs/demo-model.md. Nothing is held.
+The same request always gives the same reply, and the demo model never pretends to be a real one. docs/demo-model.md
+lists the words that it understands.
 """
 
 import re
@@ -60,7 +60,7 @@ _KINDS: dict[str, ModelKind] = {
 
 
 class DemoReply(Frozen, frozen=True):
-    """What to do: text in pieces, tool calls after it, a failure, or a stumble (begin, take it back, begin again)."""
+    """A reply: text in pieces, then tool calls; or a failure. `stumble`: start, withdraw the text, start again."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -92,7 +92,7 @@ class _Part(msgspec.Struct):
 
     @property
     def given(self) -> str:
-        """What it is if it is no text, and how large."""
+        """A description of media, with its size; empty for text."""
         if self.input_audio is not None:
             return f"a sound ({self.input_audio.format}, {_size(self.input_audio.data)} bytes)"
         if self.image_url is not None:
@@ -128,12 +128,12 @@ class _Message(msgspec.Struct):
 
     @property
     def given(self) -> list[str]:
-        """The pictures, sounds and documents in it, in words."""
+        """Descriptions of the pictures, sounds and documents in the message."""
         return [part.given for part in self.content if part.given] if isinstance(self.content, list) else []
 
     @property
     def is_users(self) -> bool:
-        """Whether a person said it: what is nothing but notes, and media behind them, is the gateway's."""
+        """Whether a person sent the message. One with only notes, and media after them, is from the gateway."""
         if self.role != "user" or self.text.strip():
             return self.role == "user"
         return bool(self.given) and isinstance(self.content, list) and not any(part.text for part in self.content)
@@ -144,7 +144,7 @@ class _Tool(msgspec.Struct):
 
 
 class DemoRequest(msgspec.Struct):
-    """The part of a chat-completions body that the demo model looks at."""
+    """The part of a chat-completions body that the demo model reads."""
 
     messages: list[_Message]
     tools: list[_Tool] = []
@@ -154,7 +154,7 @@ read_request = msgspec.json.Decoder(DemoRequest).decode
 
 
 def _summary(request: DemoRequest) -> DemoReply | None:
-    """Of what it was given to summarise: the beginnings of what was said."""
+    """The reply to a summary request: the beginnings of the given messages."""
     if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -164,7 +164,7 @@ def _summary(request: DemoRequest) -> DemoReply | None:
 
 
 def _learnt(request: DemoRequest) -> DemoReply | None:
-    """At a conversation's end, what is worth remembering of it: what the person said behind `note:`."""
+    """The reply to the notes request at a conversation's end: the user's texts after `note:`."""
     if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -209,7 +209,7 @@ def _tells_time(name: str) -> bool:
 
 
 def _tools(said: str, request: DemoRequest) -> DemoReply | None:
-    """Requests in plain words that end in a tool call; None when it is not one or no such tool is there."""
+    """Requests in plain words that become a tool call, or a reply that the tool is missing; None for other requests."""
     made = sum(len(message.tool_calls) for message in request.messages)
     wanted: list[tuple[str, str]] = []
     if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):
@@ -249,7 +249,7 @@ def _tools(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _delegate(said: str, request: DemoRequest) -> DemoReply | None:
-    """`delegate to NAME: TASK`; several with `;` between them are given together."""
+    """`delegate to NAME: TASK`; several, separated by `;`, are delegated in one step."""
     tasks = [
         re.match(r"(?is)delegate to (\S+?):\s*(\S.*)$", part) for part in re.split(r"(?i);\s*(?=delegate to )", said)
     ]
@@ -300,7 +300,7 @@ def _skill(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _lookup(said: str) -> tuple[str, str] | None:
-    """A question about what was said, as the call that answers it."""
+    """The tool call that answers a question about earlier messages."""
     if re.match(r"(?i)what did I say first\W*$", said):
         return "context_expand", '{"first":1}'
     if found := re.match(r"(?i)what (?:was|were) messages? (\d{1,9})(?: to (\d{1,9}))?\W*$", said):
@@ -327,7 +327,7 @@ def _clock(said: str, request: DemoRequest) -> list[tuple[str, str]]:
 
 
 def _effects(said: str) -> DemoReply | None:
-    """Words for trying how the gateway behaves."""
+    """Commands for trying out how the gateway behaves."""
     if found := re.match(r"(?i)say\s+(.+)", said, re.DOTALL):
         return DemoReply(text=found[1])
     if found := re.match(r"(?i)count to (\d{1,9})\W*$", said):
@@ -375,7 +375,7 @@ def _conversation(said: str, request: DemoRequest, asked: int) -> DemoReply:
 
 
 def _size(data: str) -> int:
-    """Bytes of base64."""
+    """Decoded size of base64 data, in bytes."""
     return len(data) // 4 * 3 - data[-2:].count("=")
 
 

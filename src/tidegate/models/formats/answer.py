@@ -1,31 +1,21 @@
-"""What an answer is while it arrives, whichever format it comes in.
+"""The interface of an incoming answer, in any format.
 
-Guarantee: one that is not complete and bounded is never given out as a message: it ends as `BrokenAnswer`, or as
-`AnswerError` where the endpoint itself says what went wrong.
+Only a complete and bounded answer becomes a message. Any other ends as `BrokenAnswer`, or as `AnswerError` if the
+endpoint itself reports an error.
 """
 
-import re
-import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
-import msgspec
-
-from tidegate.models.formats.call_names import is_short_id
-from tidegate.values import Message, ToolCall
-
-# What servers send that only number the calls of one answer, or name them by nothing at all. Short ids may look so too,
-# by chance.
-_NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
-
+from tidegate.values import Message
 
 DEPTH = 64
-"""Of what an endpoint wants back, ten times what any sends. How deep the program itself can read depends on where it
-does, so that a thing near that bound might be taken in and never be read again."""
+"""Nesting of JSON that an endpoint wants back: ten times more than any sends. The decoder's own limit depends on the
+call stack, so a value near that limit might be stored and never be readable again."""
 
 
 class BrokenAnswer(Exception):
-    """The stream is not an answer. `limit` names the bound that was exceeded, if it was one."""
+    """The stream is not a valid answer. `limit` names the bound that was exceeded, if any."""
 
     def __init__(self, what: str, *, limit: str = "") -> None:
         super().__init__(what)
@@ -33,7 +23,7 @@ class BrokenAnswer(Exception):
 
 
 class AnswerError(Exception):
-    """The endpoint put an error object into its answer; `complaint` is its JSON."""
+    """The answer contains an error object; `complaint` is its JSON."""
 
     def __init__(self, complaint: bytes) -> None:
         super().__init__("error in the answer")
@@ -41,65 +31,52 @@ class AnswerError(Exception):
 
 
 class IncomingAnswer(Protocol):
-    """Belongs to one attempt of one model step."""
+    """An answer while it arrives. Belongs to one attempt of one model step."""
 
     @property
     def shown(self) -> bool:
-        """Whether text of it was handed on."""
+        """Whether any of its text was passed to `on_text`."""
         ...
 
     @property
-    def heard(self) -> int:
-        """Bytes of what was said, thought and called so far, whether or not anybody was shown it."""
+    def received_bytes(self) -> int:
+        """Bytes of text, reasoning and tool calls received so far, shown or not."""
         ...
 
     @property
     def done(self) -> bool:
-        """Whether its end mark was seen: nothing more is to come."""
+        """Whether the end mark has arrived, so that nothing more follows."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether it may be given out, if nothing more comes."""
+        """Whether the answer would be complete if the stream ended now."""
         ...
 
     def feed(self, received: bytes) -> None:
-        """Takes what the network gave; hands on the text in it in one piece."""
+        """Parse received bytes and pass their text on in one piece."""
         ...
 
     def end(self) -> None:
-        """The stream has ended."""
+        """The end of the stream."""
         ...
 
     def whole(self, body: bytes) -> None:
-        """It came in one piece, from an endpoint that does not stream."""
+        """Parse an answer that arrived as one body, from an endpoint that does not stream."""
         ...
 
     def message(self, model: str) -> Message: ...
 
 
 def check_depth(value: Any) -> None:
-    """AnswerBroken if a JSON value is nested deeper than may be kept."""
+    """Raise BrokenAnswer if a JSON value is nested deeper than DEPTH."""
     level = [value]
     for _ in range(DEPTH + 1):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
-    raise BrokenAnswer(f"what the endpoint wants back is nested deeper than {DEPTH} levels")
+    raise BrokenAnswer(f"JSON that the endpoint wants back is nested deeper than {DEPTH} levels")
 
 
 def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """The same calls, each with an id that no other call of the conversation has: some servers give none, or begin to
-    number anew with every answer, and providers refuse a request in which one id stands twice."""
-    taken: set[str] = set()
-    made: list[ToolCall] = []
-    for call in calls:
-        if call.id in taken or (_NUMBERED.fullmatch(call.id) and not is_short_id(call.id)):
-            call = msgspec.structs.replace(call, id=f"call_{secrets.token_hex(12)}")
-        taken.add(call.id)
-        made.append(call)
-    return tuple(made)

@@ -1,32 +1,37 @@
-"""The parameters of a caller's request, as far as several wire formats read them alike.
+"""Parameters of a caller's request that several formats share: tool choice, response format, extras, reasoning effort.
 
-Whatever the bytes are, the result is a value or a ModelFailed of kind `invalid` that says in one sentence what to
-change. Schemas are kept verbatim. Pure functions; every wire format reads the caller's JSON here and nowhere else.
+Any bytes give either a value or a ModelFailed of kind `invalid` that says in one sentence what to change. Schemas are
+kept verbatim. A reasoning effort becomes one of the model's own words: the nearest that does not exceed the requested
+one, or else its lowest. Pure functions; formats parse the caller's JSON here and nowhere else.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from tidegate.errors import ModelFailed
+from tidegate.models.catalog.facts import Facts
 from tidegate.values import Call, Frozen
 
 _ABSENT = msgspec.Raw()
 _DEFAULTS = {"temperature": 1, "top_p": 1}
-"""OpenAI's defaults of numbers that are not 0 when left out."""
+"""OpenAI's defaults of fields whose default is not 0."""
 _UNCHANGING = frozenset({"prediction", "prompt_cache_retention", "safety_identifier"})
-"""Extras that change no answer: a model that does not know them is not given them."""
+"""Extras that do not change the answer. They are dropped for models that do not know them."""
+_RANKS = {"off": 0, "none": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6}
+"""Our words and the providers' on one scale; ours go from off to max."""
 
 
 class ToolChoice(Frozen, frozen=True):
-    """Which tools the model may or must call; `name` is set for one that it must."""
+    """Which tools the model may or must call. With kind `function` it must call `name`."""
 
     kind: Literal["none", "auto", "required", "function"]
     name: str = ""
 
 
 class OutputShape(Frozen, frozen=True):
-    """What the answer's text must be; a `schema` comes with the kind of that name."""
+    """The required shape of the answer's text. `schema` is set for kind `json_schema`."""
 
     kind: Literal["text", "json_object", "json_schema"]
     name: str = ""
@@ -59,24 +64,25 @@ class _Format(msgspec.Struct):
 _decode_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Chosen).decode
 _decode_format = msgspec.json.Decoder(_Format).decode
 _decode_extras = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-# What a decoder may raise for bytes of any kind; the last is nesting without end.
+# Errors of a decoder for arbitrary bytes; RecursionError is raised for extreme nesting.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def invalid(sentence: str, param: str) -> ModelFailed:
-    """The field `param` of the caller's request cannot be given to this model."""
+    """The error for a field `param` of the caller's request that this model does not accept."""
     return ModelFailed(sentence, kind="invalid", retryable=False, param=param)
 
 
 def refuse_fields(call: Call, *fields: str) -> None:
-    """Refuses a call that sets a field which this model does not take, unless to its default."""
+    """Refuse a call that sets one of these fields to anything but its default."""
     for field in fields:
         if getattr(call, field) not in (None, {}, _DEFAULTS.get(field, 0)):
             raise invalid(f"This model takes no `{field}`; leave it out, or choose another model.", field)
 
 
 def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
-    """The provider's fields of a call. Each must be known to this model's format, or change no answer."""
+    """The provider-specific fields of a call. Refuses fields that the format does not know and that could change the
+    answer."""
     given = _decode_extras(call.extras) if call.extras else {}
     for field in given:
         if field not in known and field not in _UNCHANGING:
@@ -85,28 +91,28 @@ def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
 
 
 def caller_identifier(call: Call) -> str:
-    """The end user on whose behalf the caller asks, by the newer name of the field or the older."""
+    """The end user of the caller, from `safety_identifier` or the older `user`."""
     given = _decode_extras(call.extras).get("safety_identifier") if call.extras else None
     return msgspec.json.decode(given, type=str) if given else call.user or ""
 
 
-def brought_choice(choice: bytes) -> ToolChoice:
+def parse_tool_choice(choice: bytes) -> ToolChoice:
     try:
         read = _decode_choice(choice)
     except _UNREADABLE as error:
         raise invalid(
-            'tool_choice is not one that this model can be given; send "none", "auto", "required" or one function.',
+            'This model does not accept this tool_choice; send "none", "auto", "required" or one function.',
             "tool_choice",
         ) from error
     return ToolChoice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else ToolChoice(kind=read)
 
 
-def brought_shape(response_format: bytes) -> OutputShape:
+def parse_response_format(response_format: bytes) -> OutputShape:
     try:
         read = _decode_format(response_format)
     except _UNREADABLE as error:
         raise invalid(
-            "response_format is not one that this model can be given; send a json_schema in OpenAI's shape.",
+            "This model does not accept this response_format; send a json_schema in OpenAI's shape.",
             "response_format",
         ) from error
     schema = read.json_schema
@@ -124,6 +130,26 @@ def brought_shape(response_format: bytes) -> OutputShape:
     )
 
 
+def requested_effort(facts: Facts, reasoning: str | None) -> str | None:
+    """The effort to send; None to send none. An unknown model may not be able to think at all, so "off" sends nothing
+    instead of the model's lowest effort."""
+    if reasoning is None or facts.thinking == "none" or (reasoning == "off" and facts.thinking_unknown):
+        return None
+    return nearest_effort(reasoning, facts.efforts)
+
+
+def nearest_effort(reasoning: str, efforts: Sequence[str]) -> str | None:
+    """The model's effort that is nearest to `reasoning` and does not exceed it, or its lowest; None if the model has
+    none. A word that is not on the scale is passed through."""
+    if reasoning not in _RANKS:
+        return reasoning
+    known = sorted((effort for effort in efforts if effort in _RANKS), key=_RANKS.__getitem__)
+    if not known:
+        return None
+    fitting = [effort for effort in known if _RANKS[effort] <= _RANKS[reasoning]]
+    return fitting[-1] if fitting else known[0]
+
+
 def _given(raw: msgspec.Raw) -> msgspec.Raw:
-    """A copy that does not hold on to the request it was read from; nothing for `null`."""
+    """A copy, so that the request it was decoded from can be freed; empty for `null`."""
     return _ABSENT if bytes(raw) in (b"", b"null") else msgspec.Raw(bytes(raw))

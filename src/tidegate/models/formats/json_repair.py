@@ -1,8 +1,8 @@
 """Repair of JSON from model endpoints.
 
 Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, the replacement character, so every string of an
-answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so it costs its counts and not the
-answer. All of it is linear in the size of the data; intact data is returned as it is.
+answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so only its counts are lost and not
+the answer. All of it takes time linear in the size of the data. Intact data is returned unchanged.
 """
 
 import re
@@ -20,7 +20,7 @@ REPLACEMENT = "\ufffd"
 _ESCAPES = re.compile(
     rb"((?:\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
-"""Backslashes and whole pairs, in a group; else half a pair."""
+"""Escaped backslashes and complete surrogate pairs (in the group), or half a pair."""
 
 _USAGE = re.compile(rb'"usage"\s*:\s*')
 _SCALAR = re.compile(rb"[^][{},]*")
@@ -28,8 +28,8 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
 _UNREADABLE = b'"unreadable"'
 
 
-def repaired(data: bytes) -> bytes:
-    """The same JSON, with U+FFFD for what no string can hold."""
+def repair_json(data: bytes) -> bytes:
+    """The same JSON, with U+FFFD in place of anything that a string cannot hold."""
     if not data.isascii():
         try:
             data.decode()
@@ -41,12 +41,12 @@ def repaired(data: bytes) -> bytes:
     return data
 
 
-def repaired_text(text: str) -> str:
-    """The same for JSON inside a string: the arguments of a tool call."""
-    return repaired(text.encode(errors="replace")).decode() if "\\ud" in text or "\\uD" in text else text
+def repair_json_text(text: str) -> str:
+    """`repair_json` for JSON inside a string, such as the arguments of a tool call."""
+    return repair_json(text.encode(errors="replace")).decode() if "\\ud" in text or "\\uD" in text else text
 
 
-def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+def decode_tolerantly(decode: Callable[[bytes], T], data: bytes) -> T:
     """Decode one event or body. If that fails, decode it again without usage objects that are not JSON."""
     try:
         return decode(data)
@@ -70,7 +70,7 @@ def _without_usage(data: bytes) -> bytes:
 
 
 def _end_of_value(data: bytes, start: int) -> int:
-    """Where the value that begins here ends: behind its last bracket, or before the next comma or bracket."""
+    """The end of the value that starts here: after its last bracket, or before the next comma or bracket."""
     if data[start : start + 1] not in (b"{", b"["):
         scalar = _SCALAR.match(data, start)
         return scalar.end() if scalar else start

@@ -1,6 +1,6 @@
-"""Words that the gateway itself puts into a request, and how media is written: the same in every wire format.
+"""Text that the gateway itself adds to requests, and the encoding of media: the same in every wire format.
 
-Guarantee: pure functions. Part of every wire format: to change a sentence here is to raise their versions.
+Pure functions. Part of every wire format: raise the `version` of the formats when a sentence changes.
 """
 
 import base64
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from tidegate.values import Media, Message
 
 ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
-"""Says to the model whose words these are."""
+"""Tells the model who wrote the text that follows."""
 
 UNNAMED = "document.pdf"
 """The name of a document that came without one."""
 
 SUMMARY_TASK = "You write the summary of one part of a conversation between a person and an agent."
-"""The first sentence of what a model is told that is to summarise."""
+"""The first sentence of the prompt for a summary."""
 
 NOTES_TASK = "You write down what is worth remembering of a person after a conversation with an agent."
-"""The first sentence of what a model is told at a conversation's end."""
+"""The first sentence of the prompt for notes at the end of a conversation."""
 
 
-def in_a_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
-    """The end of a request whose messages stand in a list, in pieces; `before` opens the list."""
+def message_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
+    """The last part of a request body, in pieces: a list of messages. `before` opens the list."""
     pieces = [before]
     if system:
         pieces += (system, b",")
@@ -39,7 +39,7 @@ def aside(text: str) -> str:
 
 
 def described(media: Media) -> str:
-    """What it is, in a few words."""
+    """A short description of media, in parentheses."""
     if media.is_document:
         return f"({media.about})"
     if media.is_sound:
@@ -49,8 +49,8 @@ def described(media: Media) -> str:
     return f"({about}, {media.note})" if media.note else f"({about})"
 
 
-def unseen(media: Media) -> str:
-    """What a model is told instead of something that it cannot be shown."""
+def media_placeholder(media: Media) -> str:
+    """The text that replaces media which the model does not accept."""
     if media.is_document:
         return f"[A document {described(media)} stands here, which this model cannot read.]"
     if media.is_sound:
@@ -59,23 +59,23 @@ def unseen(media: Media) -> str:
 
 
 def file_name(media: Media) -> str:
-    """The name that a document is sent under: the formats that ask for one insist on it."""
+    """The name that a document is sent under. The formats that have a name require one."""
     return media.name or UNNAMED
 
 
-def base64_of(media: Media) -> bytes:
+def base64_data(media: Media) -> bytes:
     if not media.data:
         raise ValueError(f"the media {media.spooled} was not loaded before it was encoded")
     return base64.b64encode(media.data)
 
 
 def data_url(media: Media) -> bytes:
-    """A JSON string, quotes and all: nothing in it needs escaping."""
-    return b'"data:%b;base64,%b"' % (media.media_type.encode(), base64_of(media))
+    """A data URL as a JSON string with its quotes; nothing in it needs escaping."""
+    return b'"data:%b;base64,%b"' % (media.media_type.encode(), base64_data(media))
 
 
-def shown_by(results: Sequence[Message]) -> str:
-    """What a model is told before the media of tools' results, where these do not stand in the results themselves."""
+def media_caption(results: Sequence[Message]) -> str:
+    """The text before the media of tool results, for formats that cannot have media in the results."""
     shown = [(result.name, media) for result in results for media in result.media]
     if not shown:
         return ""

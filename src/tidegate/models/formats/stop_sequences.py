@@ -1,7 +1,7 @@
-"""Stop sequences, cut from an answer by us where a provider's format has no place for them.
+"""Stop sequences that a provider's format cannot send: the gateway cuts the answer at them.
 
-Text is shown as it arrives, except an end that could still become a stop sequence; from the first stop sequence on
-nothing is shown. Each attempt of a model step has a cutter of its own.
+Text is passed on as it arrives, except for a tail that could be the start of a stop sequence. Nothing is passed on from
+the first stop sequence. Each attempt of a model step has its own cutter.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class StopCutter:
         self._is_cut = False
 
     def __call__(self, text: str) -> None:
-        """Takes the next piece of the answer's text."""
+        """Receive the next piece of the answer's text."""
         if self._is_cut:
             return
         text = self._held + text
@@ -34,7 +34,7 @@ class StopCutter:
             self._on_text(shown)
 
     def finish(self, answer: Message) -> Message:
-        """The answer as it counts: it ends before the first stop sequence, and so do its calls."""
+        """The answer, cut before the first stop sequence. A cut answer has no tool calls."""
         end = _first(answer.text, self._stops)
         if end is not None:
             return msgspec.structs.replace(answer, text=answer.text[:end], calls=(), carried=(), finish="stop")

@@ -1,8 +1,8 @@
-"""An answer that arrives as a stream of events: what all formats have in common.
+"""The base class of answers that arrive as a stream of events, for all formats.
 
-Guarantee: what comes out is bounded (bytes of text and arguments, number of calls, size of an event, bytes on the wire
-for each of them), or an AnswerBroken says why not. Text is handed on once per read from the network, in order. It
-belongs to one attempt of one model step. A format is given JSON of which every string is valid Unicode.
+The result is bounded (bytes of text and arguments, number of calls, size of an event, bytes on the wire per byte of
+answer); otherwise BrokenAnswer gives the reason. Text is passed on in order, once per read from the network. Formats
+receive JSON in which every string is valid Unicode. An answer belongs to one attempt of one model step.
 """
 
 from abc import ABC, abstractmethod
@@ -11,18 +11,18 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.models.formats.answer import BrokenAnswer
-from tidegate.models.formats.json_repair import repaired, repaired_text
+from tidegate.models.formats.json_repair import repair_json, repair_json_text
 from tidegate.models.http.sse import EVENT_BYTES, EventParser, EventTooLarge
 from tidegate.values import ToolCall
 
-# More calls in one answer than any toolset could make sense of.
+# More calls than any real answer makes.
 CALLS = 128
-# Wire bytes for each byte of answer that a stream may cost: about 60 for the smallest pieces in use, doubled.
+# Wire bytes that a stream may use per byte of answer: about 60 for the smallest pieces in use, doubled.
 WIRE_FACTOR = 128
 
 
 class GrowingCall:
-    """A tool call while its arguments arrive. `index` is the provider's own number of it, if it gives one."""
+    """A tool call while its arguments arrive. `index` is the provider's number for it, if it has one."""
 
     __slots__ = ("arguments", "id", "index", "name")
 
@@ -30,12 +30,12 @@ class GrowingCall:
         self.index = index
         self.id = ""
         self.name = ""
-        self.arguments: list[str] = []  # house: allow `weigh` bounds an answer
+        self.arguments: list[str] = []  # house: allow `count_bytes` bounds an answer
 
 
 class AnswerSize:
-    """Counts what is kept of an answer, whether or not anybody is shown it. It knows nothing of the answer, so that
-    whoever is given it to weigh by does not keep the answer, and with it a whole turn, in memory."""
+    """Counts the bytes of an answer that are kept, shown or not. It has no reference to the answer, so holding it does
+    not keep the answer, and with it a turn, in memory."""
 
     __slots__ = ("_limit", "bytes")
 
@@ -50,8 +50,8 @@ class AnswerSize:
 
 
 class StreamedAnswer(ABC):
-    """`shown` says that text was handed on; `done` that the end mark was seen; `refused` that its words are a refusal.
-    A format says what an event means (`event`) and what a body in one piece means (`one_piece`)."""
+    """`shown`: text was passed on. `done`: the end mark arrived. `refused`: the text is a refusal. A format implements
+    `event` for one event of a stream and `one_piece` for a complete body."""
 
     __slots__ = (
         "_event_bytes",
@@ -61,11 +61,11 @@ class StreamedAnswer(ABC):
         "_on_text",
         "_wire",
         "calls",
+        "count_bytes",
         "done",
         "refused",
         "shown",
         "text",
-        "weigh",
     )
 
     def __init__(self, limit: int, on_text: Callable[[str], None], *, event_bytes: int = EVENT_BYTES) -> None:
@@ -73,10 +73,10 @@ class StreamedAnswer(ABC):
         self._on_text = on_text
         self._events = EventParser(event_bytes)
         self._event_bytes = event_bytes
-        self.weigh = AnswerSize(limit)
+        self.count_bytes = AnswerSize(limit)
         self._wire = 0
         self._is_intact = True
-        """Whether nothing came yet that could have to be repaired: plain ASCII without escapes."""
+        """Whether everything so far is plain ASCII without escapes, which needs no repair."""
         self.text: list[str] = []
         self.calls: list[GrowingCall] = []
         self.done = False
@@ -84,19 +84,19 @@ class StreamedAnswer(ABC):
         self.refused = False
 
     @property
-    def heard(self) -> int:
-        return self.weigh.bytes
+    def received_bytes(self) -> int:
+        return self.count_bytes.bytes
 
     @abstractmethod
     def event(self, data: bytes) -> None:
-        """Takes the data of one event."""
+        """Parse the data of one event."""
 
     @abstractmethod
     def one_piece(self, body: bytes) -> None:
-        """Takes a body that holds the whole answer. AnswerBroken if it holds none."""
+        """Parse a body that holds the complete answer. Raises BrokenAnswer if it holds none."""
 
     def feed(self, received: bytes) -> None:
-        """Takes what the network gave; hands on the text in it in one piece."""
+        """Parse received bytes and pass their text on in one piece."""
         self._wire += len(received)
         if self._is_intact and (b"\\" in received or not received.isascii()):
             self._is_intact = False
@@ -110,7 +110,7 @@ class StreamedAnswer(ABC):
             self._take(events)
 
     def end(self) -> None:
-        """The stream has ended; takes an event that was left without its empty line, or is cut off in its middle."""
+        """The end of the stream. Parses a last event without its empty line; one that was cut off is ignored."""
         if not self.done and (events := self._events.finish()):
             try:
                 self._take(events)
@@ -119,10 +119,10 @@ class StreamedAnswer(ABC):
                     raise
 
     def whole(self, body: bytes) -> None:
-        """An answer that came in one piece, from an endpoint that does not stream."""
+        """Parse an answer that arrived as one body, from an endpoint that does not stream."""
         fresh = len(self.text)
         try:
-            self.one_piece(repaired(body))
+            self.one_piece(repair_json(body))
             self.done = True
         finally:
             self._hand_on(fresh)
@@ -131,7 +131,7 @@ class StreamedAnswer(ABC):
         fresh = len(self.text)
         try:
             for event in events:
-                self.event(event if self._is_intact else repaired(event))
+                self.event(event if self._is_intact else repair_json(event))
                 if self.done:
                     break
         finally:
@@ -141,14 +141,14 @@ class StreamedAnswer(ABC):
         if len(self.text) > fresh:
             self.shown = True
             text = "".join(self.text[fresh:])
-            self.text[fresh:] = (text,)  # one object for all the small pieces, and the same that is handed on
+            self.text[fresh:] = (text,)  # one object instead of many small pieces, the same that is passed on
             self._on_text(text)
 
     # -- for the formats --
 
     def add_text(self, text: str) -> None:
         if text:
-            self.weigh(text)
+            self.count_bytes(text)
             self.text.append(text)
 
     def new_call(self, index: int | None) -> GrowingCall:
@@ -158,25 +158,25 @@ class StreamedAnswer(ABC):
         self.calls.append(call)
         return call
 
-    def made_calls(self) -> tuple[ToolCall, ...]:
+    def finished_calls(self) -> tuple[ToolCall, ...]:
         return tuple(
             ToolCall(
                 id=call.id or f"call_{place}",
                 name=call.name,
-                arguments=repaired_text("".join(call.arguments)) or "{}",
+                arguments=repair_json_text("".join(call.arguments)) or "{}",
             )
             for place, call in enumerate(self.calls)
         )
 
 
-def given(raw: msgspec.Raw) -> bytes:
-    """A copy, since the value itself is a part of its event; empty for one that is missing or null."""
+def raw_value(raw: msgspec.Raw) -> bytes:
+    """A copy of a raw value, which is only a view of its event; empty if it is missing or null."""
     copied = bytes(raw)
     return b"" if copied == b"null" else copied
 
 
-def finish_of(finish: str, *, calls: bool, refused: bool = False) -> str:
-    """Our word for how an answer ended, by whether there are calls in it. A refusal is one, however it is marked."""
+def finish_reason_of(finish: str, *, calls: bool, refused: bool = False) -> str:
+    """The finish reason of a message, corrected by its content: calls, or a refusal that is marked as "stop"."""
     if refused and finish == "stop":
         return "content_filter"
     if calls and finish == "stop":

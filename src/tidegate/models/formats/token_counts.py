@@ -1,9 +1,9 @@
-"""Token counts as providers report them, and which of them are believed.
+"""Token counts as reported by providers, checked for plausibility.
 
-A count that is missing is estimated. So is a count that cannot be right: one that is no number, or that exceeds both
-the model's window and the bytes that were counted (sent for input, received for output). Parts of a count (cached,
-written, reasoning) that do not fit into the whole are dropped. Whatever was estimated is marked, and a count that
-cannot be right is logged, so one wrong figure neither fails an answer nor uses up a budget.
+A missing count is estimated. So is an implausible one: a value that is not a number, or that exceeds both the model's
+window and the counted bytes (sent for input, received for output). Parts of a count (cached, written, reasoning) that
+exceed the total are dropped. Estimated usage is marked as such, and implausible counts are logged, so one wrong figure
+neither fails an answer nor uses up a budget.
 """
 
 import json
@@ -16,17 +16,17 @@ from tidegate.models.interface import Model
 from tidegate.values import Usage
 
 TOKENS = 10**9
-"""More tokens than any request or answer has. Larger numbers, and values that are no numbers, are read as this one,
-which is never believed; the store can still add up many of them."""
+"""More tokens than any request or answer has. Larger numbers, and values that are not numbers, are read as this one,
+which is never plausible. The store can still sum many of them."""
 
 USAGE_BYTES = 16 * 1024
-"""Of a provider's usage object: ten times the longest in use."""
+"""Bytes of a provider's usage object: ten times the longest in use."""
 
 log = Log(__name__)
 
 
 class ReportedUsage:
-    """A provider's usage object, as it came. Reading it never fails."""
+    """A provider's usage object as received. Reading it never fails."""
 
     __slots__ = ("_fields",)
 
@@ -34,14 +34,14 @@ class ReportedUsage:
         self._fields: Any = _decode(raw)
 
     def update(self, other: "ReportedUsage") -> None:
-        """Take over the counts of a later report. A count that it leaves out stays."""
+        """Apply the counts of a later report. Counts that it omits stay."""
         if isinstance(self._fields, dict) and isinstance(other._fields, dict):
             self._fields.update({name: value for name, value in other._fields.items() if value is not None})
         else:
             self._fields = other._fields
 
     def tokens(self, *path: str) -> int:
-        """The count under this path: 0 if it is missing, `TOKENS` if it is no count."""
+        """The count at this path: 0 if it is missing, `TOKENS` if it is not a count."""
         value = self._fields
         for name in path:
             if value is None:
@@ -57,7 +57,7 @@ class ReportedUsage:
 
 
 def _decode(raw: bytes) -> Any:
-    """`json` reads what msgspec refuses: numbers that are out of range."""
+    """Decode with msgspec, or with `json`, which accepts numbers that are out of msgspec's range."""
     if len(raw) > USAGE_BYTES:
         return ""
     try:
@@ -70,8 +70,8 @@ def _decode(raw: bytes) -> Any:
         return ""
 
 
-def believed(model: Model, reported: Usage | None, *, asked: int, received: int) -> Usage:
-    """What an answer is charged with. `asked` and `received` are the bytes of the request and of the answer."""
+def checked_usage(model: Model, reported: Usage | None, *, asked: int, received: int) -> Usage:
+    """The usage that an answer is charged with. `asked` and `received` are the bytes of the request and the answer."""
     given = reported or Usage()
     wrong: list[str] = []
 

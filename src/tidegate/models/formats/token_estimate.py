@@ -1,26 +1,26 @@
-"""How many tokens a text has, without a tokenizer: learnt from what the provider counted.
+"""Token estimates without a tokenizer, learnt from the provider's counts.
 
-Guarantee: an estimate is never further from the truth than the text at hand is from what was asked before; before the
-first count it is that of usual prose. What is learnt is tokens per byte, whose mean errs to neither side when texts are
-mixed; that of bytes per token would promise room that is not there. Two numbers, process lifetime, one gauge for each
-configured model.
+The error of an estimate comes only from the difference between this text and the earlier requests; before the first
+count it is the rate of usual prose. The learnt figure is tokens per byte, whose mean is unbiased for mixed texts; a
+mean of bytes per token would promise space that is not there. Two numbers per configured model, for the process
+lifetime.
 """
 
 import math
 
 TOKENS_PER_BYTE = 0.25
-"""About what prose, code and JSON have: for these, tokenizers give 0.2 to 0.35, so that the first estimate is wrong by
-less than a third; in other scripts it can be by half. After four counts a fifth of that is left."""
+"""The rate of prose, code and JSON: tokenizers give 0.2 to 0.35 for these, so the first estimate is off by less than a
+third; in other scripts it can be off by half. After four counts a fifth of that error is left."""
 
 WEIGHT = 0.2
-"""Of a new count: some ten requests are enough to follow a change of language, and one odd request changes little. The
-first few count for more, as what is only supposed so far should not outlive them."""
+"""Weight of a new count: about ten requests are enough to follow a change of language, and one odd request changes
+little. The first few counts weigh more, so that the initial assumption is replaced soon."""
 
 LEAST_BYTES = 512
-"""Of a request that is learnt from: in a shorter one the provider's own frame around it is most of the count."""
+"""Smallest request to learn from: in a shorter one the provider's own framing is most of the count."""
 
 _BOUNDS = (1 / 16, 2.0)
-"""Tokens of one byte, at least and at most: a count beyond these is no count of what we sent."""
+"""Least and most tokens per byte: a count outside this range does not describe the request."""
 
 
 class TokenEstimate:
@@ -28,24 +28,24 @@ class TokenEstimate:
 
     def __init__(self) -> None:
         self._tokens_per_byte = TOKENS_PER_BYTE
-        self._counts = 1  # what is supposed counts as one
+        self._counts = 1  # the initial assumption counts as one
 
     def tokens(self, size: int) -> int:
-        """Of a text of so many bytes, rounded up."""
+        """Tokens of a text of `size` bytes, rounded up."""
         return math.ceil(size * self._tokens_per_byte)
 
     def size(self, tokens: int) -> int:
-        """Bytes of a text of so many tokens."""
+        """Bytes of a text of `tokens` tokens."""
         return int(tokens / self._tokens_per_byte)
 
     def learn(self, size: int, tokens: int) -> None:
-        """A request of so many bytes had so many tokens."""
-        if self.believes(size, tokens):
+        """Learn from a request of `size` bytes that the provider counted as `tokens`."""
+        if self.is_plausible(size, tokens):
             self._counts += 1
             self._tokens_per_byte += max(WEIGHT, 1 / self._counts) * (tokens / size - self._tokens_per_byte)
 
     @staticmethod
-    def believes(size: int, tokens: int) -> bool:
-        """Whether so many tokens can be a count of so many bytes that we sent."""
+    def is_plausible(size: int, tokens: int) -> bool:
+        """Whether `tokens` can be the count of a request of `size` bytes."""
         low, high = _BOUNDS
         return size >= LEAST_BYTES and low <= tokens / size <= high

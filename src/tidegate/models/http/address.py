@@ -1,8 +1,7 @@
-"""Where a model is asked: an address, taken apart once.
+"""The address of a model's endpoint, parsed once.
 
-Guarantee: a host or path in any script is sent in ASCII; `shown` is the address as it may be told to anybody. That no
-header's value breaks its line, and none says where a request ends, is the configuration's to see to. Pure; nothing is
-held.
+A host or path in any script is sent as ASCII. `shown` is the address for messages and logs. The configuration checks
+that no header value contains a line break and that no header sets the length of a request.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ class EndpointAddress:
         self.shown = f"{parts.scheme}://{self._host}{parts.path}"
 
     def head(self, method: str, headers: Mapping[str, str]) -> bytes:
-        """Of a request, up to the number of its body's bytes."""
+        """The head of a request, up to the value of Content-Length."""
         lines = [f"{method} {self._target} HTTP/1.1"]
         if "host" not in {name.lower() for name in headers}:
             lines.append(f"Host: {self._host}")

@@ -1,9 +1,9 @@
-"""The connections of the process to its models' endpoints.
+"""The pool of connections to models' endpoints.
 
-Guarantee: every model shares one bounded pool and one TLS context; idle connections are closed when their keep-alive
-expires; nothing is taken from the environment (no proxies, no .netrc), no cookie is kept and no redirect followed, so
-that a credential goes only where the configuration says. Clients owns the pool: it opens on entering and is closed,
-with every connection, on leaving.
+All models share one bounded pool and one TLS context. Idle connections are closed when their keep-alive expires.
+Nothing is read from the environment (no proxies, no .netrc), no cookies are kept and no redirects are followed, so a
+credential goes only where the configuration says. Clients owns the pool: it is opened on entering and closed, with
+every connection, on leaving.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from anyio import to_thread
 from tidegate.models.http.connection import ConnectionFailed, EndpointConnection, Response, Timeouts
 from tidegate.values import Frozen
 
-# As the settings have it: as many as the default of running turns (64) to one host, so that no turn waits for the pool.
+# The defaults of the settings. To one host as many as running turns by default (64), so that no turn waits for a slot.
 CONNECTIONS = 128
 CONNECTIONS_PER_HOST = 64
-# Shorter than the idle time after which common servers and proxies hang up (60 s and more), so that we close first.
+# Shorter than the idle timeout of common servers and proxies (60 s and more), so that we close first.
 KEEPALIVE_SECONDS = 30.0
-# A connection with its socket, transport, parser and, while one is under way, request and response. Measured.
+# A connection with its socket, transport, parser and, while one is in progress, request and response. Measured.
 CONNECTION_BYTES = 4 * 1024
-# Of a host with several addresses: how long one is tried alone.
+# Before the next address of a host is tried in parallel.
 NEXT_ADDRESS_SECONDS = 0.25
-# Until the sockets of aborted connections are closed, which takes a round of the loop.
+# For aborted connections to close their sockets, which takes one iteration of the event loop.
 CLOSE_SECONDS = 2.0
 
 
 class Origin(Frozen, frozen=True):
-    """Where requests are sent."""
+    """Scheme, host and port of an endpoint."""
 
     secure: bool
     host: str
@@ -44,7 +44,7 @@ class Origin(Frozen, frozen=True):
 
 
 class ClientStats(Frozen, frozen=True):
-    """Connections by what they do, who waits for one, what they take together, and holders by endpoint."""
+    """Connections by state, waiting requests, memory of all connections, and leases by endpoint."""
 
     open: int = 0
     busy: int = 0
@@ -56,7 +56,7 @@ class ClientStats(Frozen, frozen=True):
 
 
 class Lease:
-    """One holder of an endpoint. Releasing twice counts once."""
+    """One user of an endpoint. Releasing it twice counts once."""
 
     __slots__ = ("_counts", "_held", "endpoint")
 
@@ -76,14 +76,14 @@ class Lease:
 
 
 class _Waiter(NamedTuple):
-    """Who waits for a connection: given one, or told that there is room for a new one."""
+    """A request that waits for a connection. The future gets a freed one, or None when a new one may be opened."""
 
     origin: Origin
     given: "asyncio.Future[EndpointConnection | None]"
 
 
 class Clients:
-    """Process lifetime. The endpoints that can be asked are those of the configuration, so the counts are bounded."""
+    """Process lifetime. Only endpoints of the configuration are used, so the counts are bounded."""
 
     def __init__(
         self,
@@ -139,20 +139,21 @@ class Clients:
         )
 
     async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> Response:
-        """The response, when its head has arrived. Close it: that frees its connection, or closes it."""
+        """Send a request and return the response once its head has arrived. Closing the response returns its connection
+        to the pool, or closes it."""
         while (used := self._take_idle(origin)) is not None:
             try:
                 return await _ask(used, head, body, waits)
             except ConnectionFailed as error:
                 if error.trouble != "broken" or used.heard:
                     raise
-                # The other side hung up on it just as it was used again: that says nothing of this request.
+                # The server closed the idle connection just as it was reused, so the request was not processed.
         return await _ask(await self._obtain(origin, waits), head, body, waits)
 
     # -- connections --
 
     def _take_idle(self, origin: Origin) -> EndpointConnection | None:
-        """The one used last: so the others come to their end when fewer are needed."""
+        """The most recently used connection, so that the others expire when fewer are needed."""
         group = self._idle.get(origin)
         if not group:
             return None
@@ -162,7 +163,7 @@ class Clients:
         return connection
 
     async def _obtain(self, origin: Origin, waits: Timeouts) -> EndpointConnection:
-        """A connection that was freed for us, or a new one when there is room for it."""
+        """A connection that was freed for this request, or a new one if the pool has room."""
         overtaken = False
         while not self._has_room(origin):
             try:
@@ -183,17 +184,17 @@ class Clients:
         if self._counts[origin] >= self._per_host:
             return False
         if self._counts.total() >= self._connections and self._idle:
-            next(iter(self._idle.values()))[0].abort()  # another endpoint's, long unused
+            next(iter(self._idle.values()))[0].abort()  # the longest idle one of another endpoint
         return self._counts.total() < self._connections
 
     async def _turn(self, origin: Origin, overtaken: bool) -> EndpointConnection | None:
-        """Until there is a connection for us, or room for one. Who was overtaken then waits on in front."""
+        """Wait for a freed connection, or for room for a new one (None). An overtaken request waits in front."""
         waiter = _Waiter(origin, asyncio.get_running_loop().create_future())
         (self._waiting.appendleft if overtaken else self._waiting.append)(waiter)
         try:
             return await waiter.given
         except BaseException:
-            if waiter.given.done() and not waiter.given.cancelled():  # it was ours to take, and we do not
+            if waiter.given.done() and not waiter.given.cancelled():  # pass it on to the next waiter
                 given = waiter.given.result()
                 if given is not None and given.usable:
                     self._free(given)
@@ -205,7 +206,7 @@ class Clients:
                 self._waiting.remove(waiter)
 
     def _next(self) -> None:
-        """Wakes the first who can go on now: a place at one endpoint is of no use to who waits for another."""
+        """Wake the first waiter that can continue: room for one endpoint does not help a waiter for another."""
         spare = self._counts.total() < self._connections or bool(self._idle)
         for waiter in self._waiting:
             if spare and self._counts[waiter.origin] < self._per_host:
@@ -242,11 +243,11 @@ class Clients:
         except OSError as error:
             raise ConnectionFailed("unconnected", error.strerror or "") from None
         except UnicodeError:
-            raise ConnectionFailed("unconnected", "that is no name of a host") from None
+            raise ConnectionFailed("unconnected", "invalid host name") from None
         finally:
             if connection is None:
                 self._forget(origin)
-        if not connection.usable or self._loop is None:  # it broke at once, or we are being closed
+        if not connection.usable or self._loop is None:  # it broke at once, or the pool is being closed
             self._forget(origin)
             connection.abort()
             raise ConnectionFailed("broken")
@@ -255,7 +256,7 @@ class Clients:
 
     async def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            made = await to_thread.run_sync(ssl.create_default_context)  # reads every certificate of the system
+            made = await to_thread.run_sync(ssl.create_default_context)  # reads all certificates of the system
             self._tls = self._tls or made
         return self._tls
 
@@ -288,7 +289,7 @@ class Clients:
         self._next()
 
     def _expire(self) -> None:
-        """On the timer, while any is idle: closes those that have been for long enough."""
+        """Timer callback, scheduled while connections are idle: closes those whose keep-alive has expired."""
         assert self._loop is not None
         self._expiry = None
         late = self._loop.time() - self._keepalive
@@ -309,7 +310,7 @@ async def _ask(connection: EndpointConnection, head: bytes, body: Sequence[bytes
 
 
 async def _addresses(origin: Origin) -> Sequence[AddrInfoType]:
-    """Where the origin's host is. A number is its own answer, without a thread that asks for it."""
+    """The addresses of the origin's host. An IP address is used as it is, without a resolver thread."""
     stream, tcp = socket.SOCK_STREAM, socket.IPPROTO_TCP
     try:
         number = ip_address(origin.host)

@@ -1,10 +1,11 @@
-"""One connection to a model's endpoint: a request, its response, and then perhaps the next.
+"""One HTTP/1.1 connection to a model's endpoint, for one request after another.
 
-Guarantee: one response at a time; bytes that belong to none close the connection. Silence beyond the patience of a
-request ends it, while what we do not read for reasons of our own does not count as silence. No more of a body waits
-here than a bound, the rest waits in the socket. A response that was not read to its end takes its connection with it.
-Whatever goes wrong is a `ConnectionFailed`, which holds nothing that was sent. The pool owns connections; a connection owns
-its transport and its timer.
+There is one response at a time; bytes that belong to none close the connection. A silence longer than the request's
+timeouts ends it; time in which we do not read does not count as silence. Only a bounded part of a body is buffered
+here, the rest waits in the socket. Closing a response that was not read to its end closes the connection. Every failure
+is a `ConnectionFailed`, which holds nothing that was sent.
+
+The pool owns connections; a connection owns its transport and its timer.
 """
 
 import asyncio
@@ -17,24 +18,24 @@ import httptools
 from tidegate.values import Frozen
 
 READ_AHEAD_BYTES = 64 * 1024
-"""Of a body that arrives faster than it is read."""
+"""Buffered bytes of a body that arrives faster than it is read."""
 
 FRAME_BYTES = 64 * 1024
-"""Of headers, trailers and the like, without a byte of a body between: several times what any endpoint sends."""
+"""Of headers, trailers and the like between bytes of a body: several times more than any endpoint sends."""
 
 PIECE_BYTES = 64 * 1024
-"""Of a long request that is written at once, so that it does not hold up the loop."""
+"""Bytes of a long request that are written at once, so that the event loop is not blocked."""
 
 WHOLE_BYTES = 256 * 1024
-"""A request up to this is written in one piece."""
+"""Requests up to this size are written in one piece."""
 
 Trouble = Literal["crowded", "unconnected", "late", "untrusted", "silent", "broken", "foreign"]
 
 
 class ConnectionFailed(Exception):
-    """`trouble` says what: all connections were in use; none could be made, or not in time; TLS was refused; nothing
-    came for too long; the connection broke; what came is not HTTP. `said` is the system's or the parser's word for
-    it."""
+    """`trouble` is the kind of failure: all connections were in use; none could be made, or not in time; TLS was
+    refused; nothing arrived for too long; the connection broke; the response is not the HTTP expected. `said` is the
+    message of the system or the parser."""
 
     def __init__(self, trouble: Trouble, said: str = "") -> None:
         super().__init__(said or trouble)
@@ -43,7 +44,7 @@ class ConnectionFailed(Exception):
 
 
 class Timeouts(Frozen, frozen=True):
-    """How long a request is waited for: a connection, the first byte of a body, and the next byte after any."""
+    """Seconds to wait for a connection, for the first byte of a body, and between bytes after that."""
 
     connect: float
     first_byte: float
@@ -51,7 +52,7 @@ class Timeouts(Frozen, frozen=True):
 
 
 class Response:
-    """Read it to its end, or close it: then its connection is free for the next, or gone."""
+    """Read it to its end, then close it: the connection is reused. Closed earlier, it closes its connection."""
 
     __slots__ = ("_connection", "_failure", "_pieces", "_waiter", "complete", "headers", "held", "status")
 
@@ -62,23 +63,23 @@ class Response:
         self._failure: ConnectionFailed | None = None
         self.status = 0
         self.headers: dict[str, str] = {}
-        """By their names in small letters."""
+        """Header values by lower-case name."""
         self.held = 0
-        """Bytes that have arrived and are not read yet."""
+        """Bytes that have arrived but are not read yet."""
         self.complete = False
-        """Whether all of it has arrived."""
+        """Whether the whole response has arrived."""
 
     @property
     def content_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def begin(self) -> None:
-        """Until status and headers are there."""
+        """Wait until status and headers have arrived."""
         while not self.status:
             await self._more()
 
     async def read(self) -> bytes:
-        """What has arrived of the body since the last time, waiting for some; nothing when it is at its end."""
+        """The part of the body that arrived since the last read; waits for more if there is none, b"" at the end."""
         while not self._pieces:
             if self.complete:
                 return b""
@@ -92,7 +93,7 @@ class Response:
     def close(self) -> None:
         self._connection.finish(self)
 
-    # -- from the connection --
+    # -- called by the connection --
 
     def take(self, piece: bytes) -> None:
         self._pieces.append(piece)
@@ -110,7 +111,7 @@ class Response:
 
     async def _more(self) -> None:
         if self._failure is not None:
-            # A new one: what is raised holds the frames of whoever reads, and these hold this response.
+            # Raise a new one: a raised error holds the frames of the reader, and these hold this response.
             raise ConnectionFailed(self._failure.trouble, self._failure.said)
         self._waiter = self._connection.loop.create_future()
         try:
@@ -120,7 +121,7 @@ class Response:
 
 
 class EndpointConnection(asyncio.Protocol):
-    """`free` is called when it can carry another request, `gone`, once, when it never will."""
+    """`free` is called when the connection can carry another request, and `gone` once, when it never will again."""
 
     def __init__(
         self,
@@ -131,10 +132,10 @@ class EndpointConnection(asyncio.Protocol):
     ) -> None:
         self.loop = loop
         self.closed: asyncio.Future[None] = loop.create_future()
-        """Done when its socket is closed."""
+        """Done when the socket is closed."""
         self.idle_since = 0.0
         self.heard = False
-        """Whether anything came in answer to the last request."""
+        """Whether anything arrived in response to the last request."""
         self._free = free
         self._gone = gone
         self._parser = httptools.HttpResponseParser(self)
@@ -149,14 +150,14 @@ class EndpointConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether it can carry a request now."""
+        """Whether the connection can carry a request now."""
         return self._transport is not None and not self._ended and self._response is None
 
     # -- a request --
 
     async def request(self, head: bytes, body: Sequence[bytes], waits: Timeouts) -> Response:
-        """Sends it; the response when its head has arrived. `body` is sent piece after piece and never put together
-        when it is long. Whoever is cancelled here must `abort`."""
+        """Send a request and return the response once its head has arrived. A long `body` is sent piece by piece and
+        never joined. A caller that is cancelled here must call `abort`."""
         if self._transport is None or not self.usable:
             raise ConnectionFailed("broken")
         response = self._response = Response(self)
@@ -176,8 +177,8 @@ class EndpointConnection(asyncio.Protocol):
         return response
 
     async def _upload(self, transport: asyncio.Transport, head: bytes, body: Sequence[bytes]) -> bool:
-        """Piece by piece, as fast as the other side takes it, and no further once it answers: it has heard enough.
-        Whether all was sent."""
+        """Write the request as fast as the server reads it, and stop once the server responds. Returns whether all of
+        it was sent."""
         transport.write(head)
         for piece in body:
             view = memoryview(piece)
@@ -190,7 +191,7 @@ class EndpointConnection(asyncio.Protocol):
         return True
 
     def finish(self, response: Response) -> None:
-        """The response is not needed any more. What was not read, or not even sent, cannot be waited for."""
+        """The response is closed. The connection is reused only if both request and response are complete."""
         if response is not self._response:
             return
         self._quiet()
@@ -203,30 +204,30 @@ class EndpointConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Over, at once and without another word."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
         self._end(ConnectionFailed("broken"))
 
     def go_on(self) -> None:
-        """There is room again for more of the body."""
+        """Resume reading: the buffer has room for more of the body."""
         if self._paused and self._transport is not None and not self._ended:
             self._paused = False
             self._last_heard = self.loop.time()
             self._transport.resume_reading()
 
-    # -- asyncio's side --
+    # -- callbacks of asyncio --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         link: socket.socket | None = transport.get_extra_info("socket")
-        if link is not None:  # a peer that vanished is noticed in a stream that may be silent for minutes
+        if link is not None:  # keep-alive detects a vanished peer in a stream that may be silent for minutes
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
         if self._response is None:
-            self.abort()  # nobody asked for anything
+            self.abort()  # there is no request to respond to
             return
         self.heard = True
         self._framed += len(data)
@@ -235,9 +236,9 @@ class EndpointConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserCallbackError, httptools.HttpParserUpgrade) as error:
             self._break(ConnectionFailed("foreign", str(error)))
             return
-        if self._head_done:  # what comes before is no answer, however slowly it drips
+        if self._head_done:  # bytes of the head do not extend the first-byte timeout
             self._last_heard = self.loop.time()
-        if self._framed > FRAME_BYTES:  # the parser keeps what it cannot tell the end of
+        if self._framed > FRAME_BYTES:  # the parser buffers headers until they end
             self._break(ConnectionFailed("foreign", f"headers longer than {FRAME_BYTES} bytes"))
 
     def eof_received(self) -> None:
@@ -259,7 +260,7 @@ class EndpointConnection(asyncio.Protocol):
             self._writable.set_result(None)
         self._writable = None
 
-    # -- the parser's side --
+    # -- callbacks of the parser --
 
     def on_message_begin(self) -> None:
         if self._response is None or self._response.complete:
@@ -267,7 +268,7 @@ class EndpointConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_done or self._response is None:
-            return  # a trailer
+            return  # trailers are ignored
         known = self._response.headers
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         known[key] = f"{known[key]}, {text}" if key in known else text
@@ -279,18 +280,18 @@ class EndpointConnection(asyncio.Protocol):
         if status < 100:
             self._break(ConnectionFailed("foreign", f"the status {status}"))
             return
-        if status < 200:  # something to read before the answer, as `100 Continue`
+        if status < 200:  # an interim response, such as `100 Continue`
             response.headers.clear()
             return
         if status == 200 and response.headers.get("content-encoding", "identity").lower() != "identity":
-            self._break(ConnectionFailed("foreign", "the answer is compressed, which was not asked for"))
+            self._break(ConnectionFailed("foreign", "the response is compressed, which was not requested"))
             return
         if response.headers.get("transfer-encoding", "chunked").lower() != "chunked":
-            self._break(ConnectionFailed("foreign", "the answer is encoded in a way that was not asked for"))
+            self._break(ConnectionFailed("foreign", "the response has a transfer encoding that was not requested"))
             return
         self._head_done = True
         self._last_heard = self.loop.time()
-        self.resume_writing()  # whoever still sends has been answered
+        self.resume_writing()  # an upload in progress stops: the server has responded
         self._until_closed = not {"content-length", "transfer-encoding"} & response.headers.keys()
         response.status = status
         response.wake()
@@ -319,10 +320,10 @@ class EndpointConnection(asyncio.Protocol):
             self._quiet()
             response.wake()
 
-    # -- ends --
+    # -- timeouts and closing --
 
     def _look(self) -> None:
-        """On the timer: has there been silence for too long?"""
+        """Timer callback: fails the response if nothing arrived for too long."""
         now = self.loop.time()
         if self._paused:
             self._last_heard = now

@@ -1,8 +1,8 @@
-"""What is left alone for a while after it failed: a key without quota, a model that is down.
+"""Cooldowns after failures: of a key without quota, of a model that is down.
 
-Guarantee: what rests is named with the reason and the time it comes back; no rest is longer than `LONGEST_REST`, even
-when the clock is set back meanwhile. As many entries as there are keys and models in the configuration. Time is given,
-so that a test does not wait.
+A cooldown has a reason and an end. None is longer than `LONGEST_REST`, even if the clock is set back meanwhile. There
+are at most as many entries as keys and models in the configuration. The clock is a parameter, so that tests do not
+wait.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ REST_SECONDS: dict[ModelKind, float] = {
     "overloaded": 60.0,
     "network": 60.0,
     "timeout": 60.0,
-    "quota": 600.0,  # somebody has to do something about these, and may do so at any time
+    "quota": 600.0,  # these two need action by a person, which may happen at any time
     "authorisation": 600.0,
 }
-"""How long, by what went wrong, when the endpoint does not say. Other kinds are the conversation's fault, and no reason
-to rest."""
+"""Length of a cooldown by kind of failure, if the endpoint names none. Other kinds are caused by the conversation and
+start no cooldown."""
 
 SHORTEST_REST = 1.0
-"""However soon the endpoint says."""
+"""Seconds, even if the endpoint asks for less."""
 
 LONGEST_REST = 24 * 3600.0
-"""However long the endpoint says."""
+"""Seconds, even if the endpoint asks for more."""
 
 
 class Cooldown(NamedTuple):
@@ -39,7 +39,7 @@ class Cooldowns:
         self._cooldowns: dict[str, Cooldown] = {}
 
     def begin(self, name: str, failure: ModelFailed) -> float | None:
-        """For how long it rests now; None when this failure is no reason to."""
+        """Start a cooldown. Returns its seconds, or None if this kind of failure starts none."""
         seconds = REST_SECONDS.get(failure.kind)
         if seconds is None:
             return None
@@ -49,11 +49,11 @@ class Cooldowns:
         return seconds
 
     def end(self, name: str) -> None:
-        """It was asked all the same, and works."""
+        """End a cooldown early, because a request succeeded."""
         self._cooldowns.pop(name, None)
 
     def of(self, name: str) -> Cooldown | None:
-        """Its rest, while it lasts."""
+        """The cooldown of a key or model; None if it has none or it is over."""
         rest = self._cooldowns.get(name)
         if rest is not None and not 0 < rest.until - self._clock() <= LONGEST_REST:
             del self._cooldowns[name]
@@ -61,6 +61,6 @@ class Cooldowns:
         return rest
 
     def wait(self, name: str) -> float:
-        """Seconds until it is over; none when it does not rest."""
+        """Seconds until the cooldown ends; 0 without one."""
         rest = self.of(name)
         return 0.0 if rest is None else rest.until - self._clock()

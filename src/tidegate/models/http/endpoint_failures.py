@@ -1,8 +1,8 @@
-"""Foreign failures of a model's endpoint, mapped to ModelFailed.
+"""Failures of a model's endpoint, mapped to ModelFailed.
 
-Guarantee: every failure has one of ten kinds, by which it is decided what is done about it; every message is one
-sentence or two that say what happened and what to do; what the endpoint said is quoted short, on one line, and never
-with a credential in it. Pure functions; nothing is held.
+Every failure has one of ten kinds, which decides how it is handled. Every message is one or two sentences that say what
+happened and what to do. The endpoint's own words are quoted on one line, shortened and without credentials. Pure
+functions.
 """
 
 import re
@@ -13,13 +13,13 @@ from tidegate.models.http import error_body
 from tidegate.models.http.connection import ConnectionFailed
 from tidegate.models.http.refused_field import REFUSED_STATUS
 
-# Enough to recognise a provider's complaint, short enough for a chat line.
+# Enough to recognise a provider's error message, short enough for a chat line.
 QUOTE_CHARACTERS = 300
-# An error body is read no further than this.
+# Of an error body; the rest is not read.
 ERROR_BODY_BYTES = 65536
-# Until there may be room among our own connections again.
+# How long to wait for a free connection in our own pool.
 CROWDED_SECONDS = 1.0
-# Of what was said that is judged by: a complaint that quotes the conversation says before that what is wrong.
+# Of an error message that is matched against patterns. If it quotes the conversation, the error itself comes first.
 JUDGED_CHARACTERS = 600
 
 _CONTEXT = re.compile(
@@ -54,7 +54,7 @@ _UNREAD = re.compile(
     r"(?i)\bPDF\b|\bfile_data\b|content\[\]\.type|support (for )?(file|document)"
     r"|(part type|value|tag|variant):? ['\"`]?(file|input_file|document)\b"
 )
-"""Says that a document is damaged, locked or too long, or that the endpoint takes none."""
+"""The document is damaged, locked or too long, or the endpoint accepts no documents."""
 _REFUSED = "the endpoint refused the request{status}; check the model's settings."
 _TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
 _OVERLOADED_STATUS = frozenset({409, 425, 498})
@@ -72,11 +72,11 @@ _STATUS_OF = (
     (re.compile(r"(?i)overloaded|server_error|api_error|unavailable|internal"), 503),
     (re.compile(r"(?i)invalid|bad_?request|context_length|content_(filter|policy)|unsupported"), 400),
 )
-"""What an error inside a stream would have been as a status, by its type or code; any other is a failing server."""
+"""The status that an error inside a stream corresponds to, by its type or code; any other is a failing server (503)."""
 
 
 class FailureMapper:
-    """Words for one configured model. `redact` takes its credentials out of whatever is quoted."""
+    """Makes the ModelFailed errors of one configured model. `redact` removes its credentials from quoted text."""
 
     def __init__(self, name: str, address: str, redact: Callable[[str], str]) -> None:
         self._name = name
@@ -124,11 +124,12 @@ class FailureMapper:
         now: float,
         field_of: Callable[[str, str], str | None] = lambda _param, _said: None,
     ) -> ModelFailed:
-        """`field_of` finds the caller's field that an endpoint refuses, by the name and the words that it uses."""
+        """The failure for an HTTP status. `field_of` finds the caller's field that the endpoint refused, from the
+        endpoint's name for it and from its message."""
         complaint = error_body.read(body)
-        wished = error_body.wait_of(headers, now)
+        retry_after = error_body.retry_after_of(headers, now)
         kind, retryable, what = _judge(status, complaint)
-        if headers.get("x-should-retry") in ("true", "false"):  # some endpoints know better than their status says
+        if headers.get("x-should-retry") in ("true", "false"):  # more precise than the status
             retryable = headers["x-should-retry"] == "true"
         marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
         param = None
@@ -141,7 +142,7 @@ class FailureMapper:
             retryable=retryable,
             said=complaint.said,
             status=status,
-            after=complaint.after if wished is None else wished,
+            after=complaint.after if retry_after is None else retry_after,
             thoughts=kind == "invalid" and _REASONING.search(f"{complaint.marks} {complaint.said}") is not None,
             large=kind == "invalid" and _is_large(status, marks),
             documents=kind == "invalid" and _UNREAD.search(marks) is not None,
@@ -149,7 +150,7 @@ class FailureMapper:
         )
 
     def of_stream_error(self, error: bytes) -> ModelFailed:
-        """An error object inside a stream that had begun well."""
+        """The failure for an error object inside a stream that started successfully."""
         complaint = error_body.read(b'{"error":' + error + b"}")
         found = re.search(r"\b([45]\d\d)\b", complaint.marks)
         status = int(found.group(1)) if found else _status_of(complaint.marks)
@@ -165,8 +166,8 @@ class FailureMapper:
             after=complaint.after,
         )
 
-    def of_link(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
-        """`begun` says that the answer had begun to arrive."""
+    def of_connection(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
+        """The failure for a connection problem. `begun`: part of the answer had already arrived."""
         where = self._address
         match failure.trouble:
             case "crowded":
@@ -174,7 +175,7 @@ class FailureMapper:
                     f"all connections to {where} were in use; try again, or raise limits.connections and "
                     "limits.connections_per_host to limits.turns."
                 )
-                # It is our own crowd: who could have another model leaves this one alone no longer than that.
+                # Our own pool is full, so the model's cooldown is no longer than this.
                 return self.failed(what, kind="overloaded", retryable=True, after=CROWDED_SECONDS)
             case "late":
                 what = f"no connection to {where} within the connect timeout; check base_url and the network."
@@ -200,8 +201,8 @@ class FailureMapper:
 
 
 def _judge(status: int, complaint: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
-    """Kind, whether trying again may help, and the sentence. What is said outranks the status: of the providers that
-    mean the same, each has its own."""
+    """Kind, whether a retry may help, and the message. The endpoint's words take precedence over the status, because
+    providers use different statuses for the same error."""
     if status < 500:
         marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
         if (judged := _judge_marks(status, marks)) is not None:
@@ -220,7 +221,7 @@ def _judge(status: int, complaint: error_body.EndpointError) -> tuple[ModelKind,
 
 
 def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
-    """The same for what the caller's side has to do with."""
+    """The same for errors on the caller's side; None for any other."""
     if status in (400, 403, 422) and _CONTENT.search(marks):
         return "content", False, "the endpoint's content rules refused the request{status}; rephrase it."
     if status == 402 or (status in (400, 403, 429) and _QUOTA.search(marks) and not _is_of_a_minute(marks)):
@@ -249,8 +250,8 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             "invalid",
             False,
             (
-                "the endpoint cannot read the reasoning that it is sent back{status}, as happens when another "
-                "account's key is used; it is asked again without."
+                "the endpoint cannot read the reasoning blocks that were sent back to it{status}, which happens when "
+                "another account's key is used; the request is retried without them."
             ),
         )
     if _UNSHOWN.search(marks):
@@ -258,8 +259,8 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             "invalid",
             False,
             (
-                "the model takes no such pictures, sounds or documents{status}; set `vision` or `audio` to false in "
-                "its settings."
+                "the model does not accept these pictures, sounds or documents{status}; set `vision` or `audio` to "
+                "false in its settings."
             ),
         )
     return None
@@ -270,7 +271,7 @@ def _is_large(status: int, marks: str) -> bool:
 
 
 def _is_of_a_minute(marks: str) -> bool:
-    """Whether what is used up comes back by itself very soon, though it is called a quota."""
+    """Whether the exhausted quota is one per minute or second, and so is a rate limit."""
     return _MINUTE.search(marks) is not None and "PerDay" not in marks
 
 

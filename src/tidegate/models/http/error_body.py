@@ -1,8 +1,7 @@
-"""What an endpoint says went wrong, whatever shape it says it in.
+"""Error bodies of endpoints, in any of the shapes in use.
 
-Guarantee: any bytes give a complaint: the words for a person, the marks by which it is judged (types, codes, reasons,
-also those that a provider behind the endpoint gave), and how long it asks to wait, if the body says so. Pure functions;
-nothing is held.
+Any bytes give an EndpointError: the message for a person, the marks by which it is classified (types, codes, reasons,
+including those of a provider behind the endpoint), and the requested wait, if the body names one. Pure functions.
 """
 
 import math
@@ -15,18 +14,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 MARKS_CHARACTERS = 2000
-"""Of what is judged by: several times what any provider sends, so that a body cannot make the judging slow."""
+"""Of the marks: several times more than any provider sends, so that a body cannot make the classification slow."""
 
 LISTED = 8
-"""Faults of one request that are quoted, and steps of the path to each."""
+"""Validation errors of one request that are quoted, and steps of the path to each."""
 
 PARAM_CHARACTERS = 200
-"""Of the name of a refused field; a longer one names none of ours."""
+"""Of the name of a refused field; no field of ours has a longer name."""
 
 LONGEST_WAIT = 31 * 24 * 3600.0
-"""Seconds: until a quota of a month is there again. Who asks for more does not mean it."""
+"""Seconds until a monthly quota is renewed. Longer waits are taken for mistakes."""
 
-_ANY_HEADER = zlib.MAX_WBITS | 32  # gzip or zlib, whichever it is
+_ANY_HEADER = zlib.MAX_WBITS | 32  # gzip or zlib, detected from the header
 _MARKING = ("type", "code", "status", "param")
 _WORDING = ("message", "detail", "msg", "error_description")
 _WAIT = re.compile(r"(?i)\b(?:try again|retry) (?:in|after) (\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|seconds?|minutes?)\b")
@@ -38,12 +37,12 @@ class EndpointError(NamedTuple):
     marks: str = ""
     after: float | None = None
     param: str = ""
-    """The field of the request that is refused, by the endpoint's name for it; empty if it names none."""
+    """The endpoint's name for the refused field of the request; empty if it names none."""
 
 
 def read(body: bytes) -> EndpointError:
-    """Of an error's body: OpenAI's, Anthropic's, Gemini's, OpenRouter's, Azure's and the plainer ones of local servers.
-    A web page says nothing that is worth quoting."""
+    """Parse an error body: OpenAI's, Anthropic's, Gemini's, OpenRouter's, Azure's and the plainer ones of local
+    servers. A web page has no message worth quoting."""
     try:
         whole: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -66,7 +65,7 @@ def read(body: bytes) -> EndpointError:
     if isinstance(behind, dict):
         marks.append(_marks(behind))
     metadata = inner.get("metadata")
-    if isinstance(metadata, dict):  # of whoever stands behind the endpoint
+    if isinstance(metadata, dict):  # of the provider behind the endpoint
         marks += (str(metadata.get(key) or "") for key in ("raw", "reasons", "error_type"))
     after = _said_wait(said)
     for detail in inner["details"] if isinstance(inner.get("details"), list) else ():
@@ -77,7 +76,7 @@ def read(body: bytes) -> EndpointError:
 
 
 def _param(inner: dict[Any, Any]) -> str:
-    """OpenAI's `param`, or the place of FastAPI's first validation error."""
+    """OpenAI's `param`, or the location of FastAPI's first validation error."""
     param, details = inner.get("param"), inner.get("detail")
     if isinstance(param, str):
         return param[:PARAM_CHARACTERS]
@@ -88,7 +87,7 @@ def _param(inner: dict[Any, Any]) -> str:
 
 
 def _listed(details: object) -> str:
-    """FastAPI's validation errors: where each is, and what is wrong there."""
+    """FastAPI's validation errors: the location and the message of each."""
     found = []
     for detail in details[:LISTED] if isinstance(details, list) else ():
         if isinstance(detail, dict) and isinstance(detail.get("msg"), str):
@@ -99,8 +98,8 @@ def _listed(details: object) -> str:
 
 
 def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
-    """The first bytes of an error's body that came compressed, though nobody asked for that; nothing if it cannot be
-    read. The status says what is wrong in any case."""
+    """The first bytes of an error body that arrived compressed although that was not requested; empty if it cannot be
+    decompressed. The status alone still classifies the error."""
     match encoding.strip().lower():
         case "" | "identity":
             return body
@@ -113,8 +112,8 @@ def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
             return b""
 
 
-def wait_of(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to wait as the endpoint asks, from any of the three forms in use; None when it does not say."""
+def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds that the endpoint asks to wait, from any of the three headers in use; None if it does not say."""
     milliseconds = headers.get("retry-after-ms")
     seconds = headers.get("retry-after")
     try:
@@ -146,6 +145,6 @@ def _said_wait(said: str) -> float | None:
 
 
 def _delay(given: object) -> float | None:
-    """Of the form `34.5s`."""
+    """Seconds from the form `34.5s`."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", given) if isinstance(given, str) else None
     return None if found is None else float(found.group(1))

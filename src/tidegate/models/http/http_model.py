@@ -1,9 +1,11 @@
-"""A model behind an HTTP endpoint, whichever format that speaks.
+"""A model behind an HTTP endpoint, in any format.
 
-Guarantee: every wait has a deadline (connect, first byte, silence within a stream); what the endpoint does wrong ends
-as ModelFailed; a failed attempt is tried again while nothing was shown, and once after something was; what came of it,
-shown or not, is then declared void; another key is tried at once where there is one, each key once; a cancelled ask
-closes its connection before it returns. Between asks nothing is kept but which keys rest and how often what went wrong.
+Every wait has a deadline (connect, first byte, silence within a stream). Every failure of the endpoint becomes a
+ModelFailed. A failed attempt is retried while no text was shown, and once more after some was shown; everything
+received from it, shown or not, is then withdrawn. If another key is available it is tried at once, each key at most
+once. A cancelled `ask` closes its connection before it returns.
+
+Between calls a model holds only the cooldowns of its keys and its failure counts.
 """
 
 import asyncio
@@ -17,7 +19,9 @@ import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAnswer, distinct_calls
+from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAnswer
+from tidegate.models.formats.call_names import distinct_calls
+from tidegate.models.formats.format import Format
 from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_estimate import TokenEstimate
 from tidegate.models.http.address import EndpointAddress
@@ -29,18 +33,18 @@ from tidegate.models.http.keyring import KeyRing
 from tidegate.models.http.refused_field import caller_field
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import IncomingResponse, Transport
-from tidegate.models.interface import EncodedPrefix, Wire
+from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message
 
-# The slowest upload that is waited for, on top of the connect and first-byte timeouts.
+# The slowest upload that is tolerated, on top of the connect and first-byte timeouts.
 UPLOAD_BYTES_PER_SECOND = 64 * 1024
-# After the end mark, the rest of the response usually is there already; to wait a little for it saves a connection.
+# After the end mark, the rest of the response has usually arrived. A short wait for it saves a connection.
 DRAIN_SECONDS = 0.25
 _USER_AGENT = "tidegate"
 
 
-class Settings(Protocol):
-    """What this file needs of a model's settings."""
+class HttpModelSettings(Protocol):
+    """The part of `ModelSettings` that an HTTP model needs."""
 
     @property
     def base_url(self) -> str: ...
@@ -56,51 +60,21 @@ class Settings(Protocol):
     def retries(self) -> int: ...
 
 
-class Format(Protocol):
-    """How one API is spoken: what is sent, and how the answer is read."""
-
-    @property
-    def api(self) -> str:
-        """Its name in the configuration."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Of its endpoint, below `base_url`."""
-        ...
-
-    @property
-    def wire(self) -> Wire: ...
-
-    @property
-    def facts(self) -> Facts:
-        """Of the model that it is made for."""
-        ...
-
-    def headers(self, key: str | None) -> Mapping[str, str]:
-        """By which it knows who asks, and whatever else it insists on."""
-        ...
-
-    def answer(self, limit: int, on_text: Callable[[str], None]) -> IncomingAnswer:
-        """An answer that is about to arrive, of at most so many bytes."""
-        ...
-
-
 class HttpModel:
-    """One configured model. Its keys and the values of `headers` are revealed: this is the edge where they are sent."""
+    """One configured model. Keys and header values are held in clear text, because they are sent from here."""
 
     def __init__(
         self,
         name: str,
-        settings: Settings,
+        settings: HttpModelSettings,
         format: Format,
         *,
         keys: KeyRing,
         headers: Mapping[str, str],
         redact: Callable[[str], str],
-        traffic: Transport,
+        transport: Transport,
         answer_bytes: int,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
     ) -> None:
         self.name = name
         self._format = format
@@ -108,15 +82,15 @@ class HttpModel:
         self.wire = format.wire
         self.facts = format.facts
         self.token_estimate = TokenEstimate()
-        self.provided = settings.model
+        self.provider_model = settings.model
         self.signature = signature(
             format.api, settings.base_url, settings.model, headers, [key.secret for key in keys.keys], format.facts
         )
-        self._traffic = traffic
+        self._transport = transport
         self._endpoint = settings.base_url
         self.keys = keys
         self.failures: Counter[ModelKind] = Counter()  # house: allow one for each kind
-        """Requests that failed, by what was wrong, also those that were tried again."""
+        """Failed requests by kind, including those that were retried."""
         self._heads = {
             key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys
         }
@@ -126,14 +100,14 @@ class HttpModel:
         self._before_answer = settings.connect_timeout + settings.first_byte_timeout
         self._retries = settings.retries
         self._answer_bytes = answer_bytes
-        self._patience = patience
-        self._complain = FailureMapper(name, self._address.shown, redact)
+        self._retry_policy = retry_policy
+        self._failures = FailureMapper(name, self._address.shown, redact)
 
     def __repr__(self) -> str:
         return f"HttpModel({self.name!r})"
 
     def lease(self) -> Lease:
-        return self._traffic.lease(self._endpoint)
+        return self._transport.lease(self._endpoint)
 
     async def ask(
         self,
@@ -145,7 +119,7 @@ class HttpModel:
         on_reset: Callable[[str, int], None],
     ) -> Message:
         body = self.wire.body(prefix, history, call)
-        history = ()  # it may hold media that was loaded for this request alone
+        history = ()  # drop the reference: it may hold media that was loaded for this request alone
         stops = self.wire.unsent_stops(call.stop) if call.stop else ()
         attempt = rotations = 0
         restarted = False
@@ -156,28 +130,28 @@ class HttpModel:
             try:
                 await self._attempt(body, answer, self._heads[key], prefix, call)
                 self.keys.worked(key)
-                message = self._finished(answer.message(self.provided))
+                message = self._finished(answer.message(self.provider_model))
                 return message if cutter is None else cutter.finish(message)
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
-                failure.shown, failure.heard = answer.shown, answer.heard
-                # Keys may come back while others are tried, so it is counted that each has had its turn.
+                failure.shown, failure.heard = answer.shown, answer.received_bytes
+                # Count rotations, because a key may become available again while others are tried.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
-                pause = 0.0 if rotates else self._patience.pause(failure, attempt)
+                pause = 0.0 if rotates else self._retry_policy.pause(failure, attempt)
                 if pause is None or not (rotates or attempt < self._retries) or (restarted and answer.shown):
                     failure.retried = attempt > 0
                     raise
                 restarted = restarted or answer.shown
-                if answer.heard:
-                    on_reset(failure.message, answer.heard)
+                if answer.received_bytes:
+                    on_reset(failure.message, answer.received_bytes)
             if rotates:
                 rotations += 1
                 continue
             attempt += 1
-            await self._patience.sleep(pause)
+            await self._retry_policy.sleep(pause)
 
     def _finished(self, message: Message) -> Message:
-        """With its price, and with calls that no other in the conversation is named like."""
+        """The message with its price, and with call ids that are unique in the conversation."""
         if message.calls:
             message = msgspec.structs.replace(message, calls=distinct_calls(message.calls))
         if message.usage is None:
@@ -190,17 +164,17 @@ class HttpModel:
         try:
             response = await self._send(head, body)
         except ConnectionFailed as error:
-            raise self._complain.of_link(error, begun=False) from error
+            raise self._failures.of_connection(error, begun=False) from error
         begun = False
         try:
             if response.status != 200:
                 complaint = await _read_bounded(response, ERROR_BODY_BYTES)
                 complaint = uncompressed(complaint, response.headers.get("content-encoding", ""), ERROR_BODY_BYTES)
-                raise self._complain.of_status(
+                raise self._failures.of_status(
                     response.status,
                     complaint,
                     response.headers,
-                    self._patience.clock(),
+                    self._retry_policy.clock(),
                     partial(caller_field, prefix=prefix, call=call),
                 )
             if response.content_type == "application/json":
@@ -213,7 +187,7 @@ class HttpModel:
                     break
                 begun = True
                 answer.feed(received)
-                received = b""  # it may be large, and the next one may be long in coming
+                received = b""  # free it: it may be large, and the next piece may take long
             if not answer.complete:
                 raise self._cut(response)
             if not response.complete:
@@ -221,24 +195,24 @@ class HttpModel:
         except BrokenAnswer as error:
             raise self._broken(error) from error
         except AnswerError as error:
-            raise self._complain.of_stream_error(error.complaint) from error
+            raise self._failures.of_stream_error(error.complaint) from error
         except ConnectionFailed as error:
             if answer.complete:
                 return
-            raise self._complain.of_link(error, begun=begun) from error
+            raise self._failures.of_connection(error, begun=begun) from error
         finally:
-            # Gives a fully read connection back to the pool and closes any other, without waiting.
+            # Returns a fully read connection to the pool and closes any other, without waiting.
             response.close()
 
     async def _send(self, head: bytes, body: Sequence[bytes]) -> IncomingResponse:
         size = sum(map(len, body))
         head += b"%d\r\n\r\n" % size
         if size <= WHOLE_BYTES:
-            return await self._traffic.request(self._address.origin, head, body, self._waits)
-        # A large request may have to wait for the other side to read, for which there is no silence to go by.
+            return await self._transport.request(self._address.origin, head, body, self._waits)
+        # A large request may block until the other side reads; no other timeout covers that.
         try:
             async with asyncio.timeout(self._before_answer + size / UPLOAD_BYTES_PER_SECOND):
-                return await self._traffic.request(self._address.origin, head, body, self._waits)
+                return await self._transport.request(self._address.origin, head, body, self._waits)
         except TimeoutError:
             raise ConnectionFailed("silent") from None
 
@@ -252,21 +226,21 @@ class HttpModel:
     def _cut(self, response: IncomingResponse) -> ModelFailed:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
-            return self._complain.failed(what, kind="protocol", retryable=False, status=response.status)
+            return self._failures.failed(what, kind="protocol", retryable=False, status=response.status)
         what = "the answer ended in the middle; try again."
-        return self._complain.failed(what, kind="network", retryable=True)
+        return self._failures.failed(what, kind="network", retryable=True)
 
     def _broken(self, error: BrokenAnswer) -> ModelFailed:
         advice = "raise limits.answer_bytes or ask for less" if error.limit == "answer_bytes" else "check the endpoint"
-        return self._complain.failed(f"{error}; {advice}.", kind="protocol", retryable=False)
+        return self._failures.failed(f"{error}; {advice}.", kind="protocol", retryable=False)
 
 
 def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
-    """What is configured comes last, and may be spelt in any case."""
+    """Headers of a request. Configured headers replace built-in ones, in any spelling of the name."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
-        # A compressed stream costs more than it saves between machines that pay for tokens.
+        # Compression of a token stream costs more than it saves.
         "Accept-Encoding": "identity",
         "User-Agent": _USER_AGENT,
         **own,
@@ -281,8 +255,8 @@ def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str,
 def signature(
     api: str, base_url: str, model: str, headers: Mapping[str, str], keys: Sequence[str | None], facts: Facts
 ) -> bytes:
-    """A digest in which each part is framed by its length, so that no two settings run into each other. Of the facts,
-    those are in it by which messages are encoded."""
+    """A digest of the settings. Each part is framed by its length, so that different settings never give the same
+    input. Only the facts that change how messages are encoded are part of it."""
     digest = hashlib.sha256()
     parts = [api, base_url, model, f"{facts.vision:d}{facts.audio:d}"]
     parts += ("" if key is None else "key " + key for key in keys)

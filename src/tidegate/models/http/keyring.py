@@ -1,9 +1,11 @@
-"""The keys of one endpoint, of which one is used at a time.
+"""The keys of one endpoint, used one at a time.
 
-Guarantee: the same key is used until the endpoint says that it has no quota, is asked too often or is not known; then
-it rests and the next is used, so that a provider's cache, which belongs to a key's account, is left only when it must
-be. A ring of one never rests: there is nothing to use instead. Keys are named in logs by where they come from, never by
-what they are. Process lifetime; models of one endpoint that name the same key know of its rest.
+A key is used until the endpoint reports that its quota is exhausted, its rate limit is reached or it is not accepted.
+Then it has a cooldown and the next key is used. A provider's prompt cache belongs to a key's account, so keys are
+changed only when necessary. A single key has no cooldown, because there is no other to use. Logs name a key by its
+reference, never by its value.
+
+Process lifetime. Models of one endpoint that name the same key share its cooldown.
 """
 
 from collections.abc import Sequence
@@ -16,11 +18,11 @@ from tidegate.models.http.cooldown import Cooldowns
 log = Log(__name__)
 
 ROTATED = frozenset({"quota", "rate", "authorisation"})
-"""What is the key's fault, and not the endpoint's or the conversation's."""
+"""Failures that are caused by the key, not by the endpoint or the conversation."""
 
 
 class Key(NamedTuple):
-    """`reference` is where it comes from; an endpoint that wants no key has one without a secret."""
+    """`reference` is the setting's value, such as `env:NAME`. An endpoint without a key has one Key with no secret."""
 
     reference: str
     secret: str | None
@@ -36,14 +38,14 @@ class KeyRing:
         self._endpoint = endpoint
 
     def key(self) -> Key:
-        """The first that does not rest; when all do, the one that comes back first."""
+        """The first key without a cooldown; if all have one, the key whose cooldown ends first."""
         return min(self.keys, key=self._wait)
 
     def worked(self, key: Key) -> None:
         self._cooldowns.end(self._name(key))
 
     def failed(self, key: Key, failure: ModelFailed) -> bool:
-        """Whether another key can be used now instead of this one. When all rest, `failure` says until when."""
+        """Whether another key can be used now. If all have a cooldown, sets `failure.retry_after` to the shortest."""
         if len(self.keys) == 1 or failure.kind not in ROTATED:
             return False
         seconds = self._cooldowns.begin(self._name(key), failure)
@@ -64,5 +66,5 @@ class KeyRing:
         return self._cooldowns.wait(self._name(key))
 
     def _name(self, key: Key) -> str:
-        """The same key may be used at another endpoint, which knows nothing of its quota here."""
+        """Cooldowns are per key and endpoint: another endpoint does not share the quota."""
         return f"{key.reference} at {self._endpoint}"

@@ -2,8 +2,8 @@
 
 A provider reports a bad value by the name that its own format has for the field: `text.format.schema` or
 `output_config.format.schema` for `response_format`, `tools.3.input_schema` for one of `tools`. The functions here find
-the caller's own name for it, and only for fields that the caller did set: the rest of a request is the gateway's, and
-so is the mistake. Pure functions.
+the caller's name for it, and only for fields that the caller has set: the gateway wrote the rest of the request, so an
+error there is not the caller's. Pure functions.
 """
 
 import re
@@ -14,7 +14,7 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call
 
 REFUSED_STATUS = frozenset({400, 422})
-"""With these a provider says that the request itself is wrong."""
+"""Statuses by which a provider rejects the request itself."""
 
 _NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -25,7 +25,7 @@ _NAMES = {
     "logprobs": "top_logprobs",
     "safety_identifier": "user",
 }
-"""A provider's name of a field and that of `Call`, where they differ."""
+"""Providers' names of fields and the names in `Call`, where they differ."""
 
 _PATH = re.compile(r"[`'\"]?([a-z_]+)((?:[.\[][\w\]]+)*)")
 _QUOTED = re.compile(r"[`'\"](?:\$\.)?([a-z_]{3,64})((?:[.\[][\w\]]{1,64}){0,8})[`'\"]")
@@ -37,7 +37,7 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def caller_field(param: str, said: str, prefix: EncodedPrefix, call: Call) -> str | None:
-    """The caller's field that an endpoint complains of, by the `param` that it names or else by its words."""
+    """The caller's field that an endpoint refused: from the `param` of the error, or else from its message."""
     if call.response_format and _NO_JSON_WORD.search(said):
         return "response_format"
     if param:
@@ -63,14 +63,14 @@ def _field(name: str, path: str, prefix: EncodedPrefix, call: Call) -> str | Non
 
 
 def _given(call: Call) -> set[str]:
-    """The names of what the caller has set. The effort of reasoning may be the session's or the agent's."""
+    """The fields that the caller has set. Without `reasoning`, which may come from the session or the agent."""
     given = {name for name in call.__struct_fields__ if getattr(call, name) not in (None, (), b"")}
     extras = set(msgspec.json.decode(call.extras)) if call.extras else set()
     return given - {"reasoning", "extras", "caller_tools"} | extras
 
 
 def _is_callers_tool(path: str, prefix: EncodedPrefix) -> bool:
-    """The caller's tools follow the agent's own."""
+    """Whether the index in the path is one of the caller's tools, which follow the agent's own."""
     found = _INDEX.search(path)
     if not prefix.caller_tools or found is None:
         return False

@@ -1,8 +1,8 @@
-"""When to try again, and after how long.
+"""The retry policy: whether to retry a failed request, and after how long.
 
-Guarantee: pauses grow, are spread by chance so that many callers do not come back at once, and never undercut what
-the endpoint asked for; an endpoint that asks for more than the cap is not waited for. Sleep and chance are given, so
-that a test neither waits nor guesses.
+Pauses grow exponentially with random jitter, so that many callers do not return at once. They are never shorter than
+the endpoint's Retry-After; if that exceeds `LONGEST_RETRY_AFTER`, the request is not retried. Sleep, randomness and
+clock are parameters, so that tests are deterministic and do not wait.
 """
 
 import random
@@ -16,24 +16,24 @@ from tidegate.errors import ModelFailed
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 8.0
-# Longer than this, a person would rather know than wait; the failure then carries the endpoint's wish.
-LONGEST_WISH = 30.0
+# Beyond this a person would rather see the failure than wait. The failure carries the endpoint's Retry-After.
+LONGEST_RETRY_AFTER = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`clock` is wall time, because an endpoint may name a date."""
+    """`clock` is wall time, because Retry-After may be a date."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     chance: Callable[[], float] = random.random
     clock: Callable[[], float] = time.time
 
     def pause(self, failure: ModelFailed, attempt: int) -> float | None:
-        """Seconds before attempt number `attempt` + 1, or None when there should be none."""
+        """Seconds to wait after attempt number `attempt` (from 0), or None if the request should not be retried."""
         if not failure.retryable:
             return None
         if failure.retry_after is not None:
-            if failure.retry_after > LONGEST_WISH:
+            if failure.retry_after > LONGEST_RETRY_AFTER:
                 return None
             return failure.retry_after + self.chance() * FIRST_PAUSE
         return float(self.chance() * min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt))

@@ -1,13 +1,13 @@
-"""Server-sent events, taken apart by hand on bytes.
+"""A parser for server-sent events, on bytes.
 
-Guarantee: the same events come out wherever the network cuts the stream; no line and no event grows beyond its bound;
-comments, empty events and other fields than `data` are passed over. Holds at most one unfinished event. The time
-grows with the bytes, however small the pieces are that they come in.
+The events are the same wherever the network splits the stream. Lines and events are bounded. Comments, empty events and
+fields other than `data` are ignored. The parser holds at most one unfinished event, and takes time linear in the bytes,
+however small the pieces are.
 """
 
-# One chunk of a model's answer is a few hundred bytes; whole tool arguments may come in one.
+# One chunk of a model's answer is a few hundred bytes; complete tool arguments may arrive in one.
 EVENT_BYTES = 1024 * 1024
-# May open a stream, and means nothing.
+# May start a stream; ignored.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -16,7 +16,7 @@ class EventTooLarge(Exception):
 
 
 class EventParser:
-    """`feed` takes what the network gave and returns the data of the events that are complete now."""
+    """`feed` takes received bytes and returns the data of the events that they complete."""
 
     __slots__ = ("_data", "_limit", "_opened", "_size", "_tail")
 
@@ -29,7 +29,7 @@ class EventParser:
 
     def feed(self, received: bytes) -> list[bytes]:
         lines = received.split(b"\n")
-        if len(lines) > 1 and self._tail:  # put together once, however many pieces a line came in
+        if len(lines) > 1 and self._tail:  # joined once, however many pieces the line arrived in
             lines[0] = bytes(self._tail + lines[0])
             self._tail.clear()
         if tail := lines.pop():
@@ -56,11 +56,11 @@ class EventParser:
         return events
 
     def _keep(self, value: bytes) -> None:
-        self._size += len(value) + 1  # with the line feed between it and the next
+        self._size += len(value) + 1  # with the line feed before the next line
         if self._size > self._limit:
             raise EventTooLarge
         self._data.append(value)
 
     def finish(self) -> list[bytes]:
-        """At the end of the stream: some servers leave out the last empty line."""
+        """Events that the end of the stream completes: some servers omit the last empty line."""
         return self.feed(b"\n\n")

@@ -1,7 +1,6 @@
-"""What a model needs of whatever carries its requests: the connections to its endpoint, or what stands in their place.
+"""The transport of a model's requests: the HTTP client, a recorder around it, or a replayer in its place.
 
-Guarantee: these are the only ways by which a model reaches its endpoint, so that whoever satisfies them sees all of its
-traffic. Nothing is held here.
+A model reaches its endpoint only through these protocols, so an implementation sees all of its traffic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +11,14 @@ from tidegate.models.http.connection import Timeouts
 
 
 class IncomingResponse(Protocol):
-    """A response of which status and headers are there. Close it, whatever became of it."""
+    """A response whose status and headers have arrived. It must always be closed."""
 
     @property
     def status(self) -> int: ...
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """By their names in small letters."""
+        """Header values by lower-case name."""
         ...
 
     @property
@@ -27,12 +26,12 @@ class IncomingResponse(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether all of it has arrived."""
+        """Whether the whole response has arrived."""
         ...
 
     async def read(self) -> bytes:
-        """What has arrived of the body since the last time, waiting for some; nothing when it is at its end. Raises
-        LinkFailed."""
+        """The part of the body that arrived since the last read; waits for more if there is none, and returns b"" at
+        the end. Raises ConnectionFailed."""
         ...
 
     def close(self) -> None: ...
@@ -40,7 +39,7 @@ class IncomingResponse(Protocol):
 
 class Transport(Protocol):
     async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
-        """The response, when its head has arrived. Raises LinkFailed."""
+        """Send a request and return the response once its head has arrived. Raises ConnectionFailed."""
         ...
 
     def lease(self, endpoint: str) -> Lease: ...

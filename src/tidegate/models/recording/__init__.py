@@ -1,1 +1,11 @@
-"""The traffic with models, written down without secrets and played again. Loaded only when a gateway is told to."""
+"""Recordings of model traffic: written without secrets, and replayed in place of the network.
+
+A package of its own beside `tidegate.models`, so that only a gateway that records or replays loads it. `check` says
+whether a recording could be started at a path.
+"""
+
+from tidegate.models.recording.recorder import TransportRecorder
+from tidegate.models.recording.replayer import TransportReplayer
+from tidegate.models.recording.writer import check
+
+__all__ = ["TransportRecorder", "TransportReplayer", "check"]

@@ -1,8 +1,8 @@
-"""Model traffic, recorded while it passes.
+"""A transport that records model traffic while it passes through.
 
-Guarantee: what is asked and answered goes on as it would without, whatever becomes of the file; every exchange is
-written down when it begins and when it has ended, in whatever way, with secrets taken out before anything reaches the
-disk. The recorder owns its file, from entering to leaving; the traffic is whoever's it was.
+Requests and answers are never affected, even if the file fails. Every exchange is written when it starts and again when
+it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its file from
+entering to leaving; the underlying transport belongs to the caller.
 """
 
 import time
@@ -26,17 +26,17 @@ from tidegate.models.recording.recording_file import (
     digest,
     now,
 )
-from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_headers, stripped_pieces
+from tidegate.models.recording.redaction import redacted_body, redacted_head, redacted_headers, redacted_pieces
 from tidegate.models.recording.writer import RecordingWriter
 from tidegate.security import Redactor
 
 
 class TransportRecorder:
-    """`referred` are the names of headers, in small letters, whose values the settings only refer to."""
+    """`referred` are the lower-case names of headers whose values are secret references in the settings."""
 
     def __init__(
         self,
-        traffic: Transport,
+        transport: Transport,
         path: Path,
         redactor: Redactor,
         *,
@@ -44,44 +44,44 @@ class TransportRecorder:
         body_bytes: int = BODY_BYTES,
         file_bytes: int = FILE_BYTES,
     ) -> None:
-        self._traffic = traffic
+        self._transport = transport
         self._redactor = redactor
         self._referred = frozenset(referred)
         self._body_bytes = body_bytes
         self._exchanges = 0
-        self.pen = RecordingWriter(path, file_bytes)
+        self.writer = RecordingWriter(path, file_bytes)
 
     async def __aenter__(self) -> Self:
-        await to_thread.run_sync(self.pen.open)
+        await to_thread.run_sync(self.writer.open)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await to_thread.run_sync(self.pen.close)
+        await to_thread.run_sync(self.writer.close)
 
     def lease(self, endpoint: str) -> Lease:
-        return self._traffic.lease(endpoint)
+        return self._transport.lease(endpoint)
 
     def status(self) -> dict[str, Any]:
         return {
             "does": "records",
-            "file": str(self.pen.path),
+            "file": str(self.writer.path),
             "exchanges": self._exchanges,
-            "bytes": self.pen.bytes,
-            "stopped": self.pen.stopped,
+            "bytes": self.writer.bytes,
+            "stopped": self.writer.stopped,
         }
 
     async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
-        if self.pen.stopped is not None:
-            return await self._traffic.request(origin, head, body, waits)
+        if self.writer.stopped is not None:
+            return await self._transport.request(origin, head, body, waits)
         self._exchanges += 1
-        exchange = _Exchange(self.pen, self._exchanges, self._redactor, self._body_bytes)
+        exchange = _Exchange(self.writer, self._exchanges, self._redactor, self._body_bytes)
         size = sum(map(len, body))
         number, when, sent = self._exchanges, now(), tuple(body)
-        self.pen.write(lambda: self._asked(number, when, origin, head, sent, size), size)
+        self.writer.write(lambda: self._asked(number, when, origin, head, sent, size), size)
         try:
-            response = await self._traffic.request(origin, head, body, waits)
+            response = await self._transport.request(origin, head, body, waits)
         except ConnectionFailed as failure:
             exchange.end(failure.trouble, failure.said)
             raise
@@ -93,9 +93,9 @@ class TransportRecorder:
     def _asked(
         self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int
     ) -> RecordedRequest:
-        """In the thread of the pen."""
-        method, path, headers = stripped_head(head, self._referred, self._redactor)
-        content = stripped_body(b"".join(body), self._redactor)
+        """The line of a request. Runs in the writer's thread."""
+        method, path, headers = redacted_head(head, self._referred, self._redactor)
+        content = redacted_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
         return RecordedRequest(
             id=number,
@@ -111,10 +111,10 @@ class TransportRecorder:
 
 
 class _Exchange:
-    """What has come in answer to one request."""
+    """The response to one request, as it arrives."""
 
-    def __init__(self, pen: RecordingWriter, number: int, redactor: Redactor, most_bytes: int) -> None:
-        self._pen = pen
+    def __init__(self, writer: RecordingWriter, number: int, redactor: Redactor, most_bytes: int) -> None:
+        self._writer = writer
         self._number = number
         self._redactor = redactor
         self._most = most_bytes
@@ -129,8 +129,8 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Once something is left out, so is all that follows."""
-        if self._ended or self._pen.stopped is not None:
+        """Keep a piece of the body. Once a piece is left out, so are all that follow."""
+        if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
             self._left_out += len(data)
@@ -139,7 +139,7 @@ class _Exchange:
         self._held += len(data)
 
     def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
-        """The first time counts."""
+        """Write the line of the answer. Only the first call counts."""
         if self._ended:
             return
         self._ended = True
@@ -152,8 +152,8 @@ class _Exchange:
         def make() -> RecordedAnswer:
             told, missing = pieces, left_out
             try:
-                stripped = stripped_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
-            except RecursionError:  # what cannot be looked through is not written down
+                stripped = redacted_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
+            except RecursionError:  # it cannot be searched for secrets, so it is not written
                 told, stripped, missing = [], [], missing + sum(len(data) for _, data in told)
             return RecordedAnswer(
                 id=number,
@@ -161,16 +161,16 @@ class _Exchange:
                 end=end,
                 said=redactor.text(said),
                 status=status,
-                headers=stripped_headers(headers, redactor),
+                headers=redacted_headers(headers, redactor),
                 pieces=[RecordedPiece.of(when, data) for (when, _), data in zip(told, stripped, strict=True)],
                 left_out=missing,
             )
 
-        self._pen.write(make, self._held)
+        self._writer.write(make, self._held)
 
 
 class _Recorded:
-    """A response, with someone who listens."""
+    """A response whose reads are recorded."""
 
     def __init__(self, response: IncomingResponse, exchange: _Exchange) -> None:
         self._response = response

@@ -1,9 +1,8 @@
-"""The file of a recording: JSON lines, the first of which says what it is.
+"""The file format of a recording: JSON lines with a header line.
 
-Guarantee: what is written can be read back, piece by piece and byte by byte; a file that was cut off, as by a kill, is
-readable up to its last whole line; a file that is none of ours, or of a newer format, is refused in one sentence. Each
-exchange has two lines, one when it is asked and one when it has ended, so that a request that was never answered is
-there as well. Nothing is held here.
+A recording can be read back piece by piece and byte by byte. A truncated file, as after a kill, is readable up to its
+last complete line. A foreign file, or one of a newer format, is refused with one sentence. Each exchange has two lines,
+one when it starts and one when it ends, so requests without an answer are recorded too.
 """
 
 import base64
@@ -24,22 +23,22 @@ from tidegate.models.http.connection import Trouble
 VERSION = 1
 MiB = 1024 * 1024
 BODY_BYTES = 8 * MiB
-"""Of one request or one answer: more than a context window of text. What is longer holds pictures, or is a mistake."""
+"""Of one request or one answer: more than a context window of text. Longer ones hold pictures, or are mistakes."""
 FILE_BYTES = 256 * MiB
-"""Of the whole: more than anybody sends, and no surprise to a disk."""
+"""Of the whole file: more than usual traffic, and no burden for a disk."""
 LINE_BYTES = 8 * BODY_BYTES
-"""A byte of a body takes at most six in JSON; then there are the headers."""
+"""A byte of a body takes at most six in JSON; the rest is for headers."""
 HOLDS = (
     "The requests that a Tidegate gateway sent to its models and what they answered, conversations included; keys and "
     "other known secrets are replaced by [hidden]."
 )
 
 End = Literal[Trouble, "complete", "left"]
-"""Of an exchange: all of the answer came; whoever asked left before that; or what the trouble was."""
+"""The end of an exchange: the answer is complete, the caller left before that, or the kind of failure."""
 
 
 class RecordingHead(msgspec.Struct, frozen=True):
-    """The first line."""
+    """The header line."""
 
     tidegate: Literal["recording"]
     version: int
@@ -49,7 +48,7 @@ class RecordingHead(msgspec.Struct, frozen=True):
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="asked"):
-    """A request. One that is too long is `left_out`: then there is how many bytes it had, and its digest."""
+    """A request. The body of one that is too long is omitted: `left_out` is its size, `digest` its digest."""
 
     id: int
     time: str
@@ -63,8 +62,8 @@ class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field
 
 
 class RecordedPiece(msgspec.Struct, frozen=True, array_like=True):
-    """What one read gave, so many milliseconds after the request; in base64 where it is no text, as when a character
-    was cut in two."""
+    """The bytes of one read, `after` milliseconds from the request; in base64 if they are not valid text, as when a
+    character was split."""
 
     after: int
     data: str
@@ -83,7 +82,7 @@ class RecordedPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="answered"):
-    """What came of a request. No status means that no answer began; `left_out` counts the bytes behind the pieces."""
+    """The end of a request. Status 0: no answer started. `left_out`: bytes after the pieces that were not recorded."""
 
     id: int
     after: int
@@ -96,7 +95,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field=
 
 
 class RecordingStopped(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="stopped"):
-    """Nothing was recorded any more, although the gateway went on."""
+    """Recording stopped here, although the gateway went on."""
 
     why: str
 
@@ -106,7 +105,7 @@ _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 class PlacedEvent(NamedTuple):
-    """An event with where its line is in the file."""
+    """An event and the position of its line in the file."""
 
     start: int
     size: int
@@ -126,13 +125,13 @@ def line(event: Event | RecordingHead) -> bytes:
 
 
 def digest(body: Any) -> str:
-    """By which two requests are known for the same, however their JSON is written."""
+    """Equal for requests with equal JSON, in any formatting."""
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
 
 def events(path: Path) -> Iterator[PlacedEvent]:
-    """What is in the file, in order. A last line without its end was being written when the gateway was killed, and
-    is passed over. Blocks."""
+    """The events of the file in order. A last line without a line feed is ignored: the gateway was killed while writing
+    it. Blocks."""
     with _opened(path) as file:
         first = file.readline(LINE_BYTES)
         _check_opening(path, first)
@@ -142,20 +141,22 @@ def events(path: Path) -> Iterator[PlacedEvent]:
             yield PlacedEvent(start, len(text), _decoded(path, text, f"line {number}"))
             start += len(text)
         if len(text) == LINE_BYTES:
-            raise Misconfigured(f"Line {number + 1} of {path} is longer than any of a recording; get the file anew.")
+            raise Misconfigured(
+                f"Line {number + 1} of {path} is longer than any line of a recording; get a new copy of the file."
+            )
 
 
 def event_at(path: Path, start: int, size: int) -> Event:
-    """One that `events` has placed. Blocks."""
+    """The event at a position that `events` returned. Blocks."""
     with _opened(path) as file:
         file.seek(start)
-        return _decoded(path, file.read(size), f"what stands at byte {start}")
+        return _decoded(path, file.read(size), f"the line at byte {start}")
 
 
 def _opened(path: Path) -> IO[bytes]:
     descriptor = -1
     try:
-        # Non-blocking, so that a pipe in the place of a file cannot hold up the start.
+        # Non-blocking, so that a pipe instead of a file cannot block the start.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -174,13 +175,13 @@ def _check_opening(path: Path, first: bytes) -> None:
     if not first:
         raise Misconfigured(f"{path} is empty; name a file that `tidegate up --record` has made.")
     try:
-        # Of a newer format nothing is known but its number.
+        # For a newer format, only its version can be read.
         found = msgspec.json.decode(first, type=dict[str, Any])
         version = found["version"] if found["tidegate"] == "recording" else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         version = None
     if not isinstance(version, int):
-        raise Misconfigured(f"{path} is no recording; name a file that `tidegate up --record` has made.")
+        raise Misconfigured(f"{path} is not a recording; name a file that `tidegate up --record` has made.")
     if version > VERSION:
         raise Misconfigured(
             f"{path} was recorded by a newer Tidegate (format {version}, here {VERSION}); replay it with that one."
@@ -191,4 +192,6 @@ def _decoded(path: Path, text: bytes, place: str) -> Event:
     try:
         return _events.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Misconfigured(f"{path} is damaged: {place} cannot be read ({error}); get the file anew.") from None
+        raise Misconfigured(
+            f"{path} is damaged: {place} cannot be read ({error}); get a new copy of the file."
+        ) from None

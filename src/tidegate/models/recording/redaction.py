@@ -1,9 +1,9 @@
-"""Secrets, taken out of what a model was sent and what it answered.
+"""Removal of secrets from recorded requests and answers.
 
-Guarantee: no credential's header keeps its value; no secret that the redactor knows is left in a request, nor in an
-answer, even where a model says it in several events or the network cut it in two, or where a stream broke off in the
-middle of it. What is left is as valid as it was: JSON stays JSON, events stay events, pieces stay as many as they were.
-Pure functions; they take time in proportion to what they read, so they are called in threads.
+Headers with credentials lose their values. No secret that the redactor knows remains in a request or an answer, even if
+a model says it across several events, the network splits it, or a stream breaks off in the middle of it. The result is
+as valid as before: JSON stays JSON, events stay events, and the number of pieces stays the same. Pure functions; their
+time grows with the input, so they are called in threads.
 """
 
 import re
@@ -16,9 +16,9 @@ from tidegate.config import SENSITIVE_HEADER
 from tidegate.security import HIDDEN, Redactor
 
 _OF_AN_ACCOUNT = re.compile(r"(?i)cookie|auth|api-?key|secret|organization|project")
-"""Headers of an answer that nobody needs who reads a recording."""
+"""Response headers about the account, which no reader of a recording needs."""
 _PLACES = ("index", "output_index", "content_index", "summary_index")
-"""By which the formats tell apart what grows side by side in one stream."""
+"""Fields by which the formats distinguish parts that grow in parallel in one stream."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -28,8 +28,8 @@ class Head(NamedTuple):
     headers: dict[str, str]
 
 
-def stripped_head(head: bytes, referred: Collection[str], redactor: Redactor) -> Head:
-    """Of a request. `referred` are the headers, in small letters, whose values are secrets whatever they look like."""
+def redacted_head(head: bytes, referred: Collection[str], redactor: Redactor) -> Head:
+    """The head of a request without secrets. `referred`: lower-case names of headers whose values are always secret."""
     first, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     method, path, _ = first.split(" ", 2)
     headers: dict[str, str] = {}
@@ -40,32 +40,32 @@ def stripped_head(head: bytes, referred: Collection[str], redactor: Redactor) ->
     return Head(method, redactor.text(path), headers)
 
 
-def stripped_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
-    """Of an answer."""
+def redacted_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
+    """The headers of a response without secrets."""
     return {name: redactor.text(value) for name, value in headers.items() if not _OF_AN_ACCOUNT.search(name)}
 
 
-def stripped_body(body: bytes, redactor: Redactor) -> Any:
-    """Of a request: its JSON, or its text if it is none."""
+def redacted_body(body: bytes, redactor: Redactor) -> Any:
+    """The body of a request without secrets: its JSON, or its text if it is not JSON."""
     try:
-        return stripped_value(msgspec.json.decode(body), redactor)
+        return redacted_value(msgspec.json.decode(body), redactor)
     except _UNREADABLE:
         return redactor.text(body.decode("utf-8", "replace"))
 
 
-def stripped_value(value: Any, redactor: Redactor) -> Any:
+def redacted_value(value: Any, redactor: Redactor) -> Any:
     return _rewritten(value, redactor, lambda _, text: redactor.text(text))
 
 
-def stripped_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -> list[bytes]:
-    """Of an answer, each with what is left of it. `cut` says that the answer was not whole, so that its end may be the
-    beginning of a secret."""
+def redacted_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -> list[bytes]:
+    """The pieces of an answer without secrets. `cut`: the answer is incomplete, so its end may be the start of a
+    secret."""
     edits = list(_edits(b"".join(pieces), redactor, cut))
     return list(pieces) if not edits else list(_applied(pieces, edits))
 
 
 def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, int, bytes]]:
-    """What is to be replaced, in order: from, to, by what."""
+    """Replacements in order: start, end, new bytes."""
     before = len(whole) - len(whole.lstrip())
     if whole[before : before + 1] in (b"{", b"["):
         yield from _of_documents(whole, [(before, len(whole))], redactor, cut)
@@ -85,8 +85,8 @@ def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, i
 def _of_documents(
     whole: bytes, documents: Sequence[tuple[int, int]], redactor: Redactor, cut: bool
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Twice through: first to see what each place says over all documents, then, if there is a secret in that, to put
-    down what is left of it."""
+    """Two passes: the first collects the text of each path across all documents; the second, only if that contains a
+    secret, produces the redacted documents."""
     said: dict[str, list[str]] = {}
 
     def listen(place: str, text: str) -> str:
@@ -120,7 +120,7 @@ def _of_documents(
 
 
 def _document(data: bytes) -> Any:
-    """A JSON object or list; None if it is none."""
+    """A JSON object or list; None for anything else."""
     if data[:1] not in (b"{", b"["):
         return None
     try:
@@ -140,7 +140,7 @@ def _hidden(text: str, redactor: Redactor, cut: bool) -> str:
 
 
 def _rewritten(value: Any, redactor: Redactor, visit: Callable[[str, str], str], place: str = "") -> Any:
-    """The same with what `visit` makes of each text in it, in order, given its place."""
+    """A copy of a JSON value in which each string is replaced by `visit(path, string)`, in order."""
     if isinstance(value, str):
         return visit(place, value)
     if isinstance(value, list):
@@ -155,7 +155,7 @@ def _rewritten(value: Any, redactor: Redactor, visit: Callable[[str, str], str],
 
 
 def _parted(texts: list[str], redactor: Redactor, cut: bool) -> list[str]:
-    """What is left of texts that follow one another, each in its part; the same list if that is all of them."""
+    """Consecutive texts without the secrets that span them, split as before; the same list if there are none."""
     whole = "".join(texts)
     found = [*redactor.replacements(whole)]
     begun = redactor.begun(whole) if cut else 0
@@ -167,7 +167,7 @@ def _parted(texts: list[str], redactor: Redactor, cut: bool) -> list[str]:
 
 
 def _applied(pieces: Sequence[AnyStr], edits: Sequence[tuple[int, int, AnyStr]]) -> Iterator[AnyStr]:
-    """Each piece without what is replaced (from, to, by what); that stands in the piece where the old one began."""
+    """The pieces after the edits (start, end, new). A replacement goes into the piece where the old text started."""
     start = 0
     waiting = 0
     for piece in pieces:

@@ -1,10 +1,9 @@
-"""A recording in the place of the network.
+"""A transport that replays a recording in place of the network.
 
-Guarantee: what a request gets is what was recorded for the same request (method, path and JSON of the body), piece by
-piece, failures as failures, without waiting for anything; equal requests get their answers in the order in which they
-were recorded, and the last one again when there are no more. A request that was not recorded fails, and is told where
-it differs first from the nearest that was. No connection is ever opened. Of the file, only where its lines are is held;
-they are read when they are needed.
+A request gets the answer that was recorded for the same request (method, path and JSON of the body): the same pieces or
+the same failure, without delays. Equal requests get their answers in the recorded order, and the last one again when
+there are no more. A request that was not recorded fails with an error that names the first difference from the nearest
+recorded one. No connection is ever opened. Only the positions of lines are held in memory; lines are read when needed.
 """
 
 import asyncio
@@ -19,24 +18,25 @@ from anyio import to_thread
 from tidegate.errors import Misconfigured, ModelFailed
 from tidegate.models.http.clients import Lease, Origin
 from tidegate.models.http.connection import ConnectionFailed, Timeouts
-from tidegate.models.http.error_body import wait_of
+from tidegate.models.http.error_body import retry_after_of
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.http.transport import IncomingResponse
 from tidegate.models.recording.difference import Difference, described
 from tidegate.models.recording.recording_file import RecordedAnswer, RecordedRequest, digest, event_at, events
-from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_value
+from tidegate.models.recording.redaction import redacted_body, redacted_head, redacted_value
 from tidegate.security import Redactor
 
 COMPARED_BYTES = 32 * 1024 * 1024
-"""Of recorded requests that are looked through for the nearest one, which takes about a second."""
+"""Of recorded requests that are compared to find the nearest one, which takes about a second."""
 
 Place = tuple[int, int]
 Request = tuple[str, str, str]
-"""Method, path and digest."""
+"""Method, path and digest of the body."""
 
 
 class _Exchange:
-    """Where its two lines are. There is no answer if the gateway that recorded it was killed before it ended."""
+    """The positions of an exchange's two lines. There is no answer if the recording gateway was killed before it
+    ended."""
 
     __slots__ = ("answered", "asked", "key", "number", "when")
 
@@ -59,12 +59,12 @@ class TransportReplayer:
         self._replayed = self._again = self._unknown = 0
 
     @property
-    def patience(self) -> RetryPolicy:
-        """For models that are replayed: they try again as often as ever, at once."""
+    def retry_policy(self) -> RetryPolicy:
+        """The policy for replayed models: the usual number of retries, without pauses."""
         return RetryPolicy(sleep=_no_pause)
 
     def open(self) -> None:
-        """Read the file through. Blocks."""
+        """Index the file. Blocks."""
         open_ones: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
             if isinstance(event, RecordedRequest):
@@ -76,18 +76,18 @@ class TransportReplayer:
             elif isinstance(event, RecordedAnswer) and (asked := open_ones.pop(event.id, None)) is not None:
                 asked.answered = (start, size)
         if not self._exchanges:
-            raise Misconfigured(f"Nothing was asked while {self._path} was recorded, so there is nothing to replay.")
+            raise Misconfigured(f"{self._path} holds no requests to replay; name another recording.")
 
     def _digest(self, asked: RecordedRequest) -> str:
         try:
-            return digest(stripped_value(asked.body, self._redactor))
+            return digest(redacted_value(asked.body, self._redactor))
         except RecursionError:
             raise Misconfigured(
-                f"No gateway asks what {self._path} holds as its request {asked.id}; get it anew."
+                f"{self._path} is damaged: its request {asked.id} cannot be read; get a new copy of the file."
             ) from None
 
     def lease(self, endpoint: str) -> Lease:
-        """Nobody holds anything, since there is nothing to hold."""
+        """A lease that counts nothing, because there are no connections."""
         return Lease(endpoint, self._leases)
 
     def status(self) -> dict[str, Any]:
@@ -111,17 +111,17 @@ class TransportReplayer:
         self._again += given > len(equal)
         exchange = equal[min(given, len(equal)) - 1]
         if exchange.answered is None:
-            raise self._unanswered(exchange, "the gateway that recorded it ended before the answer did")
+            raise self._unanswered(exchange, "the recording gateway ended before the answer did")
         answered, pieces = await to_thread.run_sync(self._answer, exchange.answered)
         if not answered.status:
             if answered.end == "left" or answered.end == "complete":
-                raise self._unanswered(exchange, "it was stopped before an answer began")
+                raise self._unanswered(exchange, "the request was cancelled before an answer started")
             raise ConnectionFailed(answered.end, answered.said)
         return ReplayedResponse(self._path, answered, pieces, _as_then(answered.headers, exchange.when))
 
     def _read(self, head: bytes, body: Sequence[bytes]) -> tuple[Any, Request]:
-        method, path, _ = stripped_head(head, (), self._redactor)
-        content = stripped_body(b"".join(body), self._redactor)
+        method, path, _ = redacted_head(head, (), self._redactor)
+        content = redacted_body(b"".join(body), self._redactor)
         return content, (method, path, digest(content))
 
     def _answer(self, place: Place) -> tuple[RecordedAnswer, list[bytes]]:
@@ -140,37 +140,36 @@ class TransportReplayer:
             raise self._changed() from None
 
     def _changed(self) -> ModelFailed:
-        return _failed(f"The recording {self._path} was changed or removed while it was replayed; start again with it.")
+        return _failed(f"The recording {self._path} was changed or removed during the replay; restart the gateway.")
 
     def _unanswered(self, exchange: _Exchange, why: str) -> ModelFailed:
-        return _failed(
-            f"The recording {self._path} holds no answer to this request, its number {exchange.number}: {why}."
-        )
+        return _failed(f"The recording {self._path} holds no answer to this request (number {exchange.number}): {why}.")
 
     def _not_recorded(self, key: Request, asked: Any) -> ModelFailed:
-        """Says which part differs first. What stands there may be of the conversation, and is told apart."""
+        """The error for an unknown request, with the first difference. The values may quote the conversation, so they
+        are in `said`."""
         method, path, _ = key
         alike = [exchange for exchange in self._exchanges if exchange.key[:2] == (method, path)]
         if not alike:
             known = ", ".join(sorted({" ".join(exchange.key[:2]) for exchange in self._exchanges}))
             return _failed(
-                f"The recording {self._path} holds no request {method} {path}, but: {known}; check base_url."
+                f"The recording {self._path} holds no request {method} {path}, only {known}; check base_url."
             )
         nearest = self._nearest(alike, asked)
         if nearest is None:
             return _failed(
-                f"The recording {self._path} does not hold this request, and those that it holds are too long to be "
-                "compared with it; ask what was asked when it was made."
+                f"The recording {self._path} does not hold this request, and its requests are too long to compare; "
+                "repeat the recorded conversation."
             )
         number, found = nearest
         return _failed(
-            f"The recording {self._path} does not hold this request: from the nearest, its number {number}, it differs "
-            f"first in {found.place or 'everything'}.",
-            said=f"{found.recorded} then, and {found.asked} is asked now.",
+            f"The recording {self._path} does not hold this request. The first difference from the nearest one (number "
+            f"{number}) is in {found.place or 'the whole body'}.",
+            said=f"recorded: {found.recorded}; now: {found.asked}",
         )
 
     def _nearest(self, alike: Sequence[_Exchange], asked: Any) -> tuple[int, Difference] | None:
-        """The recorded request in which the fewest places differ; of several, the first."""
+        """The recorded request with the fewest differences; the first of several."""
         best: tuple[int, int, Difference] | None = None
         read = 0
         for exchange in alike:
@@ -180,15 +179,13 @@ class TransportReplayer:
             event = self._event(exchange.asked)
             if not isinstance(event, RecordedRequest) or event.left_out:
                 continue
-            found = described(stripped_value(event.body, self._redactor), asked)
+            found = described(redacted_value(event.body, self._redactor), asked)
             if found is not None and (best is None or found[1] < best[0]):
                 best = found[1], exchange.number, found[0]
         return None if best is None else best[1:]
 
 
 class ReplayedResponse:
-    """A recorded response."""
-
     def __init__(
         self, path: Path, answered: RecordedAnswer, pieces: Sequence[bytes], headers: Mapping[str, str]
     ) -> None:
@@ -208,21 +205,21 @@ class ReplayedResponse:
         return answered.end == "complete" and not answered.left_out and not self._pieces
 
     async def read(self) -> bytes:
-        await asyncio.sleep(0)  # others have their turn between two pieces, as they had then
+        await asyncio.sleep(0)  # let other tasks run between two pieces
         if self._pieces:
             return self._pieces.popleft()
         answered = self._answered
         if answered.left_out:
             raise _failed(
-                f"The recording {self._path} left out the last {answered.left_out} bytes of this answer, which was too "
-                "long for it."
+                f"The recording {self._path} lacks the last {answered.left_out} bytes of this answer, which was too "
+                "long to record."
             )
         if answered.end == "complete":
             return b""
         raise ConnectionFailed("broken" if answered.end == "left" else answered.end, answered.said)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to close."""
 
 
 def _failed(message: str, said: str = "") -> ModelFailed:
@@ -230,14 +227,14 @@ def _failed(message: str, said: str = "") -> ModelFailed:
 
 
 def _as_then(headers: Mapping[str, str], when: str) -> Mapping[str, str]:
-    """A wish to be asked later may name a time of day, which then was in the future."""
+    """The headers, with Retry-After in seconds: a recorded date may be in the past by now."""
     try:
-        wish = wait_of(headers, datetime.fromisoformat(when).timestamp())
+        seconds = retry_after_of(headers, datetime.fromisoformat(when).timestamp())
     except ValueError:
-        wish = None
-    if wish is None:
+        seconds = None
+    if seconds is None:
         return headers
-    return {**{name: value for name, value in headers.items() if name != "retry-after-ms"}, "retry-after": str(wish)}
+    return {**{name: value for name, value in headers.items() if name != "retry-after-ms"}, "retry-after": str(seconds)}
 
 
 async def _no_pause(_seconds: float) -> None:

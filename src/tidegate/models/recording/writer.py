@@ -1,9 +1,9 @@
-"""The hand that writes a recording.
+"""The writer of a recording file.
 
-Guarantee: the file is new, its owner's alone, and reached through no link; nothing is ever overwritten. Lines are
-written whole and in order, each at once, by one thread, and nobody on the loop waits for it. When the disk refuses or
-does not keep up, or the file is as large as it may be, that is told once, the file ends with a whole line, and whoever
-records goes on without. The pen owns its file and its thread, from `open` to `close`, both of which block.
+The file is new, private to its owner (0600) and not reached through a symbolic link; nothing is ever overwritten. One
+thread writes complete lines in order, each immediately; the event loop never waits for it. If the disk fails or cannot
+keep up, or the file reaches its limit, this is logged once, the file ends with a complete line, and the gateway goes on
+without recording. The writer owns its file and its thread, from `open` to `close`, both of which block.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from tidegate.log import Log
 from tidegate.models.recording.recording_file import Event, RecordingStopped, line, opening
 
 PENDING_BYTES = 64 * 1024 * 1024
-"""Of bodies that wait to be written: some seconds of a slow disk."""
+"""Of bodies that wait to be written: a few seconds for a slow disk."""
 PENDING_LINES = 10_000
-"""The same for what has no body."""
+"""Lines that wait to be written; bounds those without a body."""
 LAST_LINE_BYTES = 1024
-"""Kept free for the line that says why it is the last."""
+"""Reserved for the last line, which says why the recording stopped."""
 CLOSE_SECONDS = 10.0
-"""For what waits to be written at the end; a gateway that stops cannot wait for a disk that never answers."""
+"""To write the remaining lines at the end; a stopping gateway cannot wait for a disk that never responds."""
 FILE_MODE = 0o600
 
 log = Log(__name__)
@@ -37,9 +37,9 @@ class RecordingWriter:
     def __init__(self, path: Path, most_bytes: int) -> None:
         self.path = path
         self.bytes = 0
-        """Written so far."""
+        """Bytes written so far."""
         self.stopped: str | None = None
-        """Why nothing is written any more."""
+        """The reason why nothing more is written."""
         self._most = most_bytes
         self._fd = -1
         self._thread: threading.Thread | None = None
@@ -50,7 +50,7 @@ class RecordingWriter:
 
     @property
     def pending(self) -> int:
-        """Bytes of bodies that are held to be written."""
+        """Bytes of bodies that wait to be written."""
         return self._pending
 
     def open(self) -> None:
@@ -59,7 +59,7 @@ class RecordingWriter:
             self._fd = os.open(self.path, flags, FILE_MODE)
             self._append(opening())
         except OSError as error:
-            if self._fd >= 0:  # it is ours, and nothing is in it
+            if self._fd >= 0:  # the file is ours, and empty
                 self.path.unlink(missing_ok=True)
             self._close_file()
             raise _unusable(self.path, error) from None
@@ -67,7 +67,7 @@ class RecordingWriter:
         self._thread.start()
 
     def write(self, make: Making, size: int) -> None:
-        """Have a line written; it is made by the thread that writes it. `size` is about what it holds meanwhile."""
+        """Queue a line. `make` is called in the writer's thread; `size` is roughly the memory it holds until then."""
         if self.stopped is not None or self._thread is None:
             return
         try:
@@ -87,9 +87,9 @@ class RecordingWriter:
             self._lines.put(None, timeout=CLOSE_SECONDS)
             thread.join(CLOSE_SECONDS)
         if thread.is_alive():
-            self._stop("the disk did not take the rest in time")
+            self._stop("the disk did not finish in time")
 
-    # -- in the thread --
+    # -- in the writer's thread --
 
     def _run(self) -> None:
         try:
@@ -97,7 +97,7 @@ class RecordingWriter:
                 make, size = waiting
                 self._write(make)
                 self._count(-size)
-                del waiting, make  # the next may be long in coming
+                del waiting, make  # free them: the next line may take long
             self._say_why()
         finally:
             self._close_file()
@@ -114,7 +114,7 @@ class RecordingWriter:
                 self._append(text)
         except OSError as error:
             self._stop(f"the disk refuses ({error.strerror})")
-        except Exception as error:  # whatever it is, the gateway goes on, and nothing half-made is written
+        except Exception as error:  # the gateway must go on, and no partial line is written
             log.exception("a line of the recording could not be made", file=str(self.path))
             self._stop(f"a line could not be made ({type(error).__name__})")
         self._say_why()
@@ -132,10 +132,10 @@ class RecordingWriter:
         self.bytes += len(text)
 
     def _say_why(self) -> None:
-        """In the file, once, if it has been stopped."""
+        """Write the reason as the last line, once, if recording has stopped."""
         if self.stopped is not None and not self._said:
             self._said = True
-            with contextlib.suppress(OSError):  # it is in the log, too
+            with contextlib.suppress(OSError):  # the log has it too
                 self._append(line(RecordingStopped(self.stopped)))
 
     def _close_file(self) -> None:
@@ -143,7 +143,7 @@ class RecordingWriter:
         if fd >= 0:
             os.close(fd)
 
-    # -- in either --
+    # -- in either thread --
 
     def _count(self, size: int) -> None:
         with self._lock:
@@ -154,11 +154,11 @@ class RecordingWriter:
             if self.stopped is not None:
                 return
             self.stopped = why
-        log.error("the recording stopped, and the gateway goes on without", file=str(self.path), why=why)
+        log.error("the recording stopped; the gateway goes on without it", file=str(self.path), why=why)
 
 
 def check(path: Path) -> None:
-    """Whether a recording could be begun there, as far as can be said without making one. Blocks."""
+    """Raise Misconfigured if a recording could not be started at this path. Creates nothing. Blocks."""
     if os.path.lexists(path):
         raise _unusable(path, FileExistsError())
     if not path.parent.is_dir():
@@ -168,11 +168,11 @@ def check(path: Path) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> Misconfigured:
-    """Why nothing can be recorded there, and what to do."""
+    """The reason why a path cannot be used, with advice."""
     if isinstance(error, FileExistsError):
         return Misconfigured(
-            f"{path} exists already, and a recording overwrites nothing: move it or name another file."
+            f"{path} already exists, and a recording never overwrites a file: move it or name another file."
         )
     if isinstance(error, FileNotFoundError):
-        return Misconfigured(f"The folder of {path} does not exist: make it, or record elsewhere.")
+        return Misconfigured(f"The folder of {path} does not exist: create it, or record elsewhere.")
     return Misconfigured(f"{path} cannot be written ({error.strerror}): record elsewhere.")

@@ -119,7 +119,7 @@ async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int
             lambda tokens, terse, piece=piece: of_messages(piece, tokens, terse=terse),  # type: ignore[misc]
             sum(weigh(message) for _, message in piece),
         )
-        drafts.append(_draft(0, first, piece[-1][0], how, pen.model.provided, text))
+        drafts.append(_draft(0, first, piece[-1][0], how, pen.model.provider_model, text))
         first = piece[-1][0] + 1
     return drafts
 
@@ -138,7 +138,7 @@ async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow
             log.warning("summaries stay as they are", why=str(useless))
             return drafts
         level = max(row.level for row in group) + 1
-        drafts.append(_draft(level, group[0].first, group[-1].last, how, pen.model.provided, text))
+        drafts.append(_draft(level, group[0].first, group[-1].last, how, pen.model.provider_model, text))
     return drafts
 
 

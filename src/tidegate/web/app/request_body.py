@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.config import Duration, InvalidValue
 from tidegate.errors import Busy, Refused, TooLarge
-from tidegate.models import repaired
+from tidegate.models import repair_json
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -132,7 +132,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
         raise refuse(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         text = str(error).removeprefix("JSON is malformed: ")
-        if repaired(body) != body:  # what the decoder says of it depends on what follows
+        if repair_json(body) != body:  # what the decoder says of it depends on what follows
             text = "it holds a lone surrogate or bytes that are not UTF-8; send valid Unicode"
         raise Refused(f"The body is not valid JSON: {text[:1].lower()}{text[1:]}.", code="invalid_json") from None
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages.
+"""Anthropic's Messages API.
 
-The format is `messages.py`, what goes out `wire.py` and `call.py`, what comes in `answer.py`.
+`messages.py` and `messages_parameters.py` make requests; `messages_answer.py` reads answers.
 """

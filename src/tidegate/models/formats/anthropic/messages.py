@@ -1,19 +1,233 @@
-"""Anthropic's Messages API, as one format of an HTTP model.
+"""Requests of Anthropic's Messages API: the format, and its messages, prefix and request body as bytes.
 
-Guarantee: it holds nothing of a conversation; wire and answers are what `wire` and `answer` promise.
+Equal values give equal bytes, and all of a request except its cache marks is the start of the conversation's next one.
+Requests contain nothing that the API would refuse: no empty blocks, no ids or names of other formats, no reasoning
+block at the end of an answer. A model's signed reasoning blocks are sent back verbatim, at their positions, and to that
+model only. Nothing is held per conversation.
+
+Every block ends with its type, and every message starts with its role. So a request can be marked for the cache, and
+its last answer found, without decoding messages.
 """
 
-from collections.abc import Callable, Mapping
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
 
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer
-from tidegate.models.formats.anthropic.messages_parameters import sampling_of
-from tidegate.models.formats.anthropic.messages_wire import API, AnthropicWire, CacheTtl
+from tidegate.models.formats.anthropic.messages_answer import API, PLACE, AnthropicAnswer
+from tidegate.models.formats.anthropic.messages_parameters import blank_stops, parameters, sampling_of, wants_json
+from tidegate.models.formats.call_names import call_name
+from tidegate.models.formats.call_parameters import invalid
+from tidegate.models.formats.request_text import aside, base64_data, file_name, media_placeholder
+from tidegate.models.interface import EncodedPrefix
+from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall, ToolDefinition
 
 VERSION = "2026-10-21"
 SAMPLED_VERSION = "2023-06-01"
-"""The newest refuses temperature and top_p for every model; those that take them are asked by the one before, which is
-also the only one that other makers' servers know."""
+"""The newest version refuses temperature and top_p for every model. Models that accept them use the previous one, which
+is also the only one that other vendors' servers know."""
+
+CacheTtl = Literal["5m", "1h"]
+SHOWN = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp", PDF})
+
+# Part of the wire format: raise `version` when one of these sentences changes.
+NO_MESSAGE = "The message was empty."
+NO_OUTPUT = "[no output]"
+NO_BEGINNING = "What was said before this is not known."
+JSON_ONLY = "Answer with one JSON object and nothing else."
+UNREADABLE = "unreadable_arguments"
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+# Prefix of ids that are made here; an original id with this prefix is replaced too.
+_MADE_ID = "tg_"
+_MADE_DIGITS = 40
+
+_ANSWER = b'{"role":"assistant",'
+_THOUGHTFUL = (_ANSWER + b'"content":[{"thinking":', _ANSWER + b'"content":[{"data":')
+_CALLING = b'"type":"tool_use"}]}'
+_END = b"}]}"
+# Ends of messages whose last block may be marked for the cache; reasoning blocks may not.
+_MARKABLE = (
+    b'"type":"text"}]}',
+    b'"type":"image"}]}',
+    b'"type":"document"}]}',
+    b'"type":"tool_result"}]}',
+    _CALLING,
+)
+_MARKS: dict[CacheTtl, bytes] = {
+    "5m": b',"cache_control":{"type":"ephemeral"}',
+    "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
+}
+_NO_SCHEMA = msgspec.Raw(b'{"type":"object","properties":{}}')
+
+
+class _Text(msgspec.Struct):
+    text: str
+    type: str = "text"
+
+
+class _Source(msgspec.Struct):
+    media_type: str
+    data: msgspec.Raw
+    type: str = "base64"
+
+
+class _Image(msgspec.Struct):
+    source: _Source
+    type: str = "image"
+
+
+class _Document(msgspec.Struct):
+    source: _Source
+    title: str
+    type: str = "document"
+
+
+_Shown = _Text | _Image | _Document
+
+
+class _Use(msgspec.Struct):
+    id: str
+    name: str
+    input: msgspec.Raw
+    type: str = "tool_use"
+
+
+class _Result(msgspec.Struct):
+    tool_use_id: str
+    content: "list[_Shown]"
+    is_error: bool
+    type: str = "tool_result"
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: "Sequence[_Shown | _Use | _Result | msgspec.Raw]"
+
+
+class _Tool(msgspec.Struct, omit_defaults=True, kw_only=True):
+    name: str
+    description: str = ""
+    strict: bool = False
+    input_schema: msgspec.Raw
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_JSON_ONLY = _encode(_Message("user", [_Text(aside(JSON_ONLY))]))
+_BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
+
+
+class AnthropicWire:
+    """`cache_ttl` is how long the provider caches marked content; writing costs more for the longer time."""
+
+    version = 3001
+    continues_answers = False
+
+    def __init__(self, model: str, facts: Facts, *, cache_ttl: CacheTtl = "5m") -> None:
+        self._facts = facts
+        self._own = model
+        self._model = _encode(model)
+        self._sampling = sampling_of(model, facts)
+        self._mark = _MARKS[cache_ttl]
+
+    def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
+        return blank_stops(stops)
+
+    def takes(self, media_type: str) -> bool:
+        return media_type in SHOWN and self._facts.takes(media_type)
+
+    def encode(self, message: Message) -> bytes:
+        if message.role == "tool":
+            return self.encode_results((message,))
+        if message.role == "assistant":
+            blocks = self._answer(message)
+            return _encode(_Message("assistant", blocks)) if blocks else b""
+        said: list[_Shown] = [*_texts(message.text, aside(message.aside) if message.aside.strip() else "")]
+        said += [self._shown(media) for media in message.media]
+        return _encode(_Message("user", said or [_Text(aside(NO_MESSAGE))]))
+
+    def encode_results(self, results: Sequence[Message]) -> bytes:
+        """One message, as the API requires: first all results, then the gateway's additions."""
+        if not results:
+            return b""
+        blocks: list[_Result | _Shown] = []
+        behind: list[_Shown] = []
+        for result in results:
+            content: list[_Shown] = [*_texts(result.text)]
+            # A failed result may contain only text.
+            (behind if result.failed else content).extend(map(self._shown, result.media))
+            blocks.append(_Result(_id(result.call_id), content or [_Text(NO_OUTPUT)], result.failed))
+        blocks += behind
+        blocks += [_Text(aside(result.aside)) for result in results if result.aside.strip()]
+        return _encode(_Message("user", blocks))
+
+    def encode_prefix(self, prefix: Prefix) -> EncodedPrefix:
+        system = _encode(_Text(prefix.prompt)) if prefix.prompt.strip() else b""
+        offered = prefix.offered
+        return EncodedPrefix(system=system, tools=_encode([_tool(tool) for tool in offered]) if offered else b"")
+
+    def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
+        tools = prefix.tools
+        answer = _last_answer(history)
+        settings = parameters(
+            call,
+            self._facts,
+            sampling=self._sampling,
+            tools=bool(tools),
+            thoughtless=lambda: _begun_thoughtless(history, answer),
+        )
+        mark = self._mark
+        pieces = [b'{"model":', self._model, b',"stream":true,', settings]
+        if tools:
+            pieces += (b',"tools":', tools[:-2], mark, b"}]")
+        if prefix.system:
+            pieces += (b',"system":[', prefix.system[:-1], mark, b"}]")
+        pieces.append(b',"messages":[')
+        if history and history[0].startswith(_ANSWER):
+            pieces.append(_BEGINNING)  # the first message must be the user's
+        # Mark the end of this request and of the previous one, so that the provider finds its cache entry: it looks at
+        # only twenty blocks before a mark.
+        marked = (len(history) - 1, answer - 1)
+        for place, piece in enumerate(history):
+            if place:
+                pieces.append(b",")
+            if place in marked and piece.endswith(_MARKABLE):
+                pieces += (piece[: -len(_END)], mark, _END)
+            else:
+                pieces.append(piece)
+        if wants_json(call):
+            pieces += (b",", _JSON_ONLY)
+        pieces.append(b"]}")
+        return pieces
+
+    def _answer(self, message: Message) -> list[_Text | _Use | msgspec.Raw]:
+        """Text, tool calls and reasoning of an answer, in their original order."""
+        blocks: list[_Text | _Use | msgspec.Raw] = []
+        text, calls = message.text, message.calls
+        at = done = 0
+        if message.carrier == API and message.model == self._own:
+            for carried in message.carried:
+                blocks += _texts(text[at : carried.text])
+                blocks += [_use(call) for call in calls[done : carried.calls]]
+                at, done = max(at, carried.text), max(done, carried.calls)
+                if bytes(carried.item) != bytes(PLACE):
+                    blocks.append(carried.item)
+        blocks += _texts(text[at:])
+        blocks += [_use(call) for call in calls[done:]]
+        while blocks and isinstance(blocks[-1], msgspec.Raw):
+            blocks.pop()  # the answer was cut short while the model was thinking
+        return blocks
+
+    def _shown(self, media: Media) -> _Shown:
+        if not self.takes(media.media_type):
+            return _Text(media_placeholder(media))
+        # Raw JSON, so that a large picture is not copied more often than needed; nothing in it needs escaping.
+        source = _Source(media.media_type, msgspec.Raw(b'"%b"' % base64_data(media)))
+        return _Document(source, file_name(media)) if media.is_document else _Image(source)
 
 
 class AnthropicMessages:
@@ -33,3 +247,64 @@ class AnthropicMessages:
 
     def answer(self, limit: int, on_text: Callable[[str], None]) -> AnthropicAnswer:
         return AnthropicAnswer(limit, on_text)
+
+
+def _texts(*texts: str) -> list[_Text]:
+    """Text blocks for texts that are not blank."""
+    return [_Text(text) for text in texts if text.strip()]
+
+
+def _use(call: ToolCall) -> _Use:
+    return _Use(_id(call.id), call_name(call.name), _input(call.arguments))
+
+
+def _id(given: str) -> str:
+    """A call id that the API accepts: the original if possible, else a digest, so that ids stay distinct."""
+    if _ID.fullmatch(given) and not given.startswith(_MADE_ID):
+        return given
+    return _MADE_ID + hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:_MADE_DIGITS]
+
+
+def _input(arguments: str) -> msgspec.Raw:
+    """The model's own arguments if they are a JSON object, as the API requires; else an object that quotes them."""
+    text = arguments.strip().encode("utf-8", "replace")
+    if not text:
+        return msgspec.Raw(b"{}")
+    try:
+        readable = isinstance(_decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        readable = False
+    return msgspec.Raw(text if readable else _encode({UNREADABLE: arguments}))
+
+
+def _tool(tool: ToolDefinition) -> _Tool:
+    return _Tool(
+        name=tool.name, description=tool.description, strict=tool.strict, input_schema=_schema(tool.parameters)
+    )
+
+
+def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
+    """The schema verbatim, with a `type` if it has none: this API requires one."""
+    raw = bytes(parameters)
+    if not raw:
+        return _NO_SCHEMA
+    try:
+        schema = _decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        raise invalid("The parameters of a tool are not JSON; send them as a JSON schema.", "tools") from None
+    if not isinstance(schema, dict):
+        raise invalid("The parameters of a tool are not an object; send them as a JSON schema.", "tools")
+    return parameters if "type" in schema else msgspec.Raw(_encode({"type": "object", **schema}))
+
+
+def _last_answer(history: Sequence[bytes]) -> int:
+    """The index of the entry that starts with the model's last answer; 0 if there is none."""
+    for place in range(len(history) - 1, 0, -1):
+        if history[place].startswith(_ANSWER):
+            return place
+    return 0
+
+
+def _begun_thoughtless(history: Sequence[bytes], answer: int) -> bool:
+    """Whether the request continues a step whose tool calls were made without thinking, by this model or another."""
+    return bool(answer) and history[answer].endswith(_CALLING) and not history[answer].startswith(_THOUGHTFUL)

@@ -1,9 +1,8 @@
-"""Anthropic's Messages format, incoming: a stream, or one whole message, becomes an assistant Message.
+"""Answers of Anthropic's Messages API: a stream or a complete body becomes an assistant Message.
 
-Guarantee: what comes out is complete (the reason why the model stopped was seen), or an AnswerBroken says why not; the
-bounds are those of every streamed answer, and thoughts count towards them. Thoughts and their signatures are carried
-verbatim, each at its place; tool arguments are kept verbatim. Events and blocks of a kind that is not known are passed
-over.
+The result is complete (the stop reason has arrived), or BrokenAnswer gives the reason. The bounds are those of every
+streamed answer, and reasoning counts towards them. Reasoning blocks and their signatures are kept verbatim at their
+positions, and so are tool arguments. Unknown events and blocks are ignored.
 """
 
 from collections.abc import Callable
@@ -11,16 +10,21 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
-from tidegate.models.formats.anthropic.messages_wire import API, PLACE
-from tidegate.models.formats.json_repair import decoded
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.json_repair import decode_tolerantly
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, raw_value
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
+
+API = "anthropic"
+"""The name of this format in the configuration, and in what its answers carry."""
+
+PLACE = msgspec.Raw(b"null")
+"""Marks a position where text followed a tool call, so that the answer is split there. It is not sent."""
 
 _FINISHES = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
-    # Its turn was to go on in another request: for whoever reads it, it is cut short.
+    # The model expects to continue in another request, so for the reader the answer is cut short.
     "pause_turn": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",
@@ -34,12 +38,12 @@ _EVENTS = frozenset(
 _BLOCKS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
 _STRANGE = "strange"
 _DELTAS = frozenset({"text_delta", "input_json_delta", "thinking_delta", "signature_delta"})
-_NOT_JSON = "a piece of the stream is not the JSON it should be"
+_NOT_JSON = "a piece of the stream is not the expected JSON"
 _DISORDER = "the pieces of the stream are out of order"
 
 
 class _Thought(msgspec.Struct, gc=False):
-    """What is carried, in the order that the outgoing side knows."""
+    """A reasoning block as it is kept, with the order of fields that requests expect."""
 
     thinking: str
     signature: str
@@ -90,7 +94,7 @@ class _Typed(msgspec.Struct, gc=False):
 
 
 class _Strange(msgspec.Struct, gc=False):
-    """As much of an event as tells whether what is in it need be understood."""
+    """The part of an event that shows whether it is of an unknown kind, which may be ignored."""
 
     type: str = ""
     index: int = 0
@@ -112,15 +116,15 @@ _decode_block = msgspec.json.Decoder(_Block).decode
 _decode_typed = msgspec.json.Decoder(_Typed).decode
 _decode_whole = msgspec.json.Decoder(_Whole).decode
 _encode = msgspec.json.Encoder().encode
-# What a decoder may raise for bytes of any kind; the last is nesting without end.
+# Errors of a decoder for arbitrary bytes; RecursionError is raised for extreme nesting.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-# Weighed for every thought, so that many empty ones are not free.
+# Counted for every reasoning block, so that many empty ones are bounded too.
 _FRAME = _encode(_Thought("", "")).decode()
 
 
 class AnthropicAnswer(StreamedAnswer):
-    """Blocks come one after the other: `_open` is the kind of the one that grows, "" for none. `_standing_in` says that
-    a call's arguments are what came with its beginning, and give way to any that follow."""
+    """Blocks arrive one after the other: `_open` is the kind of the current one, "" for none. `_standing_in`: the
+    arguments of the current call came with its start event, and are replaced by any that follow."""
 
     __slots__ = (
         *("_begun", "_call", "_carried", "_characters", "_open", "_parted", "_place", "_signature", "_standing_in"),
@@ -138,9 +142,9 @@ class AnthropicAnswer(StreamedAnswer):
         self._parted = 0
         self._call: GrowingCall | None = None
         self._standing_in = False
-        self._thinking: list[str] = []  # house: allow `weigh` bounds an answer
+        self._thinking: list[str] = []  # house: allow `count_bytes` bounds an answer
         self._signature = ""
-        self._carried: list[OpaqueItem] = []  # house: allow `weigh` bounds an answer
+        self._carried: list[OpaqueItem] = []  # house: allow `count_bytes` bounds an answer
 
     @property
     def complete(self) -> bool:
@@ -148,7 +152,7 @@ class AnthropicAnswer(StreamedAnswer):
 
     def event(self, data: bytes) -> None:
         try:
-            event = decoded(_decode_event, data)
+            event = decode_tolerantly(_decode_event, data)
         except msgspec.ValidationError:
             self._pass_over(data)
             return
@@ -175,20 +179,20 @@ class AnthropicAnswer(StreamedAnswer):
                 self._end(event.delta.stop_reason)
         elif kind == "message_stop":
             if self._stop is None:
-                raise BrokenAnswer("the answer ended without saying why")
+                raise BrokenAnswer("the answer ended without a stop reason")
             self.done = True
-        elif kind == "error" or (not kind and given(event.error)):
-            raise AnswerError(given(event.error) or b"{}")
+        elif kind == "error" or (not kind and raw_value(event.error)):
+            raise AnswerError(raw_value(event.error) or b"{}")
 
     def one_piece(self, body: bytes) -> None:
         try:
-            whole = decoded(_decode_whole, body)
+            whole = decode_tolerantly(_decode_whole, body)
         except _UNREADABLE:
-            raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
-        if complaint := given(whole.error):
+            raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None
+        if complaint := raw_value(whole.error):
             raise AnswerError(complaint)
         if whole.type != "message" or not whole.stop_reason:
-            raise BrokenAnswer("the endpoint's answer holds none")
+            raise BrokenAnswer("the endpoint's response contains no answer")
         self._begun = True
         self._count(whole.usage)
         for place, raw in enumerate(whole.content or ()):
@@ -196,12 +200,12 @@ class AnthropicAnswer(StreamedAnswer):
         self._end(whole.stop_reason)
 
     def message(self, model: str) -> Message:
-        calls = self.made_calls()
+        calls = self.finished_calls()
         return Message(
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(_FINISHES.get(self._stop or "", "stop"), calls=bool(calls)),
+            finish=finish_reason_of(_FINISHES.get(self._stop or "", "stop"), calls=bool(calls)),
             usage=self._usage_value(),
             model=model,
             carrier=API if self._carried else "",
@@ -211,7 +215,7 @@ class AnthropicAnswer(StreamedAnswer):
     # -- blocks --
 
     def _begin(self, place: int, block: _Block) -> None:
-        """Also ends a block that was left open, which some servers do."""
+        """Start a block. Closes one that the server left open."""
         if not self._begun or place < self._place:
             raise BrokenAnswer(_DISORDER)
         self._close()
@@ -224,16 +228,16 @@ class AnthropicAnswer(StreamedAnswer):
         elif kind == "tool_use":
             self._call = call = self.new_call(place)
             call.id, call.name = block.id or "", block.name or ""
-            self.weigh(call.id + call.name)
-            self._argue(call, given(block.input).decode())
+            self.count_bytes(call.id + call.name)
+            self._add_arguments(call, raw_value(block.input).decode())
             self._standing_in = True
         elif kind == "thinking":
-            self.weigh(_FRAME)
-            self._think(block.thinking or "")
-            self._sign(block.signature or "")
+            self.count_bytes(_FRAME)
+            self._add_reasoning(block.thinking or "")
+            self._set_signature(block.signature or "")
         elif kind == "redacted_thinking":
-            self.weigh(_FRAME)
-            self.weigh(block.data or "")
+            self.count_bytes(_FRAME)
+            self.count_bytes(block.data or "")
             self._carry(_encode(_Redacted(block.data or "")))
 
     def _grow(self, place: int, delta: _Delta) -> None:
@@ -248,12 +252,12 @@ class AnthropicAnswer(StreamedAnswer):
                 if self._standing_in:
                     self._standing_in = False
                     self._call.arguments.clear()
-                self._argue(self._call, delta.partial_json)
+                self._add_arguments(self._call, delta.partial_json)
         elif opened == "thinking":
             if kind == "thinking_delta":
-                self._think(delta.thinking or "")
+                self._add_reasoning(delta.thinking or "")
             elif kind == "signature_delta":
-                self._sign(delta.signature or "")
+                self._set_signature(delta.signature or "")
 
     def _close(self) -> None:
         if self._open == "thinking":
@@ -270,7 +274,7 @@ class AnthropicAnswer(StreamedAnswer):
         self._stop = reason
 
     def _pass_over(self, data: bytes) -> None:
-        """An event that does not have the shape that was expected: only one of a kind that is not known may be so."""
+        """Ignore an event of an unexpected shape if its kind is unknown; otherwise raise BrokenAnswer."""
         try:
             if _decode_typed(data).type not in _EVENTS:
                 return
@@ -284,40 +288,40 @@ class AnthropicAnswer(StreamedAnswer):
         else:
             raise BrokenAnswer(_NOT_JSON)
 
-    # -- what grows --
+    # -- content --
 
     def _add(self, text: str) -> None:
         if len(self.calls) > self._parted:
-            # Text after a call: where that was would else be lost.
+            # Text after a call: without a mark its position would be lost.
             self._carry(bytes(PLACE))
         self.add_text(text)
         self._characters += len(text)
 
-    def _argue(self, call: GrowingCall, arguments: str) -> None:
+    def _add_arguments(self, call: GrowingCall, arguments: str) -> None:
         if arguments:
-            self.weigh(arguments)
+            self.count_bytes(arguments)
             call.arguments.append(arguments)
 
-    def _think(self, text: str) -> None:
+    def _add_reasoning(self, text: str) -> None:
         if text:
-            self.weigh(text)
+            self.count_bytes(text)
             self._thinking.append(text)
 
-    def _sign(self, signature: str) -> None:
-        """One signature for a thought: a second would be another one, not its rest."""
+    def _set_signature(self, signature: str) -> None:
+        """A reasoning block has one signature: a second one replaces it."""
         if signature:
-            self.weigh(signature)
+            self.count_bytes(signature)
             self._signature = signature
 
     def _carry(self, item: bytes) -> None:
         self._parted = len(self.calls)
         self._carried.append(OpaqueItem(item=msgspec.Raw(item), text=self._characters, calls=len(self.calls)))
 
-    # -- what it cost --
+    # -- usage --
 
     def _count(self, usage: msgspec.Raw) -> None:
-        """Counts are totals: a later one replaces an earlier one, and one that is missing does not."""
-        if raw := given(usage):
+        """Counts are totals: a later count replaces an earlier one, a missing count does not."""
+        if raw := raw_value(usage):
             counted = ReportedUsage(raw)
             if self._usage is None:
                 self._usage = counted
@@ -348,6 +352,6 @@ def _read_block(raw: msgspec.Raw) -> _Block:
                 return _Block()
         except _UNREADABLE:
             pass
-        raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
+        raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None
     except _UNREADABLE:
-        raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
+        raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None

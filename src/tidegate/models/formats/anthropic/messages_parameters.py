@@ -1,7 +1,7 @@
-"""What one call sets in a request of Anthropic's Messages format.
+"""Parameters of one call in a request to Anthropic's Messages API.
 
-Guarantee: no combination of settings goes out that the model is known to refuse. A setting that the model does not take
-and that would change its answer is refused with one sentence. Pure functions.
+No combination of settings is sent that the model is known to refuse. A setting that the model does not accept and that
+would change its answer is refused with one sentence. Pure functions.
 """
 
 import hashlib
@@ -12,26 +12,26 @@ import msgspec
 
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.call_parameters import (
-    brought_choice,
-    brought_shape,
     caller_identifier,
     invalid,
+    nearest_effort,
+    parse_response_format,
+    parse_tool_choice,
     refuse_extras,
     refuse_fields,
 )
-from tidegate.models.formats.reasoning_effort import word_for
 from tidegate.values import Call
 
-# The least that the API takes for thinking.
+# The smallest thinking budget that the API accepts, in tokens.
 LEAST_BUDGET = 1024
-# From the least up to where the provider advises against answering within one connection.
+# Up to the budget beyond which the provider advises against a single streaming connection.
 BUDGETS = {"minimal": LEAST_BUDGET, "low": 4_096, "medium": 10_240, "high": 20_480, "xhigh": 26_624, "max": 32_000}
-# Of a user's name; longer ones are refused.
+# Longer user ids are refused.
 _USER_CHARACTERS = 256
-# OpenAI's scale goes to 2.
+# OpenAI's scale goes up to 2.
 _MOST_TEMPERATURE = 1.0
 _OFF = ("off", "none")
-# OpenAI's words for how a request is queued; others do not change the answer, and have no word here.
+# OpenAI's service tiers; others have no equivalent, and do not change the answer.
 _TIERS = {"auto": "auto", "default": "standard_only"}
 
 _encode = msgspec.json.Encoder().encode
@@ -63,7 +63,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """In the order in which they go out."""
+    """In the order in which they are sent."""
 
     max_tokens: int
     temperature: float | None = None
@@ -78,27 +78,28 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
 
 
 Sampling = Literal["fixed", "one", "free"]
-"""How far a caller may set temperature and `top_p`: not at all, one of the two, or both."""
+"""Whether a caller may set neither of temperature and `top_p`, one of them, or both."""
 
 
 def sampling_of(model: str, facts: Facts) -> Sampling:
-    """Claude takes one of the two, and none since 4.7, as the newest version of the API for all models; a Claude that
-    is not in the catalogue may be as new. Other makers' models take both."""
+    """Claude accepts one of the two, and neither since 4.7; the newest version of the API accepts neither for any
+    model. A Claude that is not in the catalogue is treated as a new one. Models of other vendors accept both."""
     if "claude" not in model.lower():
         return "free"
     return "one" if facts.known and facts.thinking != "adaptive" else "fixed"
 
 
 def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
-    """The members of the request that a call decides. `tools` says that there are any. `thoughtless` says that the
-    model is in the middle of a step that was begun without thinking, which one with a budget must then end so."""
+    """The members of the request that the call determines, as JSON without the braces. `tools`: the request has tools.
+    `thoughtless`: the model is in the middle of a step that started without thinking, and a model with a thinking
+    budget must then finish it without."""
     most = call.max_tokens or facts.output
     if facts.known:
         most = min(most, facts.output)
     refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
     top_k = refuse_extras(call, "top_k").get("top_k")
     if call.top_logprobs is not None:
-        raise invalid("This model tells no log probabilities; leave `logprobs` out.", "logprobs")
+        raise invalid("This model returns no log probabilities; leave `logprobs` out.", "logprobs")
     if call.verbosity not in (None, "medium"):
         raise invalid("This model takes no `verbosity`; leave it out, or say in words how long to be.", "verbosity")
     choice = _choice(call.tool_choice) if tools and call.tool_choice else None
@@ -132,7 +133,7 @@ def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, tho
 
 
 def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | None]:
-    """Temperature and `top_p` as they go out. A default value is left out where the model refuses the field."""
+    """Temperature and `top_p` to send. A default value is omitted if the model refuses the field."""
     temperature, top_p = call.temperature, call.top_p
     if sampling == "fixed":
         refuse_fields(call, "temperature", "top_p")
@@ -147,57 +148,57 @@ def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | Non
 
 
 def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinking | None, str | None]:
-    """How the model is told to think, and its word for how hard."""
+    """The thinking parameter, and the model's word for the effort."""
     if reasoning is None or facts.thinking == "none":
         return None, None
     if facts.thinking == "budget":
         return _budget(reasoning, most), None
-    word = word_for(reasoning, facts.efforts)
+    word = nearest_effort(reasoning, facts.efforts)
     off = (word or reasoning) in _OFF
     if facts.thinking == "effort":
         return None, None if off else word
-    # A model whose words begin above off cannot be kept from thinking: it is asked for its least.
+    # If the model's efforts start above off, its thinking cannot be switched off: use the lowest.
     return _Thinking("disabled" if off else "adaptive"), None if off else word
 
 
 def _budget(reasoning: str, most: int) -> _Thinking | None:
-    """Such a model does not think unless it is told to."""
+    """The budget for a model that thinks only if it gets one."""
     if reasoning in _OFF:
         return None
     asked = BUDGETS.get(reasoning)
     if asked is None:
         known = f"use one of off, {', '.join(BUDGETS)}"
         raise invalid(f"The reasoning effort {reasoning!r} is not known; {known}.", "reasoning_effort")
-    # Thinking is taken from the same limit as the answer, of which half is left for words.
+    # Thinking counts towards the limit of the answer; half of it is left for the text.
     tokens = min(asked, most // 2)
     return _Thinking("enabled", tokens) if tokens >= LEAST_BUDGET else None
 
 
 def _alone(choice: _Choice) -> _Choice:
-    """The same choice of at most one call at a time; of none there is nothing to say."""
+    """The same choice, limited to one call at a time."""
     return choice if choice.type == "none" else _Choice(choice.type, choice.name, disable_parallel_tool_use=True)
 
 
 def _choice(tool_choice: bytes) -> _Choice:
-    choice = brought_choice(tool_choice)
+    choice = parse_tool_choice(tool_choice)
     if choice.kind == "function":
         return _Choice("tool", choice.name)
     return _Choice("any" if choice.kind == "required" else choice.kind)
 
 
 def _shape(response_format: bytes) -> _Format | None:
-    """Only a schema has a place in this format; JSON of any shape is asked for in words (`wants_json`)."""
-    shape = brought_shape(response_format)
+    """The API accepts only a schema; JSON of any shape is requested by a sentence (`wants_json`)."""
+    shape = parse_response_format(response_format)
     return _Format(shape.schema) if shape.kind == "json_schema" else None
 
 
 def blank_stops(stops: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that the API refuses: each must hold more than white space."""
+    """Stop sequences of white space only, which the API refuses."""
     return tuple(stop for stop in stops if not stop.strip())
 
 
 def wants_json(call: Call) -> bool:
-    return bool(call.response_format) and brought_shape(call.response_format).kind == "json_object"
+    return bool(call.response_format) and parse_response_format(call.response_format).kind == "json_object"
 
 
 def _user(user: str) -> str:

@@ -1,4 +1,5 @@
-"""OpenAI's two formats, and what is compatible with the first: chat completions and responses.
+"""OpenAI's two APIs: chat completions, which many other endpoints implement too, and Responses.
 
-Each is a format (`chat.py`, `responses.py`), what goes out (`…_wire.py`) and what comes in (`…_answer.py`).
+`chat.py` and `responses.py` make requests; `chat_answer.py` and `responses_answer.py` read answers. `reasoning.py`
+keeps what compatible endpoints add to chat completions.
 """

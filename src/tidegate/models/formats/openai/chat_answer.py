@@ -1,8 +1,8 @@
-"""The chat-completions wire format, incoming: a stream, or one whole completion, becomes an assistant Message.
+"""Answers of OpenAI's chat completions: a stream or a complete body becomes an assistant Message.
 
-Guarantee: what comes out is complete (a finish reason or the end mark was seen), or an AnswerBroken says why not; the
-bounds are those of every streamed answer. Tool arguments are kept verbatim, and so is what an endpoint wants back: its
-thoughts, by whichever name it gives them, and its marks on calls.
+The result is complete (a finish reason or the end mark has arrived), or BrokenAnswer gives the reason. The bounds are
+those of every streamed answer. Tool arguments are kept verbatim, and so are the fields that an endpoint wants back: its
+reasoning, under any of the names in use, and its signatures on calls.
 """
 
 from collections.abc import Callable
@@ -11,15 +11,17 @@ from typing import Any
 import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer
-from tidegate.models.formats.json_repair import decoded
-from tidegate.models.formats.openai.chat_wire import API, EndpointFields
+from tidegate.models.formats.json_repair import decode_tolerantly
 from tidegate.models.formats.openai.reasoning import EndpointReasoning, checked
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, raw_value
 from tidegate.models.formats.token_counts import TOKENS, ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
+API = "openai-chat"
+"""The name of this format. Stored with fields that go back to the endpoint, so that only this format sends them."""
+
 _DONE = b"[DONE]"
-_NULL = len(b"null")  # no longer than that, a list holds nothing
+_NULL = len(b"null")  # a list that is no longer than this is empty
 _FINISHES = {
     "length": "length",
     "model_length": "length",
@@ -27,7 +29,7 @@ _FINISHES = {
     "tool_calls": "tool_calls",
 }
 _ERROR = "error"
-"""A finish reason of those who relay to others; what went wrong usually stands beside it, as an error object."""
+"""A finish reason of relays. They usually send an error object with it."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -47,7 +49,7 @@ class _Call(msgspec.Struct, gc=False):
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """The last four are no part of the format: whatever stands there must not break an answer."""
+    """The last four fields are not part of the format: their content must never break an answer."""
 
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
@@ -77,6 +79,14 @@ class _Chunk(msgspec.Struct, gc=False):
     error: msgspec.Raw = msgspec.Raw()
 
 
+class EndpointFields(msgspec.Struct, omit_defaults=True):
+    """A stored item: fields, as a JSON object, that an endpoint added to its message or to one of its calls (the call's
+    index is the item's `calls`) and expects in later requests."""
+
+    message: msgspec.Raw = msgspec.Raw()
+    call: msgspec.Raw = msgspec.Raw()
+
+
 _decode_logprobs = msgspec.json.Decoder(_LogProbs).decode
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _encode = msgspec.json.Encoder().encode
@@ -90,10 +100,10 @@ class ChatAnswer(StreamedAnswer):
         self._begun = False
         self._finish: str | None = None
         self._usage = b""
-        self._logprobs: list[bytes] = []  # house: allow `weigh` bounds an answer
+        self._logprobs: list[bytes] = []  # house: allow `count_bytes` bounds an answer
         self._thoughts: EndpointReasoning | None = None
         self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
-        """What stood beside a call, by its place."""
+        """Extra fields of calls, by the call's index."""
 
     @property
     def complete(self) -> bool:
@@ -104,20 +114,20 @@ class ChatAnswer(StreamedAnswer):
             self.done = True
             return
         try:
-            self._take_chunk(decoded(_decode_chunk, data))
+            self._take_chunk(decode_tolerantly(_decode_chunk, data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise BrokenAnswer("a piece of the stream is not the JSON it should be") from None
+            raise BrokenAnswer("a piece of the stream is not the expected JSON") from None
 
     def one_piece(self, body: bytes) -> None:
         self.event(body)
         if self._finish is None and not self.text and not self.calls:
-            raise BrokenAnswer("the endpoint's answer holds none")
+            raise BrokenAnswer("the endpoint's response contains no answer")
 
     def _take_chunk(self, chunk: _Chunk) -> None:
-        if chunk.error and (complaint := given(chunk.error)):
+        if chunk.error and (complaint := raw_value(chunk.error)):
             raise AnswerError(complaint)
         if chunk.usage:
-            self._usage = given(chunk.usage) or self._usage
+            self._usage = raw_value(chunk.usage) or self._usage
         if chunk.choices:
             choice = chunk.choices[0]
             if not choice.index:
@@ -130,7 +140,7 @@ class ChatAnswer(StreamedAnswer):
                 raise AnswerError(b'{"message":"The answer ended with an error."}')
             self._finish = choice.finish_reason
         if choice.usage:
-            self._usage = given(choice.usage) or self._usage
+            self._usage = raw_value(choice.usage) or self._usage
         if len(choice.logprobs) > _NULL:
             self._keep_logprobs(choice.logprobs)
         delta = choice.delta or choice.message
@@ -150,38 +160,38 @@ class ChatAnswer(StreamedAnswer):
         self._keep(delta)
 
     def _keep_logprobs(self, raw: msgspec.Raw) -> None:
-        """Of each token; what is not the shape that it should be is passed over."""
+        """Keep the log probabilities of each token; values of an unexpected shape are ignored."""
         try:
             found = _decode_logprobs(raw).content or ()
         except msgspec.DecodeError:
             return
         for entry in found:
-            self.weigh(str(bytes(entry), "utf-8", "replace"))
+            self.count_bytes(str(bytes(entry), "utf-8", "replace"))
             self._logprobs.append(bytes(entry))
 
     def _grow_call(self, piece: _Call) -> None:
         call = self._find(piece)
         if piece.id and not call.id:
-            self.weigh(piece.id)
+            self.count_bytes(piece.id)
             call.id = piece.id
-        if piece.extra_content and (mark := checked(piece.extra_content, self.weigh)):
+        if piece.extra_content and (mark := checked(piece.extra_content, self.count_bytes)):
             self._marks[self.calls.index(call)] = mark
         function = piece.function
         if function is None:
             return
         if function.name and not call.name:
-            self.weigh(function.name)
+            self.count_bytes(function.name)
             call.name = function.name
         arguments = function.arguments
         if arguments:
             if not isinstance(arguments, str):
                 arguments = _encode(arguments).decode()
-            self.weigh(arguments)
+            self.count_bytes(arguments)
             call.arguments.append(arguments)
 
     def _find(self, piece: _Call) -> GrowingCall:
-        """The call that a piece belongs to: by its index; where a server sends none, a new id begins a new call, and
-        with a name also where it numbers the calls of every event anew."""
+        """The call that a piece belongs to, by its index. Without an index a new id starts a new call. A new id with a
+        name also does if the server reuses an index, as some number the calls of every event from the start."""
         calls = self.calls
         if piece.index is not None:
             for call in reversed(calls):
@@ -204,13 +214,13 @@ class ChatAnswer(StreamedAnswer):
             return
         thoughts = self._thoughts = self._thoughts or EndpointReasoning()
         if delta.reasoning_content is not None:
-            thoughts.content(delta.reasoning_content, self.weigh)
+            thoughts.content(delta.reasoning_content, self.count_bytes)
         if delta.reasoning is not None:
-            thoughts.plain(delta.reasoning, self.weigh)
+            thoughts.plain(delta.reasoning, self.count_bytes)
         if delta.reasoning_details is not None:
-            thoughts.details(delta.reasoning_details, self.weigh)
+            thoughts.details(delta.reasoning_details, self.count_bytes)
         if delta.extra_content:
-            thoughts.mark(delta.extra_content, self.weigh)
+            thoughts.mark(delta.extra_content, self.count_bytes)
 
     def _carried(self) -> tuple[OpaqueItem, ...]:
         fields = b"" if self._thoughts is None else self._thoughts.fields()
@@ -222,13 +232,13 @@ class ChatAnswer(StreamedAnswer):
         return tuple(carried)
 
     def message(self, model: str) -> Message:
-        calls = self.made_calls()
+        calls = self.finished_calls()
         carried = self._carried()
         return Message(
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
+            finish=finish_reason_of(_FINISHES.get(self._finish or "", "stop"), calls=bool(calls), refused=self.refused),
             usage=_usage_of(ReportedUsage(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",
@@ -242,8 +252,8 @@ def _item(wanted: EndpointFields) -> msgspec.Raw:
 
 
 def _usage_of(usage: ReportedUsage) -> Usage:
-    """Cached tokens stand in the details, or beside the others under one of two names. Some providers leave thoughts
-    out of the completion and count them only into the total; all of them charge for thoughts."""
+    """Cached tokens are in the details, or at the top level under one of two names. Some providers count reasoning only
+    in the total and not in the completion; all of them charge for it."""
     prompt, completion = usage.tokens("prompt_tokens"), usage.tokens("completion_tokens")
     total = usage.tokens("total_tokens")
     output = max(completion, total - prompt) if total < TOKENS else completion

@@ -1,8 +1,8 @@
-"""What compatible endpoints put on their answers beside the chat-completions format, and want back.
+"""Reasoning fields that compatible endpoints add to chat completions and expect back.
 
-Guarantee: thoughts come out whole however they were cut, under the name that the endpoint gave them, and only once
-where it told them twice; marks come out verbatim, and are JSON. Whatever else stands in these places is passed over.
-All of it is weighed by who asks. It belongs to one answer.
+Reasoning is reassembled from its pieces, under the endpoint's own field name, and only once if the endpoint sends it in
+two fields. Signatures are kept verbatim and are valid JSON. Anything else in these fields is ignored. The caller counts
+all of it towards the bounds of the answer. Belongs to one answer.
 """
 
 import io
@@ -14,13 +14,13 @@ import msgspec
 from tidegate.models.formats.answer import check_depth
 
 _GROWING = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Kinds of details that come in pieces, and the field that grows."""
+"""Kinds of details that arrive in pieces, and the field that grows."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class _Detail:
-    """`fields` are the newest of each name; what grows is kept apart."""
+    """`fields` holds the newest value of each name; the growing field is kept separately."""
 
     __slots__ = ("fields", "growing", "grown")
 
@@ -33,8 +33,8 @@ class _Detail:
         return {**self.fields, self.growing: self.grown.getvalue()} if self.growing else self.fields
 
 
-Weigh = Callable[[str], None]
-"""Counts what is kept. It is not kept itself: it is the answer's, which keeps this."""
+CountBytes = Callable[[str], None]
+"""Counts kept text. It is not stored here, because it belongs to the answer, which holds this object."""
 
 
 class EndpointReasoning:
@@ -43,36 +43,36 @@ class EndpointReasoning:
     def __init__(self) -> None:
         self._content: io.StringIO | None = None
         self._plain = io.StringIO()
-        self._details: list[_Detail] = []  # house: allow `weigh` bounds an answer
+        self._details: list[_Detail] = []  # house: allow `count_bytes` bounds an answer
         self._mark = b""
 
-    def content(self, thought: object, weigh: Weigh) -> None:
-        """`reasoning_content`; its endpoints want the field back even when it is empty."""
+    def content(self, thought: object, count_bytes: CountBytes) -> None:
+        """`reasoning_content`. Its endpoints expect the field back even if it is empty."""
         if isinstance(thought, str):
             self._content = self._content or io.StringIO()
-            weigh(thought)
+            count_bytes(thought)
             self._content.write(thought)
 
-    def plain(self, thought: object, weigh: Weigh) -> None:
+    def plain(self, thought: object, count_bytes: CountBytes) -> None:
         """`reasoning`"""
         if isinstance(thought, str) and thought:
-            weigh(thought)
+            count_bytes(thought)
             self._plain.write(thought)
 
-    def details(self, details: object, weigh: Weigh) -> None:
-        """`reasoning_details`: pieces of one detail follow each other, and repeat what else is said of it."""
+    def details(self, details: object, count_bytes: CountBytes) -> None:
+        """`reasoning_details`. Pieces of one detail follow each other and repeat its other fields."""
         for detail in details if isinstance(details, list) else ():
             if isinstance(detail, dict):
-                weigh(_encode(detail).decode())
+                count_bytes(_encode(detail).decode())
                 check_depth(detail)
                 self._add(detail)
 
-    def mark(self, mark: msgspec.Raw, weigh: Weigh) -> None:
-        """`extra_content`; the newest is the one that counts."""
-        self._mark = checked(mark, weigh) or self._mark
+    def mark(self, mark: msgspec.Raw, count_bytes: CountBytes) -> None:
+        """`extra_content`. The newest value counts."""
+        self._mark = checked(mark, count_bytes) or self._mark
 
     def fields(self) -> bytes:
-        """What goes back on the message, a JSON object; nothing if there is nothing."""
+        """The fields to send back on the message, as a JSON object; empty if there are none."""
         wanted: dict[str, Any] = {}
         if self._details:
             wanted["reasoning_details"] = [detail.whole() for detail in self._details]
@@ -106,11 +106,11 @@ class EndpointReasoning:
             last.grown.write(piece or "")
 
 
-def checked(mark: msgspec.Raw, weigh: Weigh) -> bytes:
-    """A copy, for the mark itself is a part of its event. Nothing for `null`; DecodeError for what is no JSON."""
+def checked(mark: msgspec.Raw, count_bytes: CountBytes) -> bytes:
+    """A copy of a mark, which is only a view of its event. Empty for `null`; raises DecodeError if it is not JSON."""
     kept = bytes(mark)
     if kept in (b"", b"null"):
         return b""
-    weigh(kept.decode())
+    count_bytes(kept.decode())
     check_depth(msgspec.json.decode(kept))
     return kept

@@ -1,8 +1,8 @@
-"""The Responses wire format, incoming: a stream, or one whole response, becomes an assistant Message.
+"""Answers of OpenAI's Responses API: a stream or a complete body becomes an assistant Message.
 
-Guarantee: what comes out is complete (the response said itself that it was, or why it was not, and every item of it was
-finished), or an AnswerBroken says why not; the bounds are those of every streamed answer. Tool arguments are kept
-verbatim, and so are thoughts, at their places. Events and items that are not known are passed over.
+The result is complete (the response reported that it is, or why not, and every item was finished), or BrokenAnswer
+gives the reason. The bounds are those of every streamed answer. Tool arguments are kept verbatim, and so is reasoning,
+at its position. Unknown events are ignored; unknown items are sent back as they came.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,23 @@ from typing import Any
 import msgspec
 
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer, check_depth
-from tidegate.models.formats.json_repair import REPLACEMENT, decoded
-from tidegate.models.formats.openai.responses_wire import API, ReturnedItem
-from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_of, given
+from tidegate.models.formats.json_repair import REPLACEMENT, decode_tolerantly
+from tidegate.models.formats.stream_answer import GrowingCall, StreamedAnswer, finish_reason_of, raw_value
 from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.models.http.sse import EVENT_BYTES
 from tidegate.values import Message, OpaqueItem, Usage
 
+API = "openai-responses"
+"""The name of this format. Stored with items that go back to the endpoint, so that only this format sends them."""
+
 BETWEEN_MESSAGES = "\n\n"
-"""What keeps two messages of one answer apart for who reads them; no model said it."""
+"""Separates two messages of one answer for the reader; it is not the model's text."""
 
 ITEMS = 1024
-"""More items than any answer holds: each call may have a thought and a message before it, and then some."""
+"""More items than any answer holds: each call may have reasoning and a message before it, with a margin."""
 
 _REASONS = {"content_filter": "content_filter"}
-"""Why a response is not complete; all others mean that there was no room for more."""
+"""Reasons why a response is incomplete; all others mean that the output limit was reached."""
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -39,7 +41,7 @@ class _Kind(msgspec.Struct, gc=False):
 
 
 class _Item(msgspec.Struct, gc=False):
-    """A message, a call or a thought; of other kinds only that is known."""
+    """A message, a call or reasoning; of other kinds only `type` is set."""
 
     type: str = ""
     id: str | None = None
@@ -74,7 +76,8 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _Growing:
-    """An item of the response. A message has its place in the text, a call its place among the calls."""
+    """An item of the response while it arrives. `start` is its position in the text, `calls` the number of calls before
+    it."""
 
     __slots__ = ("call", "calls", "characters", "done", "index", "kind", "phase", "raw", "start")
 
@@ -88,6 +91,15 @@ class _Growing:
         self.raw = b""
         self.call: GrowingCall | None = None
         self.done = False
+
+
+class ReturnedItem(msgspec.Struct, omit_defaults=True):
+    """A stored item: either an item that is sent back verbatim, or a mark that so many characters of the text were a
+    separate message, with its phase."""
+
+    item: msgspec.Raw = msgspec.Raw()
+    phase: str = ""
+    characters: int = 0
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -104,7 +116,7 @@ class ResponsesAnswer(StreamedAnswer):
     __slots__ = ("_finish", "_items", "_length", "_usage")
 
     def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
-        # The last event holds all of the answer once more, escaped, with what the request said around it.
+        # The last event repeats the complete answer, escaped, together with fields of the request.
         super().__init__(limit, on_text, event_bytes=EVENT_BYTES + 2 * limit)
         self._items: list[_Growing] = []  # house: allow bounded by ITEMS
         self._length = 0
@@ -117,21 +129,21 @@ class ResponsesAnswer(StreamedAnswer):
         return self.done
 
     def event(self, data: bytes) -> None:
-        if data == b"[DONE]":  # some servers end every stream alike
+        if data == b"[DONE]":  # some servers send the end mark of chat completions too
             return
         try:
-            self._take_event(decoded(_decode_event, data), data)
+            self._take_event(decode_tolerantly(_decode_event, data), data)
         except _UNREADABLE:
-            raise BrokenAnswer("a piece of the stream is not the JSON it should be") from None
+            raise BrokenAnswer("a piece of the stream is not the expected JSON") from None
 
     def one_piece(self, body: bytes) -> None:
         try:
-            response = decoded(_decode_response, body)
-            if response.output is None and not given(response.error):
-                raise BrokenAnswer("the endpoint's answer holds none")
+            response = decode_tolerantly(_decode_response, body)
+            if response.output is None and not raw_value(response.error):
+                raise BrokenAnswer("the endpoint's response contains no answer")
             self._end(response, response.status or "completed")
         except _UNREADABLE:
-            raise BrokenAnswer("the endpoint's answer is not the JSON it should be") from None
+            raise BrokenAnswer("the endpoint's answer is not the expected JSON") from None
 
     # -- events --
 
@@ -155,12 +167,12 @@ class ResponsesAnswer(StreamedAnswer):
             case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
                 self._end(_decode_response(event.response), event.type.removeprefix("response."))
             case "error":
-                raise AnswerError(given(event.error) or data)
-            case "" if complaint := given(event.error):  # a relay's own, in the shape of the other format
+                raise AnswerError(raw_value(event.error) or data)
+            case "" if complaint := raw_value(event.error):  # from a relay, in the shape of chat completions
                 raise AnswerError(complaint)
 
     def _end(self, response: _Response, status: str) -> None:
-        complaint = given(response.error)
+        complaint = raw_value(response.error)
         if complaint or status in ("failed", "cancelled"):
             raise AnswerError(complaint or b'{"message":"The response was %b."}' % status.encode())
         if not self._items:
@@ -172,25 +184,25 @@ class ResponsesAnswer(StreamedAnswer):
         elif status != "completed":
             raise BrokenAnswer("the endpoint's answer is not finished")
         elif any(not item.done for item in self._items):
-            raise BrokenAnswer("a part of the answer was begun and never finished")
-        self._usage = given(response.usage)
+            raise BrokenAnswer("a part of the answer was started and never finished")
+        self._usage = raw_value(response.usage)
         self.done = True
 
     # -- items --
 
     def _find(self, index: int | None, kind: str) -> _Growing | None:
-        """The item that something belongs to, by its number; where a server gives none, the open one of its kind."""
+        """The item with this index; if the server sends no index, the open item of this kind."""
         for item in reversed(self._items):
             if item.index == index if index is not None else item.kind == kind and not item.done:
                 if item.kind != kind:
-                    raise BrokenAnswer("a part of the answer turns into another kind of thing")
+                    raise BrokenAnswer("a part of the answer changes its type")
                 return item
         return None
 
     def _growing(self, index: int | None, kind: str) -> _Growing:
         item = self._find(index, kind) or self._open(kind, index)
         if item.done:
-            raise BrokenAnswer("a part of the answer goes on after its end")
+            raise BrokenAnswer("a part of the answer continues after its end")
         return item
 
     def _open(self, kind: str, index: int | None) -> _Growing:
@@ -211,11 +223,11 @@ class ResponsesAnswer(StreamedAnswer):
     def _newer(self, known: str, given: str | None) -> str:
         if not given or given == known:
             return known
-        self.weigh(given)
+        self.count_bytes(given)
         return given
 
     def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
-        """What is said at its end is the truth; what was said before must have been its beginning."""
+        """The final event of an item holds its complete content, which must start with what was streamed."""
         given = _decode_item(raw)
         item = self._growing(index, given.type)
         self._name(item, given)
@@ -225,10 +237,10 @@ class ResponsesAnswer(StreamedAnswer):
         elif item.kind == _CALL:
             self._settle_arguments(item, given.arguments or "")
         elif given.type != _THOUGHT or given.encrypted_content or given.content:
-            # A thought of which only the name came could not be found again: nothing is stored there.
+            # Reasoning with only an id is dropped: nothing is stored at the provider, so the id is useless.
             item.raw = bytes(raw)
-            self.weigh(item.raw.decode())
-            # What is not looked at must be JSON too: it will stand in every request.
+            self.count_bytes(item.raw.decode())
+            # The unparsed part must be JSON too, because it becomes part of every request.
             check_depth(msgspec.json.decode(item.raw))
         item.done = True
 
@@ -239,7 +251,7 @@ class ResponsesAnswer(StreamedAnswer):
                 self._length += len(BETWEEN_MESSAGES)
             item.start = self._length
         elif item.start + item.characters != self._length:
-            raise BrokenAnswer("two parts of the answer are told at once")
+            raise BrokenAnswer("two parts of the answer arrive interleaved")
         self.add_text(text)
         self._length += len(text)
         item.characters += len(text)
@@ -252,11 +264,11 @@ class ResponsesAnswer(StreamedAnswer):
             if rest := whole[len(said) :]:
                 self._say(item, rest)
         elif not _same_but_for_damage(said, whole):
-            raise BrokenAnswer("the answer ends with another text than it began with")
+            raise BrokenAnswer("the final text differs from the streamed text")
 
     def _add_arguments(self, item: _Growing, piece: str) -> None:
         if piece and item.call is not None:
-            self.weigh(piece)
+            self.count_bytes(piece)
             item.call.arguments.append(piece)
 
     def _settle_arguments(self, item: _Growing, whole: str) -> None:
@@ -266,20 +278,20 @@ class ResponsesAnswer(StreamedAnswer):
         if whole.startswith(begun):
             self._add_arguments(item, whole[len(begun) :])
         elif not _same_but_for_damage(begun, whole):
-            raise BrokenAnswer("a tool call ends with other arguments than it began with")
+            raise BrokenAnswer("the final arguments of a tool call differ from the streamed ones")
         elif REPLACEMENT in begun:
             item.call.arguments[:] = (whole,)
 
     # -- the message --
 
     def message(self, model: str) -> Message:
-        calls = self.made_calls()
+        calls = self.finished_calls()
         carried = self._carried()
         return Message(
             role="assistant",
             text="".join(self.text),
             calls=calls,
-            finish=finish_of(self._finish, calls=bool(calls), refused=self.refused),
+            finish=finish_reason_of(self._finish, calls=bool(calls), refused=self.refused),
             usage=_usage_of(ReportedUsage(self._usage)) if self._usage else None,
             model=model,
             carrier=API if carried else "",
@@ -287,7 +299,7 @@ class ResponsesAnswer(StreamedAnswer):
         )
 
     def _carried(self) -> tuple[OpaqueItem, ...]:
-        """Thoughts at their places; where the text is not simply one message before the calls, what it is."""
+        """Reasoning at its positions, and marks for messages unless the text is just one message before the calls."""
         messages = [item for item in self._items if item.characters]
         marked = len(messages) > 1 or any(item.phase or item.calls for item in messages)
         carried: list[OpaqueItem] = []
@@ -308,8 +320,8 @@ def _decode_item(raw: msgspec.Raw) -> _Item:
 
 
 def _same_but_for_damage(said: str, whole: str) -> bool:
-    """Whether two texts may differ in replaced characters alone. A character that is cut in two is replaced in the
-    pieces of a stream and intact in the whole."""
+    """Whether two texts may differ only in replaced characters. A character that is split between two events is
+    replaced in the stream and intact in the final text."""
     damaged, other = (said, whole) if REPLACEMENT in said else (whole, said)
     parts = damaged.split(REPLACEMENT)
     return len(parts) > 1 and other.startswith(parts[0]) and other.endswith(parts[-1])
