@@ -49,7 +49,7 @@ def test_the_table_of_roles_and_rights_is_the_codes() -> None:
 def test_there_are_examples() -> None:
     """X12: and that a rule is no wall is said before them."""
     assert len(RULES) >= 6
-    assert "the sandbox is the wall" in PAGE.partition("## Rules")[0]
+    assert "the sandbox is the security boundary" in PAGE.partition("## Rules")[0]
 
 
 @pytest.mark.parametrize(("rule", "tool", "arguments", "other", "others"), RULES)
