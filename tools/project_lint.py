@@ -16,7 +16,7 @@ And in tests, each with a number of cases that were there before the rule and ma
     foreign-private   a test that uses a private attribute of an object that is not its own
     patched-constant  a test that replaces a constant of a module, where a constructor could take an argument
 
-Where one of these is right after all, its line (or the line above it) says `# house: allow <reason>`.
+Where one of these is right after all, its line (or the line above it) says `# lint: allow <reason>`.
 """
 
 import ast
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-ALLOW = re.compile(r"#\s*house:\s*allow\s+\S")
+ALLOW = re.compile(r"#\s*lint:\s*allow\s+\S")
 SESSIONS = re.compile("session", re.IGNORECASE)
 SESSION_NAME = re.compile(r"(^|\.)(session(_id|\.id)?|sid)$")
 SESSION_KEY = re.compile(r"\b(SessionId|SessionKey)\b")

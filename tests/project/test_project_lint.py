@@ -185,9 +185,9 @@ def test_each_thing_has_its_place(place: str, source: str) -> None:
 def test_an_exception_needs_a_reason() -> None:
     """L21: on the line or the one above it."""
     source = "def f():\n    return asyncio.Queue(){}\n"
-    assert check_source(source.format("  # house: allow the sender waits for each answer"), "x.py", "x.py") == []
-    assert check_source("# house: allow filled at import only\n_seen = set()\n", "x.py", "x.py") == []
-    assert check_source(source.format("  # house: allow"), "x.py", "x.py") != []
+    assert check_source(source.format("  # lint: allow the sender waits for each answer"), "x.py", "x.py") == []
+    assert check_source("# lint: allow filled at import only\n_seen = set()\n", "x.py", "x.py") == []
+    assert check_source(source.format("  # lint: allow"), "x.py", "x.py") != []
 
 
 def test_the_command_says_what_it_found_and_fails(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_the_house_keeps_its_own_rules() -> None:
 def test_a_test_uses_public_interfaces(rule: str, source: str) -> None:
     """L02: neither a private attribute of another object nor a constant that is replaced in its module."""
     assert [finding.rule for finding in check_test(source, "tests/x.py")] == [rule]
-    allowed = source.replace("\n    ", "\n    # house: allow it stands for a broken disk\n    ")
+    allowed = source.replace("\n    ", "\n    # lint: allow it stands for a broken disk\n    ")
     assert check_test(allowed, "tests/x.py") == []
 
 

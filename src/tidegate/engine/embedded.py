@@ -88,7 +88,7 @@ class EmbeddedEngine(Engine):
         self.parking = False
         """Whether turns rest at their next step instead of taking it."""
         self._closed = False
-        self._counts: Counter[str] = Counter()  # house: allow one entry for each way a turn can end
+        self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
         presence.ledger.view("turn", lambda: held.by_turns(self._live.values()))
         presence.ledger.view("turn log", lambda: held.by_logs(self._logs))

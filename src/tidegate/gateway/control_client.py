@@ -26,7 +26,7 @@ class FolderPath:
 
     def __enter__(self) -> str:
         how = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        self._descriptor = os.open(self._folder, how)  # house: allow (a folder that was just used; reads nothing)
+        self._descriptor = os.open(self._folder, how)  # lint: allow (a folder that was just used; reads nothing)
         return f"/proc/self/fd/{self._descriptor}"
 
     def __exit__(self, *_: object) -> None:

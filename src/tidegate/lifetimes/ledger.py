@@ -56,9 +56,9 @@ class Ledger:
     __slots__ = ("_holders", "_known", "_views")
 
     def __init__(self) -> None:
-        self._known: dict[str, None] = {}  # house: allow kinds are named in the code
+        self._known: dict[str, None] = {}  # lint: allow kinds are named in the code
         self._holders: set[Account] = set()
-        self._views: list[tuple[str, Measure]] = []  # house: allow one entry for each room that holds things
+        self._views: list[tuple[str, Measure]] = []  # lint: allow one entry for each room that holds things
 
     def account(self, owner: str, *, parent: "Account | None" = None) -> "Account":
         """An account for `owner`, e.g. "process" or "turn t_…"; with a parent its name is a path below the parent's."""

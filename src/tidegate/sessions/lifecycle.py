@@ -82,7 +82,7 @@ class SessionEndings:
         `unkept` is told of each that has no next turn. Slow hooks run in `scope`."""
         self._slow = slow or {}
         self._scope = scope
-        # house: allow at most SLOW_AT_ONCE behind ends and SLOW_IN_A_RUN on the timer
+        # lint: allow at most SLOW_AT_ONCE behind ends and SLOW_IN_A_RUN on the timer
         self._under_way: set[str] = set()
         self._names = (*hooks, *self._slow)
         self._store = store
@@ -101,7 +101,7 @@ class SessionEndings:
         await self._let_go(session, refused, reason)
         await self.finish(session)
         if self._slow and len(self._under_way) < SLOW_AT_ONCE and self._scope.open:
-            # house: allow a few, see above; what is not begun here the timer does
+            # lint: allow a few, see above; what is not begun here the timer does
             self._under_way.add(session)
             self._scope.start(self._finish_behind, session, name="what an ended session is owed")
         return True
@@ -247,7 +247,7 @@ class _Run:
 
     def __init__(self, at_once: int) -> None:
         self.room = asyncio.Semaphore(at_once)
-        self.hung: set[str] = set()  # house: allow hooks are named in the code
+        self.hung: set[str] = set()  # lint: allow hooks are named in the code
 
 
 def _tell(hook: SlowHook | None, session: SessionRow | None, done: tuple[bool, bool]) -> tuple[bool, bool]:

@@ -31,7 +31,7 @@ class TaskProgress:
         self._engine = engine
         self._ctx = ctx
         self._agent = agent
-        self._asked: dict[str, None] = {}  # house: allow the task's open questions; emptied as they are answered
+        self._asked: dict[str, None] = {}  # lint: allow the task's open questions; emptied as they are answered
         self._fresh = True
 
     def tell(self, event: Event) -> None:

@@ -45,7 +45,7 @@ class Fallbacks:
         self._models = models
         self._store = store
         self._clock = clock
-        self.fallbacks: Counter[str] = Counter()  # house: allow one for each configured model
+        self.fallbacks: Counter[str] = Counter()  # lint: allow one for each configured model
         """How often a session fell back to a model, by the model."""
 
     def model(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> Model:

@@ -45,10 +45,10 @@ class TurnFollower:
         self._printed = [0, 0, 0]  # characters of text, notes, characters of progress that are on the screen
         self._told = [0, 0, 0]  # the same, of the stream that is being read
         self._put_out: dict[str, int] = {}  # characters of progress, by the calls that run
-        # house: allow it ends with the turn; what was asked, and whether the person knows what became of it
+        # lint: allow it ends with the turn; what was asked, and whether the person knows what became of it
         self._asked: dict[str, bool] = {}
         self._ours = False
-        self._noticed: set[str] = set()  # house: allow it ends with the turn
+        self._noticed: set[str] = set()  # lint: allow it ends with the turn
 
     def follow(self) -> bool:
         """Print the turn until it has ended; True if it was answered (or stopped by a person)."""

@@ -105,7 +105,7 @@ def _heaps_resident() -> int:
 
 def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
     """First and last address, name and resident bytes of each part of the address space."""
-    with Path("/proc/self/smaps").open("rb") as file:  # house: allow (the kernel's own memory, no disk)
+    with Path("/proc/self/smaps").open("rb") as file:  # lint: allow (the kernel's own memory, no disk)
         for line in file:
             first = line.split()
             if b"-" not in first[0] or first[0].endswith(b":"):

@@ -63,7 +63,7 @@ class MemoryLimit:
 
     def _lines(self, path: str) -> list[str]:
         try:
-            text = (self._root / path).read_text()  # house: allow (the kernel's own memory, no disk)
+            text = (self._root / path).read_text()  # lint: allow (the kernel's own memory, no disk)
         except OSError:  # what the kernel does not have, or does not show, it does not limit
             return []
         return text.splitlines()

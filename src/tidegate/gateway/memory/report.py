@@ -29,7 +29,7 @@ def kernel_figures() -> dict[str, int]:
     """Bytes as the kernel counts them for this process."""
     wanted = {"VmRSS": "rss", "RssAnon": "anonymous", "RssFile": "file", "VmSwap": "swap", "VmHWM": "peak"}
     figures = dict.fromkeys(wanted.values(), 0)
-    text = Path("/proc/self/status").read_text()  # house: allow (the kernel's own memory, no disk)
+    text = Path("/proc/self/status").read_text()  # lint: allow (the kernel's own memory, no disk)
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         if name in wanted:

@@ -30,7 +30,7 @@ class GrowingCall:
         self.index = index
         self.id = ""
         self.name = ""
-        self.arguments: list[str] = []  # house: allow `weigh` bounds an answer
+        self.arguments: list[str] = []  # lint: allow `weigh` bounds an answer
 
 
 class AnswerSize:

@@ -115,7 +115,7 @@ class HttpModel:
         self._traffic = traffic
         self._endpoint = settings.base_url
         self.keys = keys
-        self.failures: Counter[ModelKind] = Counter()  # house: allow one for each kind
+        self.failures: Counter[ModelKind] = Counter()  # lint: allow one for each kind
         """Requests that failed, by what was wrong, also those that were tried again."""
         self._heads = {
             key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys

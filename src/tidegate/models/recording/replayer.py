@@ -53,9 +53,9 @@ class TransportReplayer:
         self._path = path
         self._redactor = redactor
         self._leases: Counter[str] = Counter()
-        self._exchanges: list[_Exchange] = []  # house: allow what is in the file, whose size is bounded
-        self._equal: dict[Request, list[_Exchange]] = {}  # house: allow the same, by request
-        self._given: dict[Request, int] = {}  # house: allow one entry for each that is in the file
+        self._exchanges: list[_Exchange] = []  # lint: allow what is in the file, whose size is bounded
+        self._equal: dict[Request, list[_Exchange]] = {}  # lint: allow the same, by request
+        self._given: dict[Request, int] = {}  # lint: allow one entry for each that is in the file
         self._replayed = self._again = self._unknown = 0
 
     @property

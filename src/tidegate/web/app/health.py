@@ -49,8 +49,8 @@ class Health:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._beats: dict[str, _Beat] = {}  # house: allow timers are named in the code
-        self._looks: dict[str, Callable[[], Check]] = {}  # house: allow they are named in the code
+        self._beats: dict[str, _Beat] = {}  # lint: allow timers are named in the code
+        self._looks: dict[str, Callable[[], Check]] = {}  # lint: allow they are named in the code
         self._ticked: float | None = None
         self._lag = 0.0
         self._written: tuple[float, Check] | None = None

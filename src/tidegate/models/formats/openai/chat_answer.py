@@ -90,9 +90,9 @@ class ChatAnswer(StreamedAnswer):
         self._begun = False
         self._finish: str | None = None
         self._usage = b""
-        self._logprobs: list[bytes] = []  # house: allow `weigh` bounds an answer
+        self._logprobs: list[bytes] = []  # lint: allow `weigh` bounds an answer
         self._thoughts: EndpointReasoning | None = None
-        self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
+        self._marks: dict[int, bytes] = {}  # lint: allow one for each of the bounded calls
         """What stood beside a call, by its place."""
 
     @property

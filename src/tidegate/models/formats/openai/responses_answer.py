@@ -106,7 +106,7 @@ class ResponsesAnswer(StreamedAnswer):
     def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
         # The last event holds all of the answer once more, escaped, with what the request said around it.
         super().__init__(limit, on_text, event_bytes=EVENT_BYTES + 2 * limit)
-        self._items: list[_Growing] = []  # house: allow bounded by ITEMS
+        self._items: list[_Growing] = []  # lint: allow bounded by ITEMS
         self._length = 0
         """Characters of the text so far."""
         self._finish = "stop"
