@@ -138,7 +138,7 @@ def half_an_answer(home: Path, answer: bytes) -> Iterator[None]:
     (home / "api-key").write_text("tg_x")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WAIT)
-        lock.tell_address(f"http://127.0.0.1:{server.getsockname()[1]}")
+        lock.write_address(f"http://127.0.0.1:{server.getsockname()[1]}")
 
         def serve() -> None:
             connection, _ = server.accept()

@@ -23,7 +23,7 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
     """List what waits for your answer, in full, the oldest first."""
     from tidegate.cli.client import GatewayClient
     from tidegate.cli.terminal.question_text import described, heading
-    from tidegate.gateway import hint
+    from tidegate.gateway import command_hint
 
     found = GatewayClient(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
     if as_json:
@@ -34,7 +34,8 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
         for question in found["approvals"]:
             print(heading(question))
             print("\n".join(f"    {line}" for line in described(question)))
-        print(f"Answer with {hint(home, 'approvals answer ID ANSWER')}: approve, deny [REASON], or what was asked for.")
+        how = command_hint(home, "approvals answer ID ANSWER")
+        print(f"Answer with {how}; ANSWER is approve, deny [REASON], or the answer to a question.")
     if found["more"]:
         print(f"There are more than {limit}: answer some, or raise --limit.", file=sys.stderr)
 

@@ -21,7 +21,7 @@ from tidegate.cli.terminal.person import TerminalQuestions
 from tidegate.cli.terminal.printer import Printer
 from tidegate.cli.terminal.turn_follower import TurnFollower
 from tidegate.errors import NotFound, TidegateError
-from tidegate.gateway import hint
+from tidegate.gateway import command_hint
 
 _CHANNEL = "terminal"
 _NOT_UTF_8 = "This is not UTF-8 text: convert it first."
@@ -66,8 +66,8 @@ def _check_session(api: GatewayClient, home: Path, session: str, agent: str | No
     view = api.call("GET", api.session(session))
     if view.get("ended"):
         raise TidegateError(
-            f"The conversation {session} has ended: start {hint(home, 'chat --new')} and say /resume {session}, "
-            "which begins a new one with its transcript."
+            f"The conversation {session} has ended: run {command_hint(home, 'chat --new')} and type /resume {session} "
+            "to start a new one with its transcript."
         )
     if agent not in (None, view["agent"]):
         raise TidegateError(f"The conversation {session} is with agent {view['agent']}: leave --agent out.")

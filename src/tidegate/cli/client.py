@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from tidegate.errors import Conflict, Misconfigured, NotFound, TidegateError
-from tidegate.gateway import hint, holder_of
+from tidegate.gateway import command_hint, holder_of
 
 KEY_NAME = "api-key"
 _CALL_SECONDS = 30.0
@@ -40,7 +40,7 @@ class GatewayUnanswered(TidegateError):
 
 class NotRunning(GatewayUnanswered):
     def __init__(self, home: Path) -> None:
-        super().__init__(f"No gateway runs for {home}: start one with {hint(home, 'up')}.")
+        super().__init__(f"No gateway runs for {home}: start one with {command_hint(home, 'up')}.")
 
 
 class GatewayClient:
@@ -173,7 +173,7 @@ class GatewayClient:
         if isinstance(error, http.client.IncompleteRead):
             why = "its answer broke off"
         return GatewayUnanswered(
-            f"The gateway at {self.address} does not answer ({why}): look at {hint(self._home, 'doctor')}."
+            f"The gateway at {self.address} does not answer ({why}): look at {command_hint(self._home, 'doctor')}."
         )
 
     def _refusal(self, status: int, data: bytes) -> TidegateError:
@@ -181,7 +181,10 @@ class GatewayClient:
             error = json.loads(data)["error"]
             message, code = str(error["message"]), str(error.get("code"))
         except (ValueError, KeyError, TypeError, AttributeError):
-            message, code = f"The gateway answered with status {status}: look at {hint(self._home, 'doctor')}.", ""
+            message, code = (
+                f"The gateway answered with status {status}: look at {command_hint(self._home, 'doctor')}.",
+                "",
+            )
         if status == 401:
             return Misconfigured(f"The key in {self._home / KEY_NAME} is not valid: {another_key(self._home)}.")
         if status == 404:
@@ -191,13 +194,14 @@ class GatewayClient:
     def _missing(self, message: str, code: str) -> NotFound:
         where = _WHERE_TO_LOOK.get(code)
         if where is not None:
-            message = f"{message.rstrip('.')}: {hint(self._home, where)} shows what there is."
+            message = f"{message.rstrip('.')}: {command_hint(self._home, where)} shows what there is."
         return NotFound(message, code=code)
 
 
 def another_key(home: Path) -> str:
-    """How the command line gets another key than a revoked one."""
-    return f"remove {home / KEY_NAME} and restart the gateway, which makes a new one, with {hint(home, 'up --replace')}"
+    """How to replace a revoked key of the command line."""
+    restart = command_hint(home, "up --replace")
+    return f"remove {home / KEY_NAME} and restart the gateway, which makes a new one, with {restart}"
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:
@@ -212,7 +216,7 @@ def _key(home: Path) -> str:
     except FileNotFoundError:
         raise Misconfigured(
             f"The key file {path} is missing: restart the gateway, which makes a new one, with "
-            f"{hint(home, 'up --replace')}."
+            f"{command_hint(home, 'up --replace')}."
         ) from None
     except OSError as error:
         raise Misconfigured(f"The key file {path} cannot be read ({error.strerror}): correct its rights.") from None

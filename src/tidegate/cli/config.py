@@ -6,7 +6,7 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json
-from tidegate.gateway import Unready, examine, settings
+from tidegate.gateway import PreflightFailed, examine, settings
 
 
 @click.group("config")
@@ -22,7 +22,7 @@ def check(context: click.Context, home: Path, as_json: bool) -> None:
     """Say whether a gateway would start with tidegate.toml, secrets and all; if not, where and why."""
     try:
         config, _, _, warnings = examine(home)
-    except Unready as error:
+    except PreflightFailed as error:
         if not as_json:
             raise
         print_json({"ok": False, "errors": list(error.errors)})

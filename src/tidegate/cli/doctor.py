@@ -17,10 +17,20 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import enumerated, print_json, size
-from tidegate.cli.status import commands
+from tidegate.cli.status import commands, read_status
 from tidegate.config import ModelSettings, WorkspaceSettings, is_loopback
 from tidegate.errors import TidegateError
-from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, lost_database, settings
+from tidegate.gateway import (
+    Holder,
+    HomeLock,
+    PreflightFailed,
+    ask,
+    command_hint,
+    examine,
+    holder_of,
+    lost_database,
+    settings,
+)
 
 if TYPE_CHECKING:
     from tidegate.models.catalog.facts import Facts
@@ -68,13 +78,13 @@ def _home(home: Path, _holder: Holder | None) -> Finding:
         if not above.is_dir() or not os.access(above, os.W_OK):
             text = f"{home} cannot be made in {above}: choose another with --home or TIDEGATE_HOME."
             return Finding("home folder", "fail", text)
-        return Finding("home folder", "ok", f"{home} does not exist yet; {hint(home, 'up')} makes it.")
+        return Finding("home folder", "ok", f"{home} does not exist yet; {command_hint(home, 'up')} makes it.")
     found = home.stat()
     if found.st_uid != os.getuid():
         return Finding("home folder", "fail", f"{home} belongs to uid {found.st_uid}: run as that user.")
     for path in (home, home / "tidegate.db"):
         if path.exists() and not os.access(path, os.W_OK):
-            return Finding("home folder", "fail", f"{path} cannot be written to: is it read-only or immutable?")
+            return Finding("home folder", "fail", f"{path} is not writable: is it read-only or immutable?")
     if stat.S_IMODE(found.st_mode) & 0o077:
         return Finding("home folder", "warn", f"others may look into {home}: chmod 700 {home}")
     return Finding("home folder", "ok", f"{home}, its owner's alone.")
@@ -86,7 +96,7 @@ def _key(home: Path, _holder: Holder | None) -> Finding:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
         return Finding("key", "ok" if not (home / "tidegate.db").exists() else "warn",
-                       f"{path} does not exist; the next {hint(home, 'up')} makes it.")  # fmt: skip
+                       f"{path} does not exist; the next {command_hint(home, 'up')} makes it.")  # fmt: skip
     if mode & 0o077:
         return Finding("key", "fail", f"others may read {path}: chmod 600 {path}, and revoke the key in it.")
     return Finding("key", "ok", f"{path}, readable by its owner only.")
@@ -95,7 +105,7 @@ def _key(home: Path, _holder: Holder | None) -> Finding:
 def _config(home: Path, holder: Holder | None) -> Finding:
     try:
         config, _, _, warnings = examine(home)
-    except Unready as error:
+    except PreflightFailed as error:
         text = "; ".join(error.errors)
         if holder is None or error.config is None:
             return Finding("configuration", "fail", text)
@@ -122,7 +132,7 @@ def _models(home: Path) -> Iterator[Finding]:
     for name, text in assumed.items():
         yield Finding(f"model {name}", "warn", f"{text} in [models.{name}].")
     if not assumed:
-        yield Finding("models", "ok", f"what they can do is known; {hint(home, 'models')} lists it.")
+        yield Finding("models", "ok", f"what they can do is known; {command_hint(home, 'models')} lists it.")
 
 
 def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
@@ -147,7 +157,7 @@ def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
 
 def _gateway(home: Path, holder: Holder | None) -> Finding:
     if holder is None:
-        return Finding("gateway", "ok", f"none runs; start it with {hint(home, 'up')}.")
+        return Finding("gateway", "ok", f"none runs; start it with {command_hint(home, 'up')}.")
     return Finding("gateway", "ok", f"runs ({holder}).")
 
 
@@ -245,14 +255,14 @@ def _protections(home: Path) -> Iterator[Finding]:
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """What holds the limits of the agents' commands depends on what the gateway was started by: only it can tell."""
+    """How the limits of commands are enforced depends on how the gateway was started, so only the gateway knows."""
     if holder is None:
-        return Finding("commands", "ok", "a running gateway finds out what holds their limits.")
+        return Finding("commands", "ok", "a running gateway determines how their limits are enforced.")
     try:
-        found: dict[str, Any] = ask(home, {"do": "status", "memory": False})["workspaces"]
+        workspaces = read_status(ask(home, {"do": "status", "memory": False})).workspaces
     except TidegateError as error:
-        return Finding("commands", "warn", f"the gateway could not be asked: {error.message}")
-    said, warning = commands(found), found["warning"]
-    if warning:
-        return Finding("commands", "warn", f"{said.removesuffix('.')}. {warning}")
-    return Finding("commands", "warn" if found["problem"] else "ok", said)
+        return Finding("commands", "warn", f"the gateway did not answer: {error.message}")
+    text = commands(workspaces)
+    if workspaces.warning:
+        return Finding("commands", "warn", f"{text.removesuffix('.')}. {workspaces.warning}")
+    return Finding("commands", "warn" if workspaces.problem else "ok", text)

@@ -11,7 +11,7 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json, print_table
-from tidegate.gateway import hint, settings
+from tidegate.gateway import command_hint, settings
 
 if TYPE_CHECKING:
     from tidegate.config import Config
@@ -33,7 +33,7 @@ def command(home: Path, as_json: bool) -> None:
     if unknown := [row["name"] for row in rows if not row["known"]]:
         print(
             f"\nNot in the catalogue, so that what is safe holds: {', '.join(unknown)}. "
-            f"{hint(home, 'doctor')} says what to set."
+            f"{command_hint(home, 'doctor')} says what to set."
         )
 
 

@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from tidegate.lifetimes.ledger import Holding
+from tidegate.lifetimes.concurrency import SingleFlight
 from tidegate.lifetimes.resident_order import OrderLink, ResidentOrder
 from tidegate.lifetimes.scope import Scope, ScopeClosed
-from tidegate.lifetimes.single_flight import SingleFlight
+from tidegate.status_report import Holding
 
 RELEASE_WITHIN = 30.0
 """Seconds that a resident's release may take before it is given up and reported."""

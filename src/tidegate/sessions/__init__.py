@@ -9,8 +9,8 @@ from tidegate.sessions.lifecycle import EndHook
 from tidegate.sessions.maintenance import MaintenanceTask
 from tidegate.sessions.service import Sessions
 from tidegate.sessions.views import AgentView, SessionView, SettingView
+from tidegate.status_report import BudgetView
 from tidegate.turns.approvals import QuestionView
-from tidegate.turns.budgets.budgets import BudgetView
 from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.turns.fallback import KEY as FALLBACK
 from tidegate.turns.fallback import FallbackState, reason

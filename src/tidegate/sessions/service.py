@@ -13,8 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from itertools import chain
 from typing import Any, Literal
 
-import msgspec
-
 from tidegate.config import Config
 from tidegate.engine import EmbeddedEngine, TurnLog
 from tidegate.errors import Busy, NotFound, Refused, Stopping, StoreLost, TooLarge
@@ -31,6 +29,7 @@ from tidegate.sessions.recovery import recover
 from tidegate.sessions.uploads import accept_media
 from tidegate.sessions.views import AgentView, SessionView
 from tidegate.spool import Spool, UploadFolder
+from tidegate.status_report import AuditStats, ModelStatus, QuestionStats, ResidentStats, SessionsStatus
 from tidegate.store import (
     Db,
     ProcessRow,
@@ -403,11 +402,17 @@ class Sessions:
             if principal.agents is None or name in principal.agents
         )
 
-    def _model_states(self) -> dict[str, Any]:
-        """How the configured models stand, by name, and how often sessions fell back to each."""
+    def _model_states(self) -> dict[str, ModelStatus]:
         fallbacks = self.runner.fallbacks.fallbacks
         return {
-            name: {**msgspec.to_builtins(state), "fallbacks": fallbacks[name]}
+            name: ModelStatus(
+                keys=state.keys,
+                keys_resting=state.keys_resting,
+                rests_until=state.rests_until,
+                rests_because=state.rests_because,
+                failures=dict[str, int](state.failures.items()),
+                fallbacks=fallbacks[name],
+            )
             for name, state in self._models.states().items()
         }
 
@@ -510,34 +515,25 @@ class Sessions:
             "turns_delegating": stats.delegating,
         }
 
-    def status(self) -> dict[str, Any]:
-        stats, presence = self.engine.stats(), self.presence.stats()
-        return {
-            "turns": {
-                "running": stats.running,
-                "waiting": stats.waiting,
-                "asking": stats.asking,
-                "delegating": stats.delegating,
-                "answered": stats.answered,
-                "failed": stats.failed,
-                "stopped": stats.stopped,
-                "seconds": stats.seconds,
-            },
-            "sessions": {
-                "present": presence.present,
-                "residents": presence.residents,
-                "resident_bytes": presence.resident_bytes,
-                "over_cap_mid_turn": presence.over_cap_mid_turn,
-                "unloads": presence.unloads,
-            },
-            "workspaces": self.workspaces.status(),
-            "questions": {"waiting": self.questions.waiting},
-            "audit": {"rows": self.audit_rows},
-            "context": {how: self.runner.compaction.counts[how] for how in HOW},
-            "budgets": msgspec.to_builtins(self.budgets.views()),
-            "model_states": self._model_states(),
-            "models": {name: meter.read() for name, meter in self.budgets.meters.items()},
-        }
+    def status(self) -> SessionsStatus:
+        presence = self.presence.stats()
+        return SessionsStatus(
+            turns=self.engine.stats(),
+            sessions=ResidentStats(
+                present=presence.present,
+                residents=presence.residents,
+                resident_bytes=presence.resident_bytes,
+                over_cap_mid_turn=presence.over_cap_mid_turn,
+                unloads=presence.unloads,
+            ),
+            workspaces=self.workspaces.status(),
+            questions=QuestionStats(waiting=self.questions.waiting),
+            audit=AuditStats(rows=self.audit_rows),
+            context={how: self.runner.compaction.counts[how] for how in HOW},
+            budgets=self.budgets.views(),
+            model_states=self._model_states(),
+            models={name: meter.read() for name, meter in self.budgets.meters.items()},
+        )
 
 
 def _overloaded(what: str) -> Busy:

@@ -26,6 +26,7 @@ from tidegate.models.recording.difference import Difference, described
 from tidegate.models.recording.recording_file import RecordedAnswer, RecordedRequest, digest, event_at, events
 from tidegate.models.recording.redaction import stripped_body, stripped_head, stripped_value
 from tidegate.security import Redactor
+from tidegate.status_report import ReplayerStatus
 
 COMPARED_BYTES = 32 * 1024 * 1024
 """Of recorded requests that are looked through for the nearest one, which takes about a second."""
@@ -90,15 +91,14 @@ class TransportReplayer:
         """Nobody holds anything, since there is nothing to hold."""
         return Lease(endpoint, self._leases)
 
-    def status(self) -> dict[str, Any]:
-        return {
-            "does": "replays",
-            "file": str(self._path),
-            "exchanges": len(self._exchanges),
-            "replayed": self._replayed,
-            "again": self._again,
-            "unknown": self._unknown,
-        }
+    def status(self) -> ReplayerStatus:
+        return ReplayerStatus(
+            file=str(self._path),
+            exchanges=len(self._exchanges),
+            replayed=self._replayed,
+            again=self._again,
+            unknown=self._unknown,
+        )
 
     async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         asked, key = await to_thread.run_sync(self._read, head, tuple(body))

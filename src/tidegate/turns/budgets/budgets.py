@@ -18,10 +18,11 @@ from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Model
 from tidegate.security import Principal
+from tidegate.status_report import BudgetView, ModelUsage
 from tidegate.store import Db, SessionRow, SpentTotal, Store, principals, turns, usage
 from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of
 from tidegate.turns.budgets.periods import window
-from tidegate.values import BILLION, Frozen, Usage
+from tidegate.values import BILLION, Usage
 
 ACCOUNTS_KEPT = 4096
 """Principals, agents, conversations and jobs whose spending is held in memory, at some hundred bytes each."""
@@ -50,33 +51,15 @@ class Meter:
         self.output += used.output
         self.cost += used.cost
 
-    def read(self) -> dict[str, float]:
-        """By name; `cost` in dollars."""
-        return {
-            "calls": self.calls,
-            "input": self.input,
-            "cached": self.cached,
-            "written": self.written,
-            "output": self.output,
-            "cost": self.cost / BILLION,
-        }
-
-
-class BudgetView(Frozen, frozen=True, omit_defaults=False):
-    """A budget and what one of those that it is for has spent of it. `money` is in dollars; `used` is the share of the
-    limit that is reached first; `opens` is when it begins anew, null for one that never does."""
-
-    setting: str
-    per: str
-    each: str
-    key: str
-    name: str
-    tokens: int
-    tokens_limit: int | None
-    money: float
-    money_limit: float | None
-    used: float
-    opens: float | None
+    def read(self) -> ModelUsage:
+        return ModelUsage(
+            calls=self.calls,
+            input=self.input,
+            cached=self.cached,
+            written=self.written,
+            output=self.output,
+            cost=self.cost / BILLION,
+        )
 
 
 class Budgets:

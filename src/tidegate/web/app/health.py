@@ -14,8 +14,8 @@ import anyio
 import anyio.lowlevel
 
 from tidegate.errors import StoreFailed
+from tidegate.status_report import Check, Readiness
 from tidegate.store import Store, maintenance
-from tidegate.values import Frozen
 
 CHECK_SECONDS = 5.0
 LAG_EVERY = 1.0
@@ -25,16 +25,6 @@ MISSED_BEATS = 3
 GRACE_SECONDS = 30.0
 """A timer is late after three missed beats and this much, so that a long run of a chore is no alarm."""
 REMEMBERED_SECONDS = 1.0
-
-
-class Check(Frozen, frozen=True, omit_defaults=False):
-    ok: bool
-    detail: str
-
-
-class Readiness(Frozen, frozen=True, omit_defaults=False):
-    ready: bool
-    checks: dict[str, Check]
 
 
 class _Beat:
