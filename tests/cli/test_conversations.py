@@ -69,7 +69,7 @@ def test_an_end_says_whether_it_was_this_one(running: GatewayProcess) -> None:
     assert json.loads(run.stdout) == {"ended": session, "changed": True}
     run = tidegate("sessions", "end", session, "--json", home=running.home)
     assert json.loads(run.stdout) == {"ended": session, "changed": False}
-    assert "had ended before" in tidegate("sessions", "end", session, home=running.home).stdout
+    assert "had already ended" in tidegate("sessions", "end", session, home=running.home).stdout
 
 
 NOT_THERE = [
@@ -199,5 +199,5 @@ def test_what_fills_a_window_is_shown_by_part(running: GatewayProcess) -> None:
     lines = tidegate("sessions", "context", session, home=running.home).stdout.splitlines()
     assert lines[0].split() == ["part", "tokens", "share", "number"]
     assert any(line.startswith("what people said") for line in lines)
-    assert any(line.startswith("in all") for line in lines)
+    assert any(line.startswith("total") for line in lines)
     assert "There is no session" in one_sentence(tidegate("sessions", "context", "s_none", home=running.home))

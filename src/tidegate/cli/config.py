@@ -1,4 +1,4 @@
-"""`tidegate config`: is the configuration right, and what does it come to."""
+"""`tidegate config`: checks or shows the configuration."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def command() -> None:
 @json_option
 @click.pass_context
 def check(context: click.Context, home: Path, as_json: bool) -> None:
-    """Say whether a gateway would start with tidegate.toml, secrets and all; if not, where and why."""
+    """Check tidegate.toml, its secrets and everything else that a start needs."""
     try:
         config, _, _, warnings = examine(home)
     except PreflightFailed as error:
@@ -44,7 +44,7 @@ def check(context: click.Context, home: Path, as_json: bool) -> None:
     if not found:
         print(f"{home}/tidegate.toml does not exist: the defaults and the demo model are used.")
     else:
-        print(f"{home}/tidegate.toml is right.")
+        print(f"{home}/tidegate.toml is valid.")
 
 
 @command.command("show")
