@@ -17,8 +17,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "tidegate"
 _scratch = pytest.StashKey[Scratch]()
 
 # Machines of CI differ in speed, and a run must leave no files behind.
-settings.register_profile("house", database=None, deadline=None, derandomize=True)
-settings.register_profile("quick", settings.get_profile("house"), max_examples=quick.EXAMPLES)
+settings.register_profile("thorough", database=None, deadline=None, derandomize=True)
+settings.register_profile("quick", settings.get_profile("thorough"), max_examples=quick.EXAMPLES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("quick" if config.option.quick else "house")
+    settings.load_profile("quick" if config.option.quick else "thorough")
     scratch = config.stash[_scratch] = Scratch.make()
     if config.option.basetemp is None:
         config.option.basetemp = str(scratch.given)

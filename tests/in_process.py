@@ -26,6 +26,7 @@ from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models
 from tidegate.security import Redactor, digest, make_code, make_key, resolve
 from tidegate.sessions import Components, Sessions, build_components
+from tidegate.status_report import SessionsStatus
 from tidegate.store import Store, principals
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
 from tidegate.web import App, Health, Server, create_app
@@ -126,7 +127,7 @@ async def in_process_gateway(
         await service.recover()
         health = Health(store)
 
-        async def status() -> Mapping[str, Any]:
+        async def status() -> SessionsStatus:
             return service.status()
 
         app = create_app(

@@ -1,4 +1,4 @@
-"""What the house forbids and no general linter knows. `python tools/project_lint.py src` exits 1 if anything is found.
+"""Project rules that no general linter checks. `python tools/project_lint.py src` exits 1 if anything is found.
 
     second-map        a map or set keyed by session, by its name or by its use, beside the one of present sessions
     endless-growth    a dict, list or set on an object that is added to and never shortened, replaced or measured
@@ -10,13 +10,14 @@
     stray-print       print() outside the command line
     blocking-sleep    time.sleep in an async function
     ambient-settings  os.environ read outside configuration, command line and gateway
+    duplicate-class   a public class that has the name of another one in the tree
 
 And in tests, each with a number of cases that were there before the rule and may only become fewer:
 
     foreign-private   a test that uses a private attribute of an object that is not its own
     patched-constant  a test that replaces a constant of a module, where a constructor could take an argument
 
-Where one of these is right after all, its line (or the line above it) says `# house: allow <reason>`.
+Where one of these is right after all, its line (or the line above it) says `# lint: allow <reason>`.
 """
 
 import ast
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-ALLOW = re.compile(r"#\s*house:\s*allow\s+\S")
+ALLOW = re.compile(r"#\s*lint:\s*allow\s+\S")
 SESSIONS = re.compile("session", re.IGNORECASE)
 SESSION_NAME = re.compile(r"(^|\.)(session(_id|\.id)?|sid)$")
 SESSION_KEY = re.compile(r"\b(SessionId|SessionKey)\b")
@@ -82,7 +83,7 @@ def last(node: ast.AST | None) -> str:
 
 
 @dataclass
-class House(ast.NodeVisitor):
+class ModuleChecker(ast.NodeVisitor):
     """Reads one module. `place` is its path inside the package, by which the exceptions of a rule are known."""
 
     path: str
@@ -333,13 +334,13 @@ class Growth(ast.NodeVisitor):
             self.by_session.append((name, node))
 
 
-_CALL_RULES: tuple[Callable[[House, ast.Call, str, str], None], ...] = (
-    House.check_queue,
-    House.check_task,
-    House.check_print,
-    House.check_sleep,
-    House.check_suppress,
-    House.check_environment_call,
+_CALL_RULES: tuple[Callable[[ModuleChecker, ast.Call, str, str], None], ...] = (
+    ModuleChecker.check_queue,
+    ModuleChecker.check_task,
+    ModuleChecker.check_print,
+    ModuleChecker.check_sleep,
+    ModuleChecker.check_suppress,
+    ModuleChecker.check_environment_call,
 )
 
 
@@ -415,21 +416,21 @@ def _does_something(handler: ast.ExceptHandler) -> bool:
 
 def check_source(source: str, path: str, place: str) -> list[Finding]:
     """Findings in one module; `place` is its path below the package, e.g. `store/database.py`."""
-    house = House(path, place, source.splitlines())
-    house.visit(ast.parse(source, filename=path))
-    return sorted(house.findings)
+    checker = ModuleChecker(path, place, source.splitlines())
+    checker.visit(ast.parse(source, filename=path))
+    return sorted(checker.findings)
 
 
 def check_test(source: str, path: str) -> list[Finding]:
     """Findings in one test module."""
-    house = House(path, path, source.splitlines())
+    checker = ModuleChecker(path, path, source.splitlines())
     for node in ast.walk(ast.parse(source, filename=path)):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             if not (isinstance(node.value, ast.Name) and node.value.id in OWN | LIBRARIES):
-                house.found(node, "foreign-private", f"{ast.unparse(node)} is private; use what its owner offers")
+                checker.found(node, "foreign-private", f"{ast.unparse(node)} is private; use what its owner offers")
         elif isinstance(node, ast.Call) and last(node.func) == "setattr" and (name := _patched(node)):
-            house.found(node, "patched-constant", f"{name} is replaced in its module; let a constructor take it")
-    return sorted(house.findings)
+            checker.found(node, "patched-constant", f"{name} is replaced in its module; let a constructor take it")
+    return sorted(checker.findings)
 
 
 def _patched(call: ast.Call) -> str:
@@ -459,8 +460,24 @@ def check_tests(root: Path) -> list[Finding]:
 
 
 def check_tree(root: Path) -> Iterator[Finding]:
+    classes: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
-        yield from check_source(path.read_text(encoding="utf-8"), str(path), _place(path.relative_to(root)))
+        source = path.read_text(encoding="utf-8")
+        yield from check_source(source, str(path), _place(path.relative_to(root)))
+        yield from _duplicate_classes(source, str(path), classes)
+
+
+def _duplicate_classes(source: str, path: str, classes: dict[str, str]) -> Iterator[Finding]:
+    """Public classes of this module whose name another module has taken; `classes` maps each name to its first place
+    and is extended."""
+    checker = ModuleChecker(path, path, source.splitlines())
+    for node in ast.walk(ast.parse(source, filename=path)):
+        if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+            continue
+        first = classes.setdefault(node.name, f"{path}:{node.lineno}")
+        if first != f"{path}:{node.lineno}":
+            checker.found(node, "duplicate-class", f"{node.name!r} is also defined at {first}; rename one of them")
+    yield from checker.findings
 
 
 def _place(path: PurePath) -> str:

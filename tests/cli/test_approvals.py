@@ -68,7 +68,7 @@ def test_a_person_is_asked_at_the_terminal(careful: GatewayProcess) -> None:
         shown = terminal.until("denies \\? ")
         assert "asks for your approval" in shown and re.search(r"clock\s+zone: Europe/Paris", shown)
         terminal.type("perhaps\r")
-        terminal.until("That is no answer")
+        terminal.until("Not understood")
         terminal.until("denies \\? ")
         terminal.type("/status\r")
         terminal.until("asked +/approve ap_")

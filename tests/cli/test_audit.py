@@ -26,7 +26,7 @@ def test_the_log_is_a_table_with_the_latest_last(running: GatewayProcess) -> Non
     configured = json.loads(tidegate("audit", "--kind", "configuration", "--json", home=running.home).stdout)
     assert len(configured[0]["digest"]) == 32
     nothing = tidegate("audit", "--session", "s_none", home=running.home).stdout
-    assert nothing == "Nothing was recorded in this time.\n"
+    assert nothing == "Nothing was recorded in this period.\n"
 
 
 def test_a_limit_is_told(running: GatewayProcess) -> None:

@@ -34,7 +34,7 @@ def test_version_is_light(nobody: Path) -> None:
     """L22: a light question loads nothing heavy."""
     assert tidegate("version").stdout == f"tidegate {__version__}\n"
     assert json.loads(tidegate("version", "--json").stdout) == {"version": __version__}
-    program = "import sys, tidegate.cli.version; print(*sys.modules)"
+    program = "import sys, tidegate.cli.root; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, env=environment(), check=True
     )
@@ -184,7 +184,7 @@ def test_conversations_take_the_configuration_as_it_is_now(tmp_path: Path) -> No
         running.wait()
     (home / "tidegate.toml").write_text(settings.replace("old", "new"))
     with gateway(home) as running:
-        assert "as configured now" in tidegate("sessions", "reload", first, home=home).stdout
+        assert "were updated" in tidegate("sessions", "reload", first, home=home).stdout
         told, left = tidegate("sessions", "reload", "--all", home=home).stdout.splitlines()
         assert told == "Reloaded 2 of 4 conversations; 1 had not changed."
         assert written in left and "writer" in left
@@ -330,7 +330,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: GatewayP
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
     assert str(running.pid) in findings["gateway"]["text"]
     assert "by the running gateway" in findings["database"]["text"]
-    assert "what holds their limits" in findings["commands"]["text"]  # nobody has used any yet
+    assert "limits are determined with the first command" in findings["commands"]["text"]  # nobody has used any yet
     assert running.say("say well") != ""
 
 
@@ -381,7 +381,7 @@ def test_the_doctor_names_a_port_that_another_program_uses(nobody: Path) -> None
         assert run.returncode == 1
         assert f"fail  port: 127.0.0.1 port {port} cannot be used (Address already in use)" in run.stdout
         (nobody / "tidegate.toml").write_text("[server]\nport = 0\n")
-        assert "ok    port: any free one of 127.0.0.1" in tidegate("doctor", home=nobody).stdout
+        assert "ok    port: any free port of 127.0.0.1" in tidegate("doctor", home=nobody).stdout
 
 
 def test_the_doctor_finds_a_home_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_the_doctor_finds_a_home_folder_that_cannot_be_made(tmp_path: Path) -> N
     home = tmp_path / "file" / "home"
     run = tidegate("doctor", home=home)
     assert run.returncode == 1
-    assert f"fail  home folder: {home} cannot be made in {tmp_path}/file" in run.stdout
+    assert f"fail  home folder: {home} cannot be created in {tmp_path}/file" in run.stdout
 
 
 def test_stop_waits_until_the_gateway_is_gone(tmp_path: Path) -> None:

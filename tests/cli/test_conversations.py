@@ -69,7 +69,7 @@ def test_an_end_says_whether_it_was_this_one(running: GatewayProcess) -> None:
     assert json.loads(run.stdout) == {"ended": session, "changed": True}
     run = tidegate("sessions", "end", session, "--json", home=running.home)
     assert json.loads(run.stdout) == {"ended": session, "changed": False}
-    assert "had ended before" in tidegate("sessions", "end", session, home=running.home).stdout
+    assert "had already ended" in tidegate("sessions", "end", session, home=running.home).stdout
 
 
 NOT_THERE = [
@@ -138,7 +138,7 @@ def half_an_answer(home: Path, answer: bytes) -> Iterator[None]:
     (home / "api-key").write_text("tg_x")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WAIT)
-        lock.tell_address(f"http://127.0.0.1:{server.getsockname()[1]}")
+        lock.write_address(f"http://127.0.0.1:{server.getsockname()[1]}")
 
         def serve() -> None:
             connection, _ = server.accept()
@@ -199,5 +199,5 @@ def test_what_fills_a_window_is_shown_by_part(running: GatewayProcess) -> None:
     lines = tidegate("sessions", "context", session, home=running.home).stdout.splitlines()
     assert lines[0].split() == ["part", "tokens", "share", "number"]
     assert any(line.startswith("messages from people") for line in lines)
-    assert any(line.startswith("in all") for line in lines)
+    assert any(line.startswith("total") for line in lines)
     assert "There is no session" in one_sentence(tidegate("sessions", "context", "s_none", home=running.home))

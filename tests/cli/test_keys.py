@@ -28,7 +28,7 @@ def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: GatewayProces
     assert said.count("\n") == 1
     assert "dora is new" in said and "main" in said and "once" in said
     key, said = add(running, "dora")
-    assert "one more key" in said and "main" in said
+    assert "another key" in said and "main" in said
     row = next(line for line in tidegate("keys", "list", home=running.home).stdout.splitlines() if "dora" in line)
     assert row.split()[1:4] == ["dora", "member", "main"]
     run = tidegate("keys", "add", "emil", "--json", home=running.home)
@@ -71,7 +71,7 @@ def test_a_name_that_cannot_be_is_refused_with_what_it_may_be(running: GatewayPr
     """F3: in words."""
     run = tidegate("keys", "add", name, home=running.home)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
-    assert "1 to 100 characters" in run.stderr
+    assert "1 to 100 printable characters" in run.stderr
 
 
 def test_an_agent_that_is_not_there_is_answered_with_the_nearest(running: GatewayProcess) -> None:

@@ -51,16 +51,16 @@ def number_of(said: str) -> str:
 
 def test_notes_are_added_listed_and_forgotten(here: GatewayProcess) -> None:
     """F3, X20: with who wrote each, and as JSON."""
-    assert memory(here, "list") == "Nothing is remembered.\n"
+    assert memory(here, "list") == "There are no notes.\n"
     number = number_of(memory(here, "add", "I", "like", "tea"))
     here.say("remember that I live in Ghent")
     lines = memory(here, "list").splitlines()
-    assert lines[0] == f"[{number}] I like tea" and lines[1].strip().startswith("owner, wrote it, ")
+    assert lines[0] == f"[{number}] I like tea" and lines[1].strip().startswith("owner, edited, ")
     assert lines[2].endswith("I live in Ghent") and "owner, in a conversation, " in lines[3]
     assert lines[-1].startswith("25 of 65536 bytes")
     found = json.loads(memory(here, "list", "--json"))
     assert [note["text"] for note in found["notes"]] == ["I like tea", "I live in Ghent"]
-    assert memory(here, "forget", number) == f"Forgotten: note {number}.\n"
+    assert memory(here, "forget", number) == f"Deleted note {number}.\n"
     said = one_sentence(tidegate("memory", "forget", number, home=here.home))
     assert f"no note {number}" in said and "memory list" in said
 
@@ -72,7 +72,7 @@ def test_the_owner_sees_and_edits_everybodys(here: GatewayProcess) -> None:
     memory(here, "add", "deploy on Tuesdays", "--agent", "main")
     assert "likes cake" in memory(here, "list", "--principal", "anna")
     assert "deploy on Tuesdays" in memory(here, "list", "--agent", "main")
-    assert memory(here, "list") == "Nothing is remembered.\n"
+    assert memory(here, "list") == "There are no notes.\n"
     assert "no principal 'nobody'" in one_sentence(tidegate("memory", "list", "--principal", "nobody", home=here.home))
     assert "no agent 'other'" in one_sentence(tidegate("memory", "list", "--agent", "other", home=here.home))
 
@@ -83,9 +83,9 @@ def test_notes_are_edited_in_a_file_or_from_standard_input(here: GatewayProcess,
     text = json.loads(memory(here, "list", "--json"))["text"]
     file = tmp_path / "notes.txt"
     file.write_text(text.replace("one", "eins") + "zwei\n")
-    assert memory(here, "edit", "--file", str(file)) == "1 added, 1 changed, 0 forgotten; kept now: 2 notes.\n"
+    assert memory(here, "edit", "--file", str(file)) == "1 added, 1 changed, 0 deleted; 2 notes now.\n"
     assert memory(here, "edit", "--file", "-", input=f"[{number}] eins\n") == (
-        "0 added, 0 changed, 1 forgotten; kept now: 1 note.\n"
+        "0 added, 0 changed, 1 deleted; 1 note now.\n"
     )
     said = one_sentence(tidegate("memory", "edit", "--file", "-", home=here.home, input="[999] x\n"))
     kept = re.search(r"your text is in (\S+\.txt)", said)
@@ -134,7 +134,7 @@ def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(
     assert "from my editor" in kept.read_text()
     assert "an old text" in memory(here, "list") and "meanwhile" in memory(here, "list")
     with at_terminal(here.home, **command, **env) as (terminal, process):  # type: ignore[arg-type]
-        terminal.until("kept now: 2 notes")
+        terminal.until("2 notes now")
         assert process.wait(WAIT) == 0
     assert "from my editor" in memory(here, "list")
     with at_terminal(here.home, **command, **env) as (terminal, process):  # type: ignore[arg-type]

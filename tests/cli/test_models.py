@@ -59,9 +59,10 @@ def test_models_are_listed_with_what_is_known_and_who_uses_them(nobody: Path) ->
     assert heads.split()[:3] == ["name", "api", "model"]
     assert "5 in, 25 out, 0.5 cached" in rows[0] and "text, pictures" in rows[0] and "adaptive none…max" in rows[0]
     assert "helper, main (fallback)" in rows[1]
-    assert "nothing" in rows[2]
+    assert "free" in rows[2]
     assert rows[-1] == (
-        f"Not in the catalogue, so that what is safe holds: spare. `tidegate doctor --home {nobody}` says what to set."
+        f"Not in the catalogue, so safe defaults apply: spare. `tidegate doctor --home {nobody}` shows which settings to "
+        "add."
     )
 
 
@@ -123,7 +124,7 @@ def test_the_doctor_asks_for_the_window_of_a_server_of_ones_own(nobody: Path, mo
     """Which is what it was started with, whatever the model could do."""
     text = f'[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "{model}"\n'
     (nobody / "tidegate.toml").write_text(text)
-    assert "set context_window to what that was started with" in findings(nobody)["model main"]["text"]
+    assert "set context_window to the server's value" in findings(nobody)["model main"]["text"]
     (nobody / "tidegate.toml").write_text(text + "context_window = 4096\n")
     assert findings(nobody)["models"]["state"] == "ok"
 

@@ -23,7 +23,7 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(running: GatewayProc
             env=environment(TIDEGATE_HOME=str(running.home)),
         )  # fmt: skip
     assert run.returncode == 1
-    assert run.stderr == "tidegate: Nothing more can be written (No space left on device): make room for it.\n"
+    assert run.stderr == "tidegate: The output cannot be written (No space left on device): free some disk space.\n"
 
 
 def test_a_closed_standard_output_is_no_reason_for_a_traceback(running: GatewayProcess) -> None:

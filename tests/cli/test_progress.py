@@ -37,7 +37,7 @@ async def test_progress_is_shown_as_it_comes_and_bounded(home: Path, model: Scri
         lock = HomeLock(home)
         await anyio.to_thread.run_sync(lock.take)
         try:
-            lock.tell_address(running.url)
+            lock.write_address(running.url)
             (home / "api-key").write_text(running.key)
             text = "[tool build {}] [say done]"
             with at_terminal(home, "--new") as (terminal, process), anyio.fail_after(2 * WAIT):

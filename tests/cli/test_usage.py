@@ -22,7 +22,7 @@ def test_what_was_used_is_a_table_with_its_total(running: GatewayProcess) -> Non
     assert "(none)" in tidegate("usage", "--by", "job", home=running.home).stdout
     assert "owner" in tidegate("usage", "--by", "principal", home=running.home).stdout
     nothing = tidegate("usage", "--until", "2020-01-01", "--since", "2019-01-01", home=running.home).stdout
-    assert nothing == "No model was asked in this time.\n"
+    assert nothing == "No model was called in this period.\n"
 
 
 def test_a_wrong_time_is_one_sentence(running: GatewayProcess, nobody: Path) -> None:

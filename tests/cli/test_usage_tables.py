@@ -1,9 +1,11 @@
-"""How `tidegate usage` draws what it was told, without a gateway."""
+"""The tables of `tidegate usage`, without a gateway."""
 
 import pytest
+from msgspec.structs import replace
 
 from tidegate.cli.output import bar
-from tidegate.cli.usage import print_usage, spent_of, without_gaps
+from tidegate.cli.usage import print_usage, spending, without_gaps
+from tidegate.status_report import BudgetView
 
 
 def used(**fields: object) -> dict[str, object]:
@@ -24,7 +26,7 @@ def test_the_numbers_of_a_table_line_up(capsys: pytest.CaptureFixture[str]) -> N
         "2026-11-02      0       0       0            0  $0.00",
         "2026-11-03     12  10,000   2,500  25%     200  $1.00  ████████████████████████",
         "total          13  10,010   2,500  25%     202  $1.50",
-        "Of 3 of 13 calls the provider did not count the tokens: estimated.",
+        "The provider did not count the tokens of 3 of 13 calls: estimated.",
     ]
 
 
@@ -42,7 +44,7 @@ def test_the_numbers_of_a_table_line_up(capsys: pytest.CaptureFixture[str]) -> N
         ("day", ["2026-02-27"], ["2026-02-27"]),
     ],
 )
-def test_times_in_which_nothing_was_used_are_shown_too(by: str, given: list[str], shown: list[str]) -> None:
+def test_periods_without_usage_are_shown_too(by: str, given: list[str], shown: list[str]) -> None:
     assert [row["key"] for row in without_gaps(by, [used(key=key) for key in given])] == shown
 
 
@@ -51,12 +53,15 @@ def test_a_long_gap_is_not_filled_for_ever() -> None:
     assert len(list(without_gaps("hour", rows))) == 1002
 
 
-def test_a_bar_shows_what_is_not_nothing() -> None:
+def test_a_small_share_has_a_visible_bar() -> None:
     assert [bar(share, 2) for share in (0.0, 0.001, 0.25, 0.5, 1.0)] == ["", "▏", "▌", "█", "██"]
 
 
-def test_what_is_spent_is_told_in_the_units_of_its_limits() -> None:
-    budget = {"tokens": 1500, "tokens_limit": 2000, "money": 0.25, "money_limit": 10.0, "each": "month"}
-    assert spent_of(budget) == "1,500 of 2,000 tokens, $0.25 of $10.00 this month"
-    assert spent_of({**budget, "tokens_limit": None}) == "$0.25 of $10.00 this month"
-    assert spent_of({**budget, "tokens_limit": None, "money_limit": None, "each": "day"}) == "1,500 tokens today"
+def test_spending_is_shown_in_the_units_of_the_limits() -> None:
+    budget = BudgetView(
+        setting="b", per="gateway", each="month", key="", name="", tokens=1500, tokens_limit=2000, money=0.25,
+        money_limit=10.0, used=0.75, opens=None,
+    )  # fmt: skip
+    assert spending(budget) == "1,500 of 2,000 tokens, $0.25 of $10.00 this month"
+    assert spending(replace(budget, tokens_limit=None)) == "$0.25 of $10.00 this month"
+    assert spending(replace(budget, tokens_limit=None, money_limit=None, each="day")) == "1,500 tokens today"

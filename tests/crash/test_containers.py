@@ -99,7 +99,7 @@ async def test_no_container_of_the_program_grows_with_sessions_that_have_gone(tm
         assert before["lifetimes.present.Presence"] == 1 and before["sessions.door.Sessions"] == 1
         await come_and_go(h, 2)
         after = await settled(before)
-        assert h.service.status()["sessions"]["unloads"]["count"] > 0
+        assert h.service.status().sessions.unloads["count"] > 0
         assert model.stats()["refusals"] == []
     grown = {name: (before[name], after[name]) for name in before | after if before[name] != after[name]}
     assert grown == {}, "before and after"

@@ -139,7 +139,7 @@ def test_a_budget_of_money_needs_the_price_of_every_model(tmp_path: Path) -> Non
         assert refused.returncode == 1
         (said,) = (line for line in (refused.stdout + refused.stderr).splitlines() if "price" in line)
         assert str(home / "tidegate.toml") in said
-        assert "[models.main] has no known price, and [budgets.purse] is one of money" in said
+        assert "[models.main] has no known price, but [budgets.purse] limits money" in said
         assert "set its price_input and price_output" in said and "0 for a local model" in said
     for more in (
         "price_input = 0\nprice_output = 0\n" + AGENT + MONEY,
@@ -179,7 +179,7 @@ def test_absurd_counts_are_replaced_by_estimates_and_block_nobody(tmp_path: Path
         shown = json.loads(tidegate("usage", "--json", home=home).stdout)["total"]
         assert (shown["calls"], shown["estimated"]) == (9, 6)
         assert 0 < shown["input"] + shown["output"] < 10_000
-        assert "Of 6 of 9 calls the provider did not count the tokens" in tidegate("usage", home=home).stdout
+        assert "The provider did not count the tokens of 6 of 9 calls" in tidegate("usage", home=home).stdout
     lines = [line for line in running.log.read_text().splitlines() if "cannot be right" in line]
     assert len(lines) == 6
     assert all(api in "".join(lines) for api in FORMATS)

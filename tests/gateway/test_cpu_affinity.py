@@ -16,15 +16,15 @@ needs_two = pytest.mark.skipif(len(ALL) < 2, reason="there is only one core to c
 def core() -> Iterator[CpuAffinity]:
     made = CpuAffinity()
     yield made
-    made.everywhere()
+    made.unpin()
 
 
 @needs_two
 def test_it_settles_on_one_core_and_gives_all_back(core: CpuAffinity) -> None:
     """P15: every thread of the process, and all of them again at the end."""
-    core.look()
+    core.check()
     assert len(os.sched_getaffinity(0)) == 1
-    core.everywhere()
+    core.unpin()
     assert os.sched_getaffinity(0) == ALL
 
 
@@ -45,6 +45,6 @@ def test_a_crowded_core_is_left_only_while_another_is_free(
     monkeypatch.setattr(cpu_affinity, "_idle_times", idle_times)
     allowed: list[int] = []
     for _ in range(4):
-        core.look()
+        core.check()
         allowed.append(len(os.sched_getaffinity(0)))
     assert allowed == ([1, 1, len(ALL), 1] if left else [1, 1, 1, 1])

@@ -229,7 +229,7 @@ def test_a_database_without_an_owner_beside_a_key_is_damage_and_no_first_start(
     for _ in range(2):
         start = tidegate("up", "--port", "0", home=home)
         assert start.returncode == 1 and start.stderr.splitlines()[-1].startswith("tidegate: The database ")
-        assert words in start.stderr and f"remove {home}/api-key to begin anew" in start.stderr
+        assert words in start.stderr and f"remove {home}/api-key to start over" in start.stderr
     doctor = tidegate("doctor", home=home)
     assert doctor.returncode == 1 and words in doctor.stdout
     lost = (home / "tidegate.db").read_bytes() if (home / "tidegate.db").exists() else None
@@ -488,8 +488,8 @@ def test_a_home_folder_on_a_read_only_file_system_is_refused_by_name(tmp_path: P
     if done.returncode == 77 or "unshare:" in done.stderr:
         pytest.skip("this machine allows no mounts of one's own")
     assert done.returncode == 1
-    assert f"fail  home folder: {home} cannot be written to" in done.stdout
-    assert done.stderr.startswith(f"tidegate: {home} cannot be written to") and done.stderr.count("\n") == 1
+    assert f"fail  home folder: {home} is not writable" in done.stdout
+    assert done.stderr.startswith(f"tidegate: {home} is not writable") and done.stderr.count("\n") == 1
 
 
 def test_no_room_is_called_no_room(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ async def test_the_status_of_the_process_tells_of_its_models(tmp_path: Path, ser
         assert (states["first"]["keys"], states["first"]["keys_resting"]) == (2, 1)
         assert states["first"]["rests_because"] == "overloaded"
         assert states["third"]["fallbacks"] == 1
-        for line in ("model first: 2 keys, 1 resting; left alone until", "(overloaded)", "stepped in 1 time"):
+        for line in ("model first: 2 keys, 1 resting; resting until", "(overloaded)", "used as a fallback 1 time"):
             assert line in shown.stdout
         metrics = await away(_read, gateway, "/metrics")
         assert 'tidegate_model_keys{model="first",state="resting"} 1.0' in metrics

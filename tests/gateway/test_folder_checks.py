@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.process import gateway, tidegate
-from tidegate.gateway import Unready, examine
+from tidegate.gateway import PreflightFailed, examine
 from tidegate.gateway.preflight import folders
 from tidegate.gateway.preflight.folders import OWN, SYSTEM
 from tidegate.workspaces.backends import bubblewrap
@@ -30,7 +30,7 @@ def write(home: Path, *, workspace: str | None = None, read_only: str | None = N
 
 
 def refusal(home: Path) -> str:
-    with pytest.raises(Unready) as told:
+    with pytest.raises(PreflightFailed) as told:
         examine(home)
     (error,) = told.value.errors
     return error
@@ -43,7 +43,7 @@ def test_the_home_folder_is_given_to_no_agent_whichever_command_looks(home: Path
     assert (start.returncode, check.returncode) == (1, 1)
     assert start.stderr == check.stderr
     assert f"{home}/tidegate.toml: [agents.coder] workspace: the folder {home} is the gateway's home" in check.stderr
-    assert "name a folder that lies elsewhere" in check.stderr
+    assert "choose a folder elsewhere" in check.stderr
     doctor = tidegate("doctor", home=home)
     assert doctor.returncode == 1
     assert "fail  configuration: " in doctor.stdout and "is the gateway's home folder" in doctor.stdout
@@ -54,22 +54,22 @@ def test_the_home_folder_is_given_to_no_agent_whichever_command_looks(home: Path
     ("text", "why"),
     [
         (".", "is the gateway's home folder"),
-        ("..", "holds the gateway's home folder"),
+        ("..", "contains the gateway's home folder"),
         ("projects/../../home", "is the gateway's home folder"),
-        ("{up}", "holds the gateway's home folder"),
-        ("/", "holds the gateway's home folder"),
-        ("~", "holds the gateway's home folder"),
+        ("{up}", "contains the gateway's home folder"),
+        ("/", "contains the gateway's home folder"),
+        ("~", "contains the gateway's home folder"),
         ("{up}/link", "is the gateway's home folder"),
-        ("{up}/link/..", "holds the gateway's home folder"),
-        ("api-key", "is the gateway's own"),
-        ("tools", "is the gateway's own"),
-        ("tools/deeper", "is the gateway's own"),
-        ("spool", "is the gateway's own"),
-        ("trash", "is the gateway's own"),
-        ("workspaces", "is the gateway's own"),
-        ("workspaces/s_00000000000000000000000000000000", "is the gateway's own"),
-        ("{up}/link/spool", "is the gateway's own"),
-        ("outside/back", "holds the gateway's home folder"),
+        ("{up}/link/..", "contains the gateway's home folder"),
+        ("api-key", "is private to the gateway"),
+        ("tools", "is private to the gateway"),
+        ("tools/deeper", "is private to the gateway"),
+        ("spool", "is private to the gateway"),
+        ("trash", "is private to the gateway"),
+        ("workspaces", "is private to the gateway"),
+        ("workspaces/s_00000000000000000000000000000000", "is private to the gateway"),
+        ("{up}/link/spool", "is private to the gateway"),
+        ("outside/back", "contains the gateway's home folder"),
         ("~nobody-of-that-name/x", "is not known here"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_home_folder_that_is_a_link_is_known_all_the_same(home: Path, tmp_path
     linked = tmp_path / "linked"
     linked.symlink_to(home)
     write(home, workspace=str(home.parent))
-    assert "holds the gateway's home folder" in refusal(linked)
+    assert "contains the gateway's home folder" in refusal(linked)
 
 
 def test_a_home_below_the_project_is_refused_and_a_project_elsewhere_is_not(home: Path, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_folder_that_holds_a_secret_of_the_settings_is_given_to_nobody(home: P
     (home / "papers").mkdir()
     (home / "papers" / "key").write_text("secret")
     write(home, workspace="papers", more=more)
-    assert f"holds the secret that {setting} names" in refusal(home)
+    assert f"contains the secret of {setting}" in refusal(home)
 
 
 KERNEL = ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/../proc", "{up}/link", "/proc/1", "/proc/1/root"]
@@ -140,7 +140,7 @@ def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str)
     for backend in ("auto", "ssh"):
         chosen = f'[workspaces]\nbackend = "{backend}"\nssh_host = "h"\n'
         (home / "tidegate.toml").write_text(settings.replace("[workspaces]\n", chosen))
-        assert "which shows the machine's processes and devices; leave it out" in refusal(home)
+        assert "which shows the machine's processes and devices; remove it" in refusal(home)
 
 
 def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +161,8 @@ def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monke
     ):
         (home / "tidegate.toml").write_text(model.format(reference, name))
         assert refusal(home) == (
-            f"{home}/tidegate.toml: [workspaces] environment: {name} holds the secret that [models.m] key names, and "
-            "every command could read it; take it out of the list"
+            f"{home}/tidegate.toml: [workspaces] environment: {name} contains the secret of [models.m] key, and "
+            "every command could read it; remove it from the list"
         )
     for name in ("PLAIN", "NOT_SET"):
         (home / "tidegate.toml").write_text(model.format("env:MY_KEY", name))
@@ -172,10 +172,10 @@ def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monke
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ('[workspaces]\nread_only = ["/proc"]\n', "lies in /proc"),
+        ('[workspaces]\nread_only = ["/proc"]\n', "is in /proc"),
         (
             '[models.main]\napi = "demo"\nkey = "env:HOME"\n[workspaces]\nenvironment = ["HOME"]\n',
-            "HOME holds the secret that [models.main] key names",
+            "HOME contains the secret of [models.main] key",
         ),
         (
             '[models.main]\napi = "anthropic"\nbase_url = "http://10.0.0.1"\nmodel = "m"\nkey = "env:HOME"\n',
@@ -198,7 +198,7 @@ def test_nobodys_home_folder_is_worked_in(home: Path, text: str) -> None:
     (home / "link").symlink_to(Path.home())
     daemon = next(user.pw_dir for user in pwd.getpwall() if user.pw_shell.endswith("nologin"))
     write(home, workspace=text.format(daemon=daemon))
-    assert " the home folder of " in refusal(home) or "holds the gateway's home folder" in refusal(home)
+    assert " the home folder of " in refusal(home) or "contains the gateway's home folder" in refusal(home)
     start, check = tidegate("up", "--port", "0", home=home), tidegate("config", "check", home=home)
     assert (start.returncode, check.returncode) == (1, 1) and start.stderr == check.stderr
 
@@ -218,7 +218,7 @@ def test_a_home_folder_that_every_sandbox_shows_is_refused(home: Path, monkeypat
     examine(home)
     monkeypatch.setattr(folders, "SYSTEM", ("/usr", str(home.parent)))
     assert refusal(home) == (
-        f"the home folder {home} lies in {home.parent}, which every sandbox shows: choose another with --home or "
+        f"the home folder {home} is in {home.parent}, which every sandbox shows: choose another with --home or "
         "TIDEGATE_HOME"
     )
 

@@ -32,7 +32,7 @@ async def test_a_house_is_built_serves_and_is_closed_twice_over_one_home(tmp_pat
             assert await house.build()
             assert f"ready {house.address}" in said
             house.ask_to_stop()
-            await house.until_asked()
+            await house.wait_for_stop()
             await house.close()
         assert await to_thread.run_sync(holder_of, tmp_path / "home") is None
         assert not (tmp_path / "home" / "control.sock").exists()

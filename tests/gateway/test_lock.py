@@ -19,7 +19,7 @@ from pathlib import Path
 from tidegate.gateway import HomeLock
 lock = HomeLock(Path(sys.argv[1]))
 lock.take()
-lock.tell_address("http://127.0.0.1:1")
+lock.write_address("http://127.0.0.1:1")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -34,7 +34,7 @@ def hand_on(*_):
         os._exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     lock._holder = Holder(pid=os.getpid(), began=process_mark(os.getpid()))
-    lock._tell()
+    lock._write()
 
 signal.signal(signal.SIGTERM, hand_on)
 """ + HOLD.replace("sys.stdin.read()", "while True: signal.pause()")

@@ -61,7 +61,7 @@ async def test_a_chore_that_fails_again_and_again_in_one_way_is_logged_once() ->
             maintenance.start(scope)
             with anyio.fail_after(20):
                 await changed.wait()
-    assert [line["error"] for line in lines if line["event"] == "chore failed"] == ["gone", "something else"]
+    assert [line["error"] for line in lines if line["event"] == "maintenance task failed"] == ["gone", "something else"]
 
 
 async def test_a_chore_that_hangs_holds_up_no_other_and_misses_its_heartbeat() -> None:

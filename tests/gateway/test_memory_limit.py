@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.gateway.memory.memory_limit import SHARE, MemoryLimit
+from tidegate.gateway.process_memory.memory_limit import SHARE, MemoryLimit
 
 GIB = 1 << 30
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.lifetimes.residents import Clock, Tenant, building, settled
 from tests.logs import capture_logs
-from tidegate.gateway.memory.memory_limit import MemoryLimit
-from tidegate.gateway.memory.pressure import GROWN, LOW, REST_SECONDS, STALLED, MemoryPressure
+from tidegate.gateway.process_memory.memory_limit import MemoryLimit
+from tidegate.gateway.process_memory.pressure import GROWN, LOW, REST_SECONDS, STALLED, MemoryPressure
 from tidegate.lifetimes import Presence, Scope
+from tidegate.status_report import PressureStatus
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ class Memory:
     async def look(self) -> list[dict[str, Any]]:
         """One look; what it logged."""
         with capture_logs() as logged:
-            await self.pressure.look()
+            await self.pressure.check()
         await settled()
         return list(logged)
 
@@ -91,7 +92,7 @@ async def test_above_it_the_least_recently_used_go_until_the_lower_mark(memory: 
     assert line["level"] == "warning"
     assert (line["private"], line["ceiling"], line["unloaded"], line["freed"]) == (1100, CEILING, 2, 200)
     assert line["private_now"] == 900
-    assert memory.pressure.report() == {"ceiling": CEILING, "short": True, "spells": 1}
+    assert memory.pressure.report() == PressureStatus(ceiling=CEILING, short=True, spells=1)
 
 
 async def test_what_the_allocator_keeps_for_nothing_goes_first(memory: Memory, presence: Presence) -> None:

@@ -151,14 +151,14 @@ def test_a_recorded_conversation_is_had_again_elsewhere_without_keys_or_a_server
         now = [said(running, stripped(text), stream) for text, stream in TALK]
         shown = running.call("GET", "/api/status")
         told = tidegate("status", home=running.home).stdout
-    assert any(f"Replays {file}" in line for line in running.said)
+    assert any(f"Replaying {file}" in line for line in running.said)
     for one, before, after in zip(TALK, then, now, strict=True):
         assert after == stripped(before), one
     assert shown["tape"] == {
         "does": "replays", "file": str(file), "exchanges": 12, "replayed": 12, "again": 0, "unknown": 0,
     }  # fmt: skip
     assert not shown["clients"].get("open")
-    assert f"replays: {file}, 12 exchanges; 12 replayed, 0 asked that it does not hold" in told
+    assert f"replays: {file}, 12 exchanges; 12 replayed, 0 requests not in the recording" in told
 
 
 def test_a_recording_that_was_killed_is_readable_up_to_its_last_line(
@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_used_keeps_the_gateway_from_starting(tmp_path: Pa
     (tmp_path / "newer").write_text('{"tidegate":"recording","version":99}\n')
     (tmp_path / "project").mkdir()
     refused = {
-        ("--record", "project/file"): "lies in the folder of the agent 'main'",
+        ("--record", "project/file"): "is in the folder of the agent 'main'",
         ("--record", "there"): "already exists, and a recording never overwrites a file",
         ("--record", "no/file"): "does not exist: create it, or record elsewhere",
         ("--record", "."): "already exists",
@@ -249,7 +249,7 @@ def test_the_demo_model_makes_no_traffic_and_that_is_said(tmp_path: Path) -> Non
     with gateway(home_of(tmp_path, "home", ""), "--record", str(file)) as running:
         assert said(running, "hello")
         assert running.call("GET", "/api/status")["tape"]["exchanges"] == 0
-    assert any("demo model is configured, which makes no traffic" in line for line in running.said)
+    assert any("demo model is configured, which has no traffic" in line for line in running.said)
     assert lines_of(file) == []
 
 

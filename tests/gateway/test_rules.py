@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.process import tidegate
-from tidegate.gateway import Unready, examine
+from tidegate.gateway import PreflightFailed, examine
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def write(home: Path, *rules: str, agent: str = "main") -> None:
 def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) -> None:
     """X11, F3: file, agent, rule and what is wrong, all of them together, for the start and `config check` alike."""
     write(home, "deny effect:exec", "allow *", "permit write_file", agent="coder")
-    with pytest.raises(Unready) as told:
+    with pytest.raises(PreflightFailed) as told:
         examine(home)
     assert told.value.errors == (
         f"{home}/tidegate.toml: [agents.coder] rules: the rule 'deny effect:exec' names no effect; there are read, "
@@ -51,7 +51,7 @@ def test_a_rule_that_can_never_fit_is_a_warning(home: Path, rule: str, why: str)
     """X11, X12: whoever wrote it believes that it protects something."""
     write(home, rule)
     (warning,) = examine(home).warnings
-    assert warning.startswith(f"{home}/tidegate.toml: [agents.main] rules: the rule {rule!r} never fits: ")
+    assert warning.startswith(f"{home}/tidegate.toml: [agents.main] rules: the rule {rule!r} never matches: ")
     assert why in warning
 
 

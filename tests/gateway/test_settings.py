@@ -153,16 +153,16 @@ async def test_residents_leave_beyond_the_bytes_that_are_set(tmp_path: Path) -> 
     async with built(tmp_path / "home", settings) as house:
         for number in range(4):
             await say(house, "say yes " + "tide " * 6000, f"talk {number}")
-        await until(lambda: house.sessions.status()["sessions"]["unloads"].get("bytes", 0) > 0)
-        held = house.sessions.status()["sessions"]
-        assert 0 < held["resident_bytes"] <= 64 * 1024
-        assert held["residents"] < 4
+        await until(lambda: house.sessions.status().sessions.unloads.get("bytes", 0) > 0)
+        held = house.sessions.status().sessions
+        assert 0 < held.resident_bytes <= 64 * 1024
+        assert held.residents < 4
         await asyncio.gather(*(say(house, "say again", f"talk {number}") for number in range(4)))
 
 
 @pytest.mark.parametrize(
     ("agent", "words"),
-    [('delegates = ["other"]', "delegates has no effect"), ('tools = ["delegate"]', "delegates names nobody")],
+    [('delegates = ["other"]', "delegates has no effect"), ('tools = ["delegate"]', "delegates names no agent")],
 )
 def test_delegates_without_the_toolset_and_the_toolset_without_delegates_are_told(
     tmp_path: Path, agent: str, words: str

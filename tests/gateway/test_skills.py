@@ -18,7 +18,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import settings
 from tests.gateway.process import WAIT, GatewayProcess, environment, tidegate
 from tests.skills.skill_folders import skill
-from tidegate.gateway import Unready, examine
+from tidegate.gateway import PreflightFailed, examine
 
 T = TypeVar("T")
 
@@ -95,7 +95,8 @@ def test_what_is_wrong_with_skills_is_a_warning_whichever_command_looks(tmp_path
     skill(home / "skills", "absinth")
     warnings = list(examine(home).warnings)
     assert warnings == [
-        f"{home}/tidegate.toml: [skills] folders: there is no folder {home}/gone; make it, or remove it there",
+        f"{home}/tidegate.toml: [skills] folders: there is no folder {home}/gone; create it, or remove it "
+        "from the list",
         f'{home}/skills/broken/SKILL.md is left out: its frontmatter has the name "name" twice, again in line 4; '
         "keep one.",
         f"{home}/tidegate.toml: [agents.main] skills: there is no skill 'absent'; did you mean 'absinth'?",
@@ -111,16 +112,16 @@ def test_what_is_wrong_with_skills_is_a_warning_whichever_command_looks(tmp_path
 def test_skills_without_the_toolset_are_told(tmp_path: Path) -> None:
     write(tmp_path / "home", '[agents.main]\nskills = ["deploy"]\n')
     (warning,) = examine(tmp_path / "home").warnings
-    assert 'without "skills" among its tools it has none; add it there' in warning
+    assert 'has no effect without "skills" among its tools; add it there' in warning
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ('[agents.main]\nworkspace = "skills"\n', "is the gateway's own"),
-        (f'{SKILLED}[skills]\nfolders = [".."]\n', "holds the gateway's home folder"),
-        (f'{SKILLED}[skills]\nfolders = ["workspaces"]\n', "is the gateway's own"),
-        (f'{SKILLED}[web]\nsearch = "brave"\nsearch_key = "file:skills/key"\n', "holds the secret"),
+        ('[agents.main]\nworkspace = "skills"\n', "is private to the gateway"),
+        (f'{SKILLED}[skills]\nfolders = [".."]\n', "contains the gateway's home folder"),
+        (f'{SKILLED}[skills]\nfolders = ["workspaces"]\n', "is private to the gateway"),
+        (f'{SKILLED}[web]\nsearch = "brave"\nsearch_key = "file:skills/key"\n', "contains the secret"),
         (f'{SKILLED}[skills]\nfolders = ["~nobody-is-called-so/x"]\n', "not known here"),
     ],
 )
@@ -130,7 +131,7 @@ def test_no_folder_of_skills_shows_what_is_the_gateways(tmp_path: Path, settings
     write(home, settings)
     (home / "skills").mkdir()
     (home / "skills" / "key").write_text("k")
-    with pytest.raises(Unready, match=told):
+    with pytest.raises(PreflightFailed, match=told):
         examine(home)
 
 

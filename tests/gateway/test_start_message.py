@@ -95,7 +95,7 @@ def test_a_damaged_database_is_put_aside_by_name_and_no_start_begins_an_empty_on
     assert str(aside) in told and "damaged" in told
     assert aside.read_bytes() == damaged
     again = _refused(home)
-    assert f"{database} is missing" in again and f"{aside} is what was damaged" in again
+    assert f"{database} is missing" in again and f"{aside} is the damaged file" in again
     (home / "api-key").unlink()
     with gateway(home) as running:
         assert _names(running) == []

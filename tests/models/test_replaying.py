@@ -111,7 +111,7 @@ async def test_equal_requests_get_their_answers_in_order_and_then_the_last_again
         )
     replayer = await opened(written(tmp_path / "f", *lines))
     assert [await send(replayer, {"b": [2.0], "a": 1}) for _ in range(4)] == ["one", "two", "two", "two"]
-    assert replayer.status()["replayed"] == 4 and replayer.status()["again"] == 2
+    assert replayer.status().replayed == 4 and replayer.status().again == 2
 
 
 @pytest.mark.anyio
@@ -151,7 +151,7 @@ async def test_a_request_that_was_not_recorded_is_told_where_it_differs_first(
         assert "difference from the nearest one (number 2) is in messages[2].content." in failed.value.brief
         assert "ten o'clock" in failed.value.message and "eleven o'clock" in failed.value.message
         assert "o'clock" not in failed.value.brief
-        assert replayer.status()["unknown"] == 1
+        assert replayer.status().unknown == 1
 
 
 @pytest.mark.anyio

@@ -3,7 +3,7 @@
 Guarantee: while it is installed, a call that may block (sleeping, files, processes, names, databases) raises
 `BlockingCallOnLoop` when code of ours makes it in a thread whose event loop is running, and is remembered, so that a
 broad `except` cannot hide it. Calls by foreign libraries and by tests pass, and so does everything in worker threads. A
-line that has to may say `# house: allow <reason>`.
+line that has to may say `# lint: allow <reason>`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from typing import Any
 
 import apsw
 
-ALLOWED = "# house: allow"
+ALLOWED = "# lint: allow"
 NEAR = 12
 """Frames between a call and the code that wanted it, through the standard library's own layers."""
 

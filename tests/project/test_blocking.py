@@ -29,7 +29,7 @@ def database(): sqlite3.connect(":memory:").close()
 def open_apsw(): apsw.Connection(":memory:").close()
 def execute(connection): return connection.execute("select 1").fetchall()
 def make(): return apsw.Connection(":memory:")
-def allowed(): time.sleep(0)  # house: allow it is over at once
+def allowed(): time.sleep(0)  # lint: allow it is over at once
 async def spawn(asyncio):
     process = await asyncio.create_subprocess_exec("true")
     return await process.wait()

@@ -51,8 +51,8 @@ async def test_a_task_left_behind_is_named_with_its_maker() -> None:
 async def test_a_task_of_a_scope_is_named_with_who_started_it() -> None:
     """L31: not with the scope's own line."""
     watch = LoopWatch()
-    async with Scope("house") as house:
-        house.start(wait_for_ever, name="pump")
+    async with Scope("process") as process:
+        process.start(wait_for_ever, name="pump")
         (left,) = await watch.end(SHORT)
     assert "'pump'" in left and "made at" in left and "scope.py" not in left.partition("made at")[2]
 

@@ -1,4 +1,4 @@
-"""The lint finds each thing that the house forbids, and nothing in clean code."""
+"""The project linter finds each violation of its rules, and nothing in clean code."""
 
 import subprocess
 import sys
@@ -185,9 +185,9 @@ def test_each_thing_has_its_place(place: str, source: str) -> None:
 def test_an_exception_needs_a_reason() -> None:
     """L21: on the line or the one above it."""
     source = "def f():\n    return asyncio.Queue(){}\n"
-    assert check_source(source.format("  # house: allow the sender waits for each answer"), "x.py", "x.py") == []
-    assert check_source("# house: allow filled at import only\n_seen = set()\n", "x.py", "x.py") == []
-    assert check_source(source.format("  # house: allow"), "x.py", "x.py") != []
+    assert check_source(source.format("  # lint: allow the sender waits for each answer"), "x.py", "x.py") == []
+    assert check_source("# lint: allow filled at import only\n_seen = set()\n", "x.py", "x.py") == []
+    assert check_source(source.format("  # lint: allow"), "x.py", "x.py") != []
 
 
 def test_the_command_says_what_it_found_and_fails(tmp_path: Path) -> None:
@@ -203,10 +203,22 @@ def test_the_command_says_what_it_found_and_fails(tmp_path: Path) -> None:
     assert subprocess.run(run, capture_output=True, text=True, timeout=60, check=False).returncode == 0
 
 
-def test_the_house_keeps_its_own_rules() -> None:
+def test_the_source_tree_has_no_finding() -> None:
     """A13, L02, L04, L21, L31: the source tree has no finding."""
     findings = list(check_tree(ROOT / "src"))
     assert not findings, "\n".join(map(str, findings))
+
+
+def test_two_public_classes_of_one_name_are_found(tmp_path: Path) -> None:
+    """L31: a public class name is unique in the tree; private names and allowed exceptions are not reported."""
+    (tmp_path / "a.py").write_text("class Report: pass\nclass _Row: pass\n")
+    other = tmp_path / "b.py"
+    other.write_text("class _Row: pass\nclass Answer:\n    class Report: pass\n")
+    (finding,) = check_tree(tmp_path)
+    assert (finding.rule, finding.path, finding.line) == ("duplicate-class", str(other), 3)
+    assert f"{tmp_path / 'a.py'}:1" in finding.message
+    other.write_text("# lint: allow a protocol of the same name\nclass Report: pass\n")
+    assert list(check_tree(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -221,7 +233,7 @@ def test_the_house_keeps_its_own_rules() -> None:
 def test_a_test_uses_public_interfaces(rule: str, source: str) -> None:
     """L02: neither a private attribute of another object nor a constant that is replaced in its module."""
     assert [finding.rule for finding in check_test(source, "tests/x.py")] == [rule]
-    allowed = source.replace("\n    ", "\n    # house: allow it stands for a broken disk\n    ")
+    allowed = source.replace("\n    ", "\n    # lint: allow it stands for a broken disk\n    ")
     assert check_test(allowed, "tests/x.py") == []
 
 

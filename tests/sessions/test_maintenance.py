@@ -82,7 +82,7 @@ async def test_one_run_removes_every_row_of_the_audit_log_whose_retention_is_ove
         await house.store.write(fill)
         await run(house, "tidy")
         assert await count(house, "audit") == 5
-        assert house.service.status()["audit"] == {"rows": 5}
+        assert house.service.status().audit.rows == 5
 
 
 async def test_one_run_removes_every_prompt_that_nobody_uses(home: Path, model: ScriptedModel) -> None:

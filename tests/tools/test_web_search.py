@@ -14,8 +14,8 @@ from tests.logs import capture_logs
 from tests.tools.sites import FORBIDDEN, Agent, Handler, agent, refuse, site
 from tidegate.config import read
 from tidegate.errors import Misconfigured, ToolFailed
+from tidegate.gateway.preflight import PreflightFailed
 from tidegate.gateway.preflight.preflight import examine
-from tidegate.gateway.unready import Unready
 from tidegate.security import Secret
 
 pytestmark = pytest.mark.anyio
@@ -211,6 +211,6 @@ def test_the_key_is_found_by_its_reference_like_a_models(tmp_path: Path) -> None
     ready = examine(tmp_path, {"BRAVE": KEY, "OTHER": "x"})
     assert ready.secrets == {"env:BRAVE": Secret(KEY)}
     assert ready.config.web.private == ("10.0.0.0/8",)
-    with pytest.raises(Unready) as caught:
+    with pytest.raises(PreflightFailed) as caught:
         examine(tmp_path, {})
     assert "[web] search_key" in str(caught.value)

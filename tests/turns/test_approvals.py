@@ -632,11 +632,11 @@ async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: Sc
         turn, [question] = await ask(house)
         assert (await house.say("[say meanwhile]", name="other")).text == "meanwhile"
         status = house.service.status()
-        assert status["turns"]["running"] == 0 and status["turns"]["waiting"] == 0
-        assert status["turns"]["asking"] == 1 and status["questions"] == {"waiting": 1}
+        assert status.turns.running == 0 and status.turns.waiting == 0
+        assert status.turns.asking == 1 and status.questions.waiting == 1
         await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(turn)).text == "done"
-        assert house.service.status()["questions"] == {"waiting": 0}
+        assert house.service.status().questions.waiting == 0
         assert house.service.census()["turns_asking"] == 0
 
 

@@ -68,10 +68,10 @@ async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: P
         assert len(house.requests()) == 1
         rows = (await house.service.transcript(refused.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["one", "[say two]"]
-        (shown,) = house.service.status()["budgets"]
-        assert (shown["setting"], shown["per"], shown["each"]) == ("limits.day_tokens", "gateway", "day")
-        assert (shown["tokens_limit"], shown["opens"]) == (10, NOON + DAY / 2)
-        assert shown["tokens"] == house.components.budgets.day.spent().tokens and shown["used"] == shown["tokens"] / 10
+        (shown,) = house.components.status().budgets
+        assert (shown.setting, shown.per, shown.each) == ("limits.day_tokens", "gateway", "day")
+        assert (shown.tokens_limit, shown.opens) == (10, NOON + DAY / 2)
+        assert shown.tokens == house.components.budgets.day.spent().tokens and shown.used == shown.tokens / 10
         assert house.components.budgets.day.spent().tokens > 10
         clock.now += DAY / 2
         assert house.components.budgets.day.spent().tokens == 0

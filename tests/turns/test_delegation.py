@@ -222,8 +222,8 @@ async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, m
         with anyio.fail_after(WAIT):
             await model.held("gate")
         other = await house.accept("[say second]", "two")
-        status = house.service.status()["turns"]
-        assert (status["running"], status["waiting"], status["delegating"]) == (1, 1, 1)
+        status = house.service.status().turns
+        assert (status.running, status.waiting, status.delegating) == (1, 1, 1)
         assert house.service.census()["turns_delegating"] == 1
         model.release("gate")
         assert (await house.answered(parent.turn)).text == "first"
@@ -247,7 +247,7 @@ async def test_who_waited_for_a_place_before_gets_it_before_more_tasks_of_a_turn
             model.release("parent")
             while house.components.engine.waiting_total != 2:
                 await anyio.sleep(0.001)
-            assert (house.service.status()["turns"]["running"], house.service.status()["turns"]["delegating"]) == (2, 1)
+            assert (house.service.status().turns.running, house.service.status().turns.delegating) == (2, 1)
             model.release("blocker")
             await house.answered(blocker.turn)
             await model.held("other")

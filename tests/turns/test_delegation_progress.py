@@ -104,8 +104,8 @@ async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model
         [question] = await asked_by(house, accepted.turn)
         assert (question.agent, question.tool, question.kind) == ("second", "push", "approval")
         assert question.turn != accepted.turn and "what: a" in question.summary
-        status = house.service.status()["turns"]
-        assert (status["running"], status["asking"], status["delegating"]) == (0, 1, 2)
+        status = house.service.status().turns
+        assert (status.running, status.asking, status.delegating) == (0, 1, 2)
         # Who comes later is asked too, in this conversation; nobody else is.
         assert [each.id for each in await house.service.questions.standing(accepted.session)] == [question.id]
         assert [each.agent for each in await house.service.questions.standing(accepted.session)] == ["second"]

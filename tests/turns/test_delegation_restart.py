@@ -183,7 +183,7 @@ async def test_a_turn_counts_no_resume_while_a_task_of_its_is_open(home: Path, m
     for _ in range(2):
         async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as house:
             with anyio.fail_after(WAIT):
-                while house.service.status()["turns"]["delegating"] != 1:
+                while house.service.status().turns.delegating != 1:
                     await anyio.sleep(0.001)
             row = await house.store.read(turns.get, accepted.turn)
             assert row is not None and row.attempts == 1

@@ -42,7 +42,7 @@ async def test_the_official_client_does_not_try_again_at_the_cap(home: Path, mod
             with pytest.raises(openai.RateLimitError) as refused:
                 await client.chat.completions.create(model="main", messages=[{"role": "user", "content": "two"}])
         if int(refused.value.response.headers["Retry-After"]) > 3600:  # not in the last minutes of a day
-            assert h.service.status()["turns"]["failed"] == 1
+            assert h.service.status().turns.failed == 1
 
 
 async def test_the_usage_of_a_stopped_answer_says_that_it_is_an_estimate(

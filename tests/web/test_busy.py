@@ -30,7 +30,7 @@ async def both(
             await model.held("there")
             group.start_soon(say, "second", second, headers)
             arrived = {"steer": lambda: "second" in replies, "interrupt": lambda: "first" in replies}.get(
-                headers.get("X-Busy", ""), lambda: h.service.status()["turns"]["waiting"] == 1
+                headers.get("X-Busy", ""), lambda: h.service.status().turns.waiting == 1
             )
             while not arrived():
                 await anyio.sleep(0.005)
@@ -131,7 +131,7 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(home: Path, model: S
                 group.start_soon(lambda: chat(h, "one [hold there]", session="n"))
                 await model.held("there")
                 group.start_soon(lambda: chat(h, "two", session="n"))
-                while h.service.status()["turns"]["waiting"] < 1:
+                while h.service.status().turns.waiting < 1:
                     await anyio.sleep(0.005)
                 refused = await chat(h, "three", session="n")
                 other = await chat(h, "elsewhere", session="m")

@@ -58,7 +58,7 @@ async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves(
     with anyio.fail_after(WAIT):
         while gateway.service.live(turn) is not None:
             await anyio.sleep(0.005)
-    assert gateway.service.status()["turns"]["stopped"] == 1
+    assert gateway.service.status().turns.stopped == 1
     assert gateway.service.census()["turns_running"] == 0
 
 
@@ -71,7 +71,7 @@ async def test_an_ephemeral_turn_goes_on_when_its_caller_chose_so(
     with anyio.fail_after(WAIT):
         while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.005)
-    assert gateway.service.status()["turns"]["answered"] == 1
+    assert gateway.service.status().turns.answered == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,7 +131,7 @@ async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves_in_mid_stream
     """H16: and so is its call to the model, which nobody would read."""
     turn = await leave_after_words(gateway, model, {})
     await until_ended(gateway, turn)
-    assert gateway.service.status()["turns"]["stopped"] == 1
+    assert gateway.service.status().turns.stopped == 1
     with anyio.fail_after(WAIT):
         while not model.stats()["disconnects"]:
             await anyio.sleep(0.005)
@@ -159,7 +159,8 @@ async def test_an_ephemeral_turn_goes_on_in_mid_stream_for_who_means_to_come_bac
     assert row is not None and row.on_disconnect == "continue", "after a restart as well"
     model.release("there")
     await until_ended(gateway, turn)
-    assert gateway.service.status()["turns"] == {**gateway.service.status()["turns"], "answered": 1, "stopped": 0}
+    stats = gateway.service.status().turns
+    assert (stats.answered, stats.stopped) == (1, 0)
     if "Idempotency-Key" in headers:
         again = await chat(gateway, TALKING, stream=True, headers=headers)
         assert again.headers["X-Turn-Id"] == turn and again.streamed.split()[-1] == "w29"

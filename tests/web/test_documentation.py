@@ -39,8 +39,8 @@ async def test_every_example_of_the_documentation_works(home: Path) -> None:
                 done = await anyio.to_thread.run_sync(run, command, environment)
             assert done.returncode == 0, (code, done.stdout, done.stderr)
             assert done.stdout.strip(), code
-        status = h.service.status()["turns"]
-        assert status["failed"] == 0 and status["running"] == 0
+        status = h.service.status().turns
+        assert status.failed == 0 and status.running == 0
 
 
 def run(command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":

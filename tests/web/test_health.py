@@ -11,6 +11,7 @@ from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway
 from tests.web.asking import call, chat
 from tidegate.errors import StoreFull
+from tidegate.status_report import SessionsStatus
 from tidegate.web import Health
 
 pytestmark = pytest.mark.anyio
@@ -142,7 +143,7 @@ async def test_metrics_are_read_on_the_loop_that_owns_what_they_read(
     threads: set[int] = set()
     status = gateway.service.status
 
-    def noted() -> dict[str, Any]:
+    def noted() -> SessionsStatus:
         threads.add(threading.get_ident())
         return status()
 

@@ -198,7 +198,7 @@ async def test_its_retry_after_a_timeout_joins_a_turn_that_went_on(
     """H15, H19: the turn did not notice; the message is there once, and the model was asked once."""
     assert await timed_out(gateway, model, headers, stream=stream) == ANSWER
     assert len(model.recorded) == 1
-    assert gateway.service.status()["turns"]["answered"] == 1
+    assert gateway.service.status().turns.answered == 1
     if "X-Session-Id" in headers:
         async with client(gateway, default_headers=headers) as patient:
             await patient.chat.completions.create(model="main", messages=user("next"))  # type: ignore[call-overload]
@@ -212,6 +212,6 @@ async def test_its_retry_after_a_timeout_begins_anew_what_was_stopped_when_it_hu
     """H16, H19: a call without a name ends with its reader, its request to the model too; the retry is a new turn."""
     assert await timed_out(gateway, model, {}) == ANSWER
     assert len(model.recorded) == 2
-    turns = gateway.service.status()["turns"]
-    assert (turns["stopped"], turns["answered"]) == (1, 1)
+    turns = gateway.service.status().turns
+    assert (turns.stopped, turns.answered) == (1, 1)
     assert model.stats()["disconnects"] == 1

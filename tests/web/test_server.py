@@ -190,7 +190,7 @@ async def test_a_reader_that_takes_nothing_is_let_go(
             await anyio.sleep(0.01)
         while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.01)
-    assert gateway.service.status()["turns"]["answered"] == 1
+    assert gateway.service.status().turns.answered == 1
 
 
 async def test_a_reader_that_takes_nothing_of_the_rest_is_let_go(
@@ -211,7 +211,7 @@ async def test_a_reader_that_takes_nothing_of_the_rest_is_let_go(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nConnection: close\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
         )
-        while not gateway.service.status()["turns"]["answered"]:
+        while not gateway.service.status().turns.answered:
             await anyio.sleep(0.01)
         while gateway.server.connections:
             await anyio.sleep(0.01)

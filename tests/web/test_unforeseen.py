@@ -130,4 +130,4 @@ async def test_an_ephemeral_turn_does_not_go_on_for_a_stream_that_broke(
         with anyio.fail_after(WAIT):
             while gateway.service.census()["turns_running"]:
                 await anyio.sleep(0.005)
-    assert gateway.service.status()["turns"]["stopped"] == 1
+    assert gateway.service.status().turns.stopped == 1

@@ -167,7 +167,7 @@ async def test_the_official_client_does_not_try_again_what_waiting_does_not_help
         async with openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key, timeout=WAIT, max_retries=2) as client:
             with pytest.raises(openai.RateLimitError, match="raise that limit"):
                 await client.chat.completions.create(model="main", messages=[{"role": "user", "content": "two"}])
-        assert h.service.status()["turns"]["failed"] == 1
+        assert h.service.status().turns.failed == 1
 
 
 async def test_metrics_tell_tokens_cost_and_what_is_left(home: Path, model: ScriptedModel) -> None:

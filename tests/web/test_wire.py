@@ -271,7 +271,7 @@ async def test_a_half_closed_connection_gets_its_answer(
     assert b"whole" in body
     if stream and version == "1.1":
         assert unchunked(body).endswith(b"data: [DONE]\n\n")
-    assert gateway.service.status()["turns"]["answered"] == 1
+    assert gateway.service.status().turns.answered == 1
 
 
 async def test_a_stream_goes_on_after_its_reader_half_closed(gateway: InProcessGateway, model: ScriptedModel) -> None:
@@ -318,7 +318,7 @@ async def test_a_reader_that_hangs_up_wholly_has_left_however_it_does_it(
             await wire.send_eof()
         while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.005)
-    assert gateway.service.status()["turns"]["stopped"] == 1
+    assert gateway.service.status().turns.stopped == 1
     with anyio.fail_after(WAIT):
         while gateway.server.connections:
             await anyio.sleep(0.005)
@@ -351,7 +351,7 @@ async def test_a_reset_connection_is_a_reader_that_left(gateway: InProcessGatewa
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.005)
-    assert gateway.service.status()["turns"]["stopped"] == 1
+    assert gateway.service.status().turns.stopped == 1
 
 
 # -- HTTP/1.0 ----------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home:
     """L14, L24: also for a gateway that is root; who asked is told, and everything goes on."""
     async with room(home, backend=backend, processes=40) as rooms:
         session = await rooms.new_session()
-        assert rooms.workspaces.status()["enforced"] == {}  # nobody has asked for commands yet
+        assert rooms.workspaces.status().enforced == {}  # nobody has asked for commands yet
         await rooms.said(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
         done, printed = await rooms.run(session, "python3 forks.py")
         made, refused = map(int, printed.split())
@@ -103,7 +103,7 @@ async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home:
         assert "(workspaces.processes)" in done.note and done.left_behind == made
         done, printed = await rooms.run(session, "echo fine")
         assert (printed, done.note) == ("fine\n", "")
-        assert rooms.workspaces.status()["enforced"]["processes"] == "cgroup"
+        assert rooms.workspaces.status().enforced["processes"] == "cgroup"
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
@@ -121,7 +121,7 @@ async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgr
         )
         assert await rooms.said(session, "echo $KEPT") == "yes"
         assert set(rooms.site(session).running) == {"server"}  # type: ignore[union-attr]
-        assert rooms.workspaces.status()["enforced"]["memory_bytes"] == "cgroup"
+        assert rooms.workspaces.status().enforced["memory_bytes"] == "cgroup"
 
 
 @pytest.mark.parametrize("place", ["/dev/shm", "/run"])

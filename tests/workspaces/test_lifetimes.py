@@ -216,7 +216,7 @@ async def test_a_gateway_that_runs_as_root_says_what_that_means(
     monkeypatch.setattr("os.geteuid", lambda: user)
     with capture_logs() as lines:
         async with room(home, backend=backend) as rooms:
-            warning = rooms.workspaces.status()["warning"]
+            warning = rooms.workspaces.status().warning
             await rooms.workspaces.reconcile()
             await rooms.workspaces.tidy()
     assert [line["meaning"] for line in lines if "as root" in line["event"]] == ([warning] if warning else [])

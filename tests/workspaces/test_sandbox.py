@@ -182,7 +182,7 @@ async def test_without_a_backend_commands_are_refused_in_one_sentence_and_files_
         files = await rooms.of(session).files()
         await files.write("a", b"text")
         assert (home / "workspaces" / session / "a").read_text() == "text"
-        assert rooms.workspaces.status()["problem"]
+        assert rooms.workspaces.status().problem
 
 
 async def test_where_bubblewrap_is_missing_the_message_says_what_to_install(

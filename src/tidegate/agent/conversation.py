@@ -132,9 +132,9 @@ class Conversation:
         self._keep = keep
         self._owed = 0
         """Results that the last answer still waits for."""
-        self._results: list[Message] = []  # house: allow at most as many as an answer has calls
+        self._results: list[Message] = []  # lint: allow at most as many as an answer has calls
         """Those that came."""
-        self._places: dict[str, int] = {}  # house: allow one for each call of an answer
+        self._places: dict[str, int] = {}  # lint: allow one for each call of an answer
         """The order of the last calls by their ids. A caller's results may come later than those of the agent's tools,
         and in any order; a model reads them in the order of the calls, as it will when they come from the store."""
         self._unloaded = 0

@@ -78,7 +78,7 @@ class HistoryCache:
         self._file: BinaryIO | None = None
         self._end = 0
         self._writing = asyncio.Lock()
-        self._waiting: list[PendingHistory] = []  # house: allow at most WAITING_BYTES
+        self._waiting: list[PendingHistory] = []  # lint: allow at most WAITING_BYTES
         self._waiting_bytes = 0
         self._closed = False
         self._entries: BoundedCache[str, CachedHistory] = BoundedCache("histories", cap=ENTRIES)

@@ -29,7 +29,7 @@ class Progress:
     def __init__(self, turn: Turn, call: ToolCall) -> None:
         self._turn = turn
         self._call = call
-        self._pieces: list[str] = []  # house: allow emptied at PIECE_CHARACTERS
+        self._pieces: list[str] = []  # lint: allow emptied at PIECE_CHARACTERS
         self._held = 0
         self._left = TOLD_CHARACTERS
         self._timer: asyncio.TimerHandle | None = None

@@ -25,7 +25,7 @@ class SideCall:
     def __init__(self, session: str, *, tell: Callable[[Event], None] | None = None, used: Usage = NOTHING) -> None:
         self.session = session
         self.usage = used
-        self.calls: list[tuple[str, Usage]] = []  # house: allow a few tries each
+        self.calls: list[tuple[str, Usage]] = []  # lint: allow a few tries each
         self._tell = tell
 
     def emit(self, event: Event) -> None:

@@ -1,7 +1,7 @@
-"""The command `tidegate`: one file per command, loaded only when it is the one that runs.
+"""The command `tidegate`: one module per command, imported only when that command runs.
 
-Guarantee: whatever goes wrong on purpose is one sentence on standard error that says what to do, with exit code 1 (2
-for wrong usage); nothing heavy is imported to answer a light question.
+An expected failure is one sentence on standard error that says what to do, with exit code 1 (2 for wrong usage).
+Commands that need little import little.
 """
 
 from tidegate.cli.root import main

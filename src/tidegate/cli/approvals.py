@@ -1,4 +1,4 @@
-"""`tidegate approvals`: what agents ask, and the answers, from outside a conversation."""
+"""`tidegate approvals`: approval requests and questions of agents, answered from outside a conversation."""
 
 import sys
 from pathlib import Path
@@ -11,19 +11,19 @@ from tidegate.cli.output import plain, print_json
 
 @click.group("approvals")
 def command() -> None:
-    """List or answer what agents wait for: approvals and questions."""
+    """List or answer approval requests and questions of agents."""
 
 
 @command.command("list")
-@click.option("--session", help="Only of the conversation of this id.")
+@click.option("--session", help="Only those of the conversation with this id.")
 @click.option("--limit", type=click.IntRange(1, 500), default=200, show_default=True)
 @home_option
 @json_option
 def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
-    """List what waits for your answer, in full, the oldest first."""
+    """List everything that waits for your answer, in full, the oldest first."""
     from tidegate.cli.client import GatewayClient
-    from tidegate.cli.terminal.question_text import described, heading
-    from tidegate.gateway import hint
+    from tidegate.cli.terminal.questions import described, heading
+    from tidegate.gateway import command_hint
 
     found = GatewayClient(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
     if as_json:
@@ -34,7 +34,8 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
         for question in found["approvals"]:
             print(heading(question))
             print("\n".join(f"    {line}" for line in described(question)))
-        print(f"Answer with {hint(home, 'approvals answer ID ANSWER')}: approve, deny [REASON], or what was asked for.")
+        how = command_hint(home, "approvals answer ID ANSWER")
+        print(f"Answer with {how}; ANSWER is approve, deny [REASON], or the answer to a question.")
     if found["more"]:
         print(f"There are more than {limit}: answer some, or raise --limit.", file=sys.stderr)
 
@@ -45,18 +46,18 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def answer(id: str, words: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Answer what `tidegate approvals list` shows under ID: `approve`, `deny [REASON]`, or the answer to a question
-    (one of its choices or its number, where it has some)."""
+    """Answer the request ID of `tidegate approvals list` with `approve` or `deny [REASON]`, or a question with its
+    answer (a choice or its number, if it has choices)."""
     from tidegate.cli.client import GatewayClient
-    from tidegate.cli.terminal.question_text import answer_of
+    from tidegate.cli.terminal.questions import answer_of
 
     api = GatewayClient(home)
     path = api.approval(id)
     question = api.call("GET", path)
     said = answer_of(question, " ".join(words))
     if said is None:
-        raise click.UsageError("This is an approval: say approve, or deny and why." if question["kind"] == "approval"
-                               else "Say what the answer is.")  # fmt: skip
+        is_approval = question["kind"] == "approval"
+        raise click.UsageError("Answer approve, or deny [REASON]." if is_approval else "The answer is empty.")
     answered = api.call("POST", path, said)
     if as_json:
         print_json(answered)

@@ -1,4 +1,4 @@
-"""`tidegate audit`: who did what, when, with what outcome."""
+"""`tidegate audit`: the audit log."""
 
 import sys
 from pathlib import Path
@@ -10,17 +10,23 @@ from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json, print_table, when
 
 _KINDS = ("sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting")
-_PAGE = 1000  # rows that one answer may have
-_SHOWN = 12  # characters of a digest in a table, enough to tell some thousand apart
+_PAGE = 1000  # rows in one response
+_SHOWN = 12  # characters of a digest in a table, enough to distinguish some thousand
 
 
 @click.command("audit")
-@click.option("--since", default="30d", show_default=True, help="A time span like 7d, or a date of UTC, 2026-11-01.")
+@click.option("--since", default="30d", show_default=True, help="A time span (7d) or a UTC date (2026-11-01).")
 @click.option("--kind", type=click.Choice(_KINDS), help="Only events of this kind.")
-@click.option("--principal", help="By or about the principal of this name or id.")
-@click.option("--session", help="In the conversation of this id.")
+@click.option("--principal", help="Events by or about the user with this name or id.")
+@click.option("--session", help="Events in the conversation with this id.")
 @click.option("--host", help="Contacts with this host by web tools.")
-@click.option("--limit", type=click.IntRange(min=1), default=200, show_default=True, help="How many, the latest.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="Maximum number of events; the latest are shown.",
+)
 @home_option
 @json_option
 def command(
@@ -33,10 +39,10 @@ def command(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Show the audit log, the latest events last: sign-ins, keys, people, approvals, tool calls with effect, hosts
-    contacted, configuration and settings.
+    """Show the audit log, the latest events last: sign-ins, keys, users, approvals, tool calls with effects, contacted
+    hosts, configuration and settings.
 
-    It holds ids and digests, never content.
+    It contains ids and digests, never content.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -68,4 +74,4 @@ def _print(events: list[dict[str, Any]]) -> None:
         for event in events
     ]  # fmt: skip
     heads = ("id", "when", "kind", "outcome", "by", "conversation", "subject", "digest")
-    print_table(heads, rows, empty="Nothing was recorded in this time.", numbers=(0,), whole=(6,))
+    print_table(heads, rows, empty="Nothing was recorded in this period.", numbers=(0,), uncut=(6,))

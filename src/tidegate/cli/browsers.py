@@ -1,4 +1,4 @@
-"""`tidegate browsers`: the browsers that are signed in to the chat page."""
+"""`tidegate browsers`: browsers signed in to the chat page."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 """`tidegate chat`: a streaming terminal client of the running gateway.
 
-Guarantee: it enters by the same door as every other client and keeps nothing of the conversation but the lines typed
-(`chat-history` in the home folder). Ctrl-C stops the running turn, a second one leaves; Ctrl-D leaves; what was
-accepted goes on in the gateway in any case. What an agent asks is asked here, and can be answered elsewhere as well.
-With a pipe as input each line is a message, only answers are printed, and the gateway is told that nobody is there.
+It uses the same API as every other client and stores nothing of the conversation but the typed lines (`chat-history` in
+the home folder). Ctrl-C stops the running turn, a second one leaves; Ctrl-D leaves; accepted messages continue in the
+gateway in any case. Agents' questions are asked here, and can be answered elsewhere as well. With a pipe as input each
+line is a message, only answers are printed, and messages are marked as unattended.
 """
 
 import sys
@@ -17,11 +17,11 @@ from tidegate.cli.options import home_option
 from tidegate.cli.output import at_terminal, plain
 from tidegate.cli.terminal.greeting import greeting, last_exchange
 from tidegate.cli.terminal.interrupts import InterruptHandler, LeftTurn
-from tidegate.cli.terminal.person import TerminalQuestions
 from tidegate.cli.terminal.printer import Printer
+from tidegate.cli.terminal.questions import QuestionPrompt
 from tidegate.cli.terminal.turn_follower import TurnFollower
 from tidegate.errors import NotFound, TidegateError
-from tidegate.gateway import hint
+from tidegate.gateway import command_hint
 
 _CHANNEL = "terminal"
 _NOT_UTF_8 = "This is not UTF-8 text: convert it first."
@@ -29,15 +29,15 @@ _NOT_UTF_8 = "This is not UTF-8 text: convert it first."
 
 @click.command("chat")
 @home_option
-@click.option("--agent", help="Which agent to talk to (default: the conversation's, or the first).")
-@click.option("--session", help="Go on with the conversation of this id.")
-@click.option("--new", is_flag=True, help="Begin a new conversation (a pipe always does, unless --session is given).")
+@click.option("--agent", help="The agent to talk to (default: that of the conversation, or the first).")
+@click.option("--session", help="Continue the conversation with this id.")
+@click.option("--new", is_flag=True, help="Start a new conversation (the default in a pipe without --session).")
 @click.pass_context
 def command(context: click.Context, home: Path, agent: str | None, session: str | None, new: bool) -> None:
     """Talk to an agent of the running gateway.
 
-    Without options the last conversation of this terminal client goes on. Lines that begin with a slash are commands of
-    the gateway: /help lists them.
+    Without options, the last conversation of this terminal client continues. Lines that begin with a slash are
+    commands: /help lists them.
     """
     if session is not None and new:
         raise click.UsageError("Give --session or --new, not both.")
@@ -62,21 +62,21 @@ def _check_agent(api: GatewayClient, agent: str) -> None:
 
 
 def _check_session(api: GatewayClient, home: Path, session: str, agent: str | None) -> None:
-    """Whether one can talk there: what the first message would be refused for is told before it is written."""
+    """Check that the conversation accepts messages, before the user types the first one."""
     view = api.call("GET", api.session(session))
     if view.get("ended"):
         raise TidegateError(
-            f"The conversation {session} has ended: start {hint(home, 'chat --new')} and say /resume {session}, "
-            "which begins a new one with its transcript."
+            f"The conversation {session} has ended: run {command_hint(home, 'chat --new')} and type /resume {session} "
+            "to start a new one with its transcript."
         )
     if agent not in (None, view["agent"]):
-        raise TidegateError(f"The conversation {session} is with agent {view['agent']}: leave --agent out.")
-    # Refused, in the gateway's own words, where one may look and not speak.
+        raise TidegateError(f"The conversation {session} is with agent {view['agent']}: omit --agent.")
+    # The gateway refuses this in a conversation that the user may only read.
     api.call("POST", "/api/messages", {"text": "/status", "session": session})
 
 
 def _last(api: GatewayClient, agent: str | None) -> str | None:
-    """The most recently used live conversation of this client."""
+    """The most recently used live conversation of this channel."""
     for view in api.call("GET", "/api/sessions", query={"limit": 50})["sessions"]:
         if view["channel"] == _CHANNEL and not view.get("ended") and agent in (None, view["agent"]):
             return str(view["id"])
@@ -84,7 +84,7 @@ def _last(api: GatewayClient, agent: str | None) -> str | None:
 
 
 class _Chat:
-    """One conversation at a time, which a command may change."""
+    """The current conversation, which a command may change."""
 
     def __init__(
         self, api: GatewayClient, home: Path, *, agent: str | None, session: str | None, interactive: bool
@@ -93,12 +93,12 @@ class _Chat:
         self._home = home
         self._agent = agent
         self.session = session
-        self._attended = interactive  # nobody reads a pipe who could be asked
+        self._attended = interactive  # nobody can be asked in a pipe
         self._printer = Printer(interactive=interactive)
-        self._person = TerminalQuestions(api, self._printer, self._command) if interactive else None
+        self._questions = QuestionPrompt(api, self._printer, self._command) if interactive else None
 
     def say(self, text: str) -> bool:
-        """Send one message and print what comes of it; False if the turn failed."""
+        """Send one message and print the result; False if the turn failed."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -107,18 +107,18 @@ class _Chat:
             return self._said(text, interrupts)
 
     def catch_up(self) -> None:
-        """Follow a turn of this conversation that waits for an answer, so that it can be given."""
-        if self.session is None or self._person is None:
+        """Follow a turn of this conversation that waits for an answer, so that the user can give it."""
+        if self.session is None or self._questions is None:
             return
         waiting = self._api.call("GET", "/api/approvals", query={"session": self.session, "limit": 1})["approvals"]
-        # It may be a task's of the turn that runs here, which is the one to follow.
+        # The question may belong to a delegated task of the running turn: follow the running turn.
         turn = self._api.call("GET", self._api.session(self.session))["running"] if waiting else None
         if turn is not None:
             with InterruptHandler() as interrupts:
                 self._follow(self.session, turn, interrupts)
 
     def _command(self, line: str) -> None:
-        """Say a command in mid-turn; what it says is printed, and what runs is followed already."""
+        """Send a command during a turn and print its reply. The turn is already being followed."""
         reply = self._send(line)["reply"]
         self._printer.line(reply["text"])
         self.session = reply.get("session")
@@ -140,7 +140,7 @@ class _Chat:
         return self._follow(answer["session"], answer["turn"], interrupts)
 
     def greet(self) -> None:
-        """Say which conversation this is, who answers in it, and where it had got to."""
+        """Print the conversation, its agent and model, and its last exchange."""
         self._printer.note(greeting(self._api, self._home, self.session, self._agent))
         for line in last_exchange(self._api, self.session) if self.session else ():
             self._printer.note(line)
@@ -148,7 +148,7 @@ class _Chat:
     def _replied(self, reply: dict[str, Any], interrupts: InterruptHandler) -> bool:
         if reply.get("text"):
             self._printer.line(reply["text"])
-        # Where the person is now; None: the next message begins a new one.
+        # The current conversation; None means that the next message starts a new one.
         before, self.session = self.session, reply.get("session")
         if self.session not in (None, before):
             self.greet()
@@ -160,8 +160,8 @@ class _Chat:
 
     def _follow(self, session: str, turn: str, interrupts: InterruptHandler) -> bool:
         self.session = session
-        interrupts.stops(self._stop)
-        return TurnFollower(self._api, self._printer, session, turn, self._person).follow()
+        interrupts.on_press(self._stop)
+        return TurnFollower(self._api, self._printer, session, turn, self._questions).follow()
 
     def _stop(self) -> None:
         try:
@@ -170,18 +170,18 @@ class _Chat:
             self._printer.note(error.message)
         else:
             if stopped is None:
-                self._printer.note("nothing runs yet that could be stopped; Ctrl-C again leaves")
+                self._printer.note("no turn is running yet; Ctrl-C again leaves")
 
 
 def _pipe(chat: _Chat) -> int:
-    """Each line is a message. One that is refused or fails is told, and does not keep the next ones."""
+    """Each line is a message. A refused or failed one is reported, and the next ones are still sent."""
     code = 0
     for number, raw in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
         try:
             if (line := raw.decode().strip()) and not chat.say(line):
                 code = 1
         except GatewayUnanswered:
-            raise  # nor would the next line be
+            raise  # the next line would fail, too
         except (TidegateError, UnicodeDecodeError) as error:
             why = error.message if isinstance(error, TidegateError) else _NOT_UTF_8
             print(plain(f"tidegate: line {number}: {why}"), file=sys.stderr)

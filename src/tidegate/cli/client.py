@@ -1,8 +1,8 @@
-"""The command line's client of the running gateway: its HTTP API, with the home folder's own key.
+"""The command line's client of the running gateway: its HTTP API, with the key of the home folder.
 
-Guarantee: every call has a deadline; every failure is one sentence that says what to do; the key leaves this process
-only in the header of a request to the address that the holder of the home's lock wrote down. That is looked up for each
-request, so that a client outlives a restart of the gateway. Blocking on purpose: a command does one thing.
+Every call has a deadline; every failure is one sentence that says what to do. The key is sent only in the header of a
+request to the address that the holder of the home's lock recorded. The address is looked up for each request, so that a
+client survives a restart of the gateway. The client blocks on purpose: a command does one thing.
 """
 
 import http.client
@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from tidegate.errors import Conflict, Misconfigured, NotFound, TidegateError
-from tidegate.gateway import hint, holder_of
+from tidegate.gateway import command_hint, holder_of
 
 KEY_NAME = "api-key"
 _CALL_SECONDS = 30.0
-_SILENCE_SECONDS = 60.0  # a stream is never silent for longer than its keep-alive of 15 s, while its sender lives
+_SILENCE_SECONDS = 60.0  # a live stream is never silent for longer than its keep-alive of 15 s
 _READ_BYTES = 65536
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _ID = re.compile(r"[A-Za-z0-9_:-]{1,100}")
@@ -35,23 +35,23 @@ _WHERE_TO_LOOK = {
 
 
 class GatewayUnanswered(TidegateError):
-    """The connection broke or stayed silent, or the gateway is away for a moment; what was accepted before goes on."""
+    """The connection broke or timed out, or the gateway is restarting. Accepted turns continue."""
 
 
 class NotRunning(GatewayUnanswered):
     def __init__(self, home: Path) -> None:
-        super().__init__(f"No gateway runs for {home}: start one with {hint(home, 'up')}.")
+        super().__init__(f"No gateway runs for {home}: start one with {command_hint(home, 'up')}.")
 
 
 class GatewayClient:
-    """One gateway as its owner sees it."""
+    """The API of one gateway, called as its owner."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._find()
 
     def _find(self) -> None:
-        """Where the gateway is, and the key for it, as of now."""
+        """Look up the current address and key of the gateway."""
         holder = holder_of(self._home)
         if holder is None:
             raise NotRunning(self._home)
@@ -64,7 +64,7 @@ class GatewayClient:
         self._key = _key(self._home)
 
     def call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any:
-        """One request and its JSON answer (None for an empty one)."""
+        """One request and its JSON response (None if it is empty)."""
         connection = self._connect(_CALL_SECONDS)
         try:
             response = self._send(connection, method, _target(path, query), body, {})
@@ -76,7 +76,7 @@ class GatewayClient:
         return json.loads(data) if data else None
 
     def lines(self, path: str, *, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        """A streamed answer, line by line; one that breaks off raises, wherever that was."""
+        """A streamed response, line by line. Raises if it is cut off at any point."""
         connection = self._connect(_SILENCE_SECONDS)
         try:
             response = self._send(connection, "GET", path, None, dict(headers or {}))
@@ -84,15 +84,15 @@ class GatewayClient:
                 raise self._refusal(response.status, self._read(response))
             rest = b""
             while data := self._some(response):
-                *whole, rest = (rest + data).split(b"\n")
-                yield from (line + b"\n" for line in whole)
+                *complete, rest = (rest + data).split(b"\n")
+                yield from (line + b"\n" for line in complete)
             if rest:
                 yield rest
         finally:
             connection.close()
 
     def session(self, id: str) -> str:
-        """The path of a conversation; what can be no id is not there."""
+        """The path of a conversation. Raises `NotFound` for an impossible id."""
         if not _ID.fullmatch(id):
             raise self._missing(f"There is no session {id[:100]!r}.", "session_not_found")
         return f"/api/sessions/{id}"
@@ -128,8 +128,8 @@ class GatewayClient:
         return http.client.HTTPConnection(host, self._parts.port, timeout=seconds)
 
     def _tls(self) -> ssl.SSLContext:
-        """Trust the very certificate that the configuration names: it is read from our own home folder, so the name
-        in it, which is for the outside, need not be checked."""
+        """Trust exactly the certificate in the configuration. It is read from our own home folder, so the host name in
+        it, which is meant for other machines, is not checked."""
         from tidegate.gateway import settings
 
         context = ssl.create_default_context()
@@ -161,8 +161,7 @@ class GatewayClient:
             raise self._unanswered(error) from error
 
     def _some(self, response: http.client.HTTPResponse) -> bytes:
-        """What has come of a stream, b"" at its end. (`readline` would take a stream that broke off for one that
-        ended.)"""
+        """The next bytes of a stream, b"" at its end. (`readline` would not distinguish a stream that was cut off.)"""
         try:
             return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -171,9 +170,9 @@ class GatewayClient:
     def _unanswered(self, error: Exception) -> "GatewayUnanswered":
         why = "no answer in time" if isinstance(error, TimeoutError | socket.timeout) else str(error)
         if isinstance(error, http.client.IncompleteRead):
-            why = "its answer broke off"
+            why = "its response was cut off"
         return GatewayUnanswered(
-            f"The gateway at {self.address} does not answer ({why}): look at {hint(self._home, 'doctor')}."
+            f"The gateway at {self.address} does not answer ({why}): run {command_hint(self._home, 'doctor')}."
         )
 
     def _refusal(self, status: int, data: bytes) -> TidegateError:
@@ -181,7 +180,10 @@ class GatewayClient:
             error = json.loads(data)["error"]
             message, code = str(error["message"]), str(error.get("code"))
         except (ValueError, KeyError, TypeError, AttributeError):
-            message, code = f"The gateway answered with status {status}: look at {hint(self._home, 'doctor')}.", ""
+            message, code = (
+                f"The gateway answered with status {status}: run {command_hint(self._home, 'doctor')}.",
+                "",
+            )
         if status == 401:
             return Misconfigured(f"The key in {self._home / KEY_NAME} is not valid: {another_key(self._home)}.")
         if status == 404:
@@ -191,13 +193,14 @@ class GatewayClient:
     def _missing(self, message: str, code: str) -> NotFound:
         where = _WHERE_TO_LOOK.get(code)
         if where is not None:
-            message = f"{message.rstrip('.')}: {hint(self._home, where)} shows what there is."
+            message = f"{message.rstrip('.')}: see {command_hint(self._home, where)}."
         return NotFound(message, code=code)
 
 
 def another_key(home: Path) -> str:
-    """How the command line gets another key than a revoked one."""
-    return f"remove {home / KEY_NAME} and restart the gateway, which makes a new one, with {hint(home, 'up --replace')}"
+    """How to replace a revoked key of the command line."""
+    restart = command_hint(home, "up --replace")
+    return f"remove {home / KEY_NAME} and restart the gateway, which makes a new one, with {restart}"
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:
@@ -212,7 +215,9 @@ def _key(home: Path) -> str:
     except FileNotFoundError:
         raise Misconfigured(
             f"The key file {path} is missing: restart the gateway, which makes a new one, with "
-            f"{hint(home, 'up --replace')}."
+            f"{command_hint(home, 'up --replace')}."
         ) from None
     except OSError as error:
-        raise Misconfigured(f"The key file {path} cannot be read ({error.strerror}): correct its rights.") from None
+        raise Misconfigured(
+            f"The key file {path} cannot be read ({error.strerror}): correct its permissions."
+        ) from None

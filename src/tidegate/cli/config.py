@@ -1,4 +1,4 @@
-"""`tidegate config`: is the configuration right, and what does it come to."""
+"""`tidegate config`: checks or shows the configuration."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json
-from tidegate.gateway import Unready, examine, settings
+from tidegate.gateway import PreflightFailed, examine, settings
 
 
 @click.group("config")
@@ -19,10 +19,10 @@ def command() -> None:
 @json_option
 @click.pass_context
 def check(context: click.Context, home: Path, as_json: bool) -> None:
-    """Say whether a gateway would start with tidegate.toml, secrets and all; if not, where and why."""
+    """Check tidegate.toml, its secrets and everything else that a start needs."""
     try:
         config, _, _, warnings = examine(home)
-    except Unready as error:
+    except PreflightFailed as error:
         if not as_json:
             raise
         print_json({"ok": False, "errors": list(error.errors)})
@@ -44,7 +44,7 @@ def check(context: click.Context, home: Path, as_json: bool) -> None:
     if not found:
         print(f"{home}/tidegate.toml does not exist: the defaults and the demo model are used.")
     else:
-        print(f"{home}/tidegate.toml is right.")
+        print(f"{home}/tidegate.toml is valid.")
 
 
 @command.command("show")

@@ -1,7 +1,7 @@
-"""`tidegate doctor`: what could keep the gateway from working, each with what to do about it.
+"""`tidegate doctor`: checks for problems with the installation, each with its remedy.
 
-Guarantee: it changes nothing, and it never opens the database of a running gateway: that one is asked instead. While
-it looks at a database itself, no gateway can start on it.
+It changes nothing and never opens the database of a running gateway: it asks the gateway instead. While it checks a
+database directly, no gateway can start on it.
 """
 
 import os
@@ -17,10 +17,20 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import enumerated, print_json, size
-from tidegate.cli.status import commands
+from tidegate.cli.status import commands, read_status
 from tidegate.config import ModelSettings, WorkspaceSettings, is_loopback
 from tidegate.errors import TidegateError
-from tidegate.gateway import Holder, HomeLock, Unready, ask, examine, hint, holder_of, lost_database, settings
+from tidegate.gateway import (
+    Holder,
+    HomeLock,
+    PreflightFailed,
+    ask,
+    command_hint,
+    examine,
+    holder_of,
+    lost_database,
+    settings,
+)
 
 if TYPE_CHECKING:
     from tidegate.models import Facts
@@ -41,7 +51,7 @@ class Finding(NamedTuple):
 @json_option
 @click.pass_context
 def command(context: click.Context, home: Path, as_json: bool) -> None:
-    """Look for what could keep the gateway from working."""
+    """Check for problems with the installation."""
     findings = list(_findings(home))
     if as_json:
         print_json([finding._asdict() for finding in findings])
@@ -66,18 +76,18 @@ def _home(home: Path, _holder: Holder | None) -> Finding:
     if not home.exists():
         above = next(path for path in home.parents if path.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
-            text = f"{home} cannot be made in {above}: choose another with --home or TIDEGATE_HOME."
+            text = f"{home} cannot be created in {above}: choose another with --home or TIDEGATE_HOME."
             return Finding("home folder", "fail", text)
-        return Finding("home folder", "ok", f"{home} does not exist yet; {hint(home, 'up')} makes it.")
+        return Finding("home folder", "ok", f"{home} does not exist yet; {command_hint(home, 'up')} creates it.")
     found = home.stat()
     if found.st_uid != os.getuid():
         return Finding("home folder", "fail", f"{home} belongs to uid {found.st_uid}: run as that user.")
     for path in (home, home / "tidegate.db"):
         if path.exists() and not os.access(path, os.W_OK):
-            return Finding("home folder", "fail", f"{path} cannot be written to: is it read-only or immutable?")
+            return Finding("home folder", "fail", f"{path} is not writable: is it read-only or immutable?")
     if stat.S_IMODE(found.st_mode) & 0o077:
-        return Finding("home folder", "warn", f"others may look into {home}: chmod 700 {home}")
-    return Finding("home folder", "ok", f"{home}, its owner's alone.")
+        return Finding("home folder", "warn", f"other users can read {home}: chmod 700 {home}")
+    return Finding("home folder", "ok", f"{home}; private (0700).")
 
 
 def _key(home: Path, _holder: Holder | None) -> Finding:
@@ -86,20 +96,20 @@ def _key(home: Path, _holder: Holder | None) -> Finding:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
         return Finding("key", "ok" if not (home / "tidegate.db").exists() else "warn",
-                       f"{path} does not exist; the next {hint(home, 'up')} makes it.")  # fmt: skip
+                       f"{path} does not exist; the next {command_hint(home, 'up')} creates it.")  # fmt: skip
     if mode & 0o077:
-        return Finding("key", "fail", f"others may read {path}: chmod 600 {path}, and revoke the key in it.")
-    return Finding("key", "ok", f"{path}, readable by its owner only.")
+        return Finding("key", "fail", f"other users can read {path}: chmod 600 {path}, and revoke the key in it.")
+    return Finding("key", "ok", f"{path}; private (0600).")
 
 
 def _config(home: Path, holder: Holder | None) -> Finding:
     try:
         config, _, _, warnings = examine(home)
-    except Unready as error:
+    except PreflightFailed as error:
         text = "; ".join(error.errors)
         if holder is None or error.config is None:
             return Finding("configuration", "fail", text)
-        # It has what it needs, perhaps from an environment of its own, such as a service's.
+        # The running gateway has what it needs, perhaps from another environment, such as a service's.
         return Finding("configuration", "warn", f"a start from here would be refused: {text}")
     if warnings:
         return Finding("configuration", "warn", "; ".join(warnings))
@@ -109,11 +119,11 @@ def _config(home: Path, holder: Holder | None) -> Finding:
 
 
 def _models(home: Path) -> Iterator[Finding]:
-    """What is assumed of models that nobody described: a line for each."""
+    """A warning for each model whose properties are assumed."""
     try:
         models = settings(home).models
     except TidegateError:
-        yield Finding("models", "warn", "unknown until the configuration is right.")
+        yield Finding("models", "warn", "unknown until the configuration is valid.")
         return
     from tidegate.models import Catalog
 
@@ -122,7 +132,7 @@ def _models(home: Path) -> Iterator[Finding]:
     for name, text in assumed.items():
         yield Finding(f"model {name}", "warn", f"{text} in [models.{name}].")
     if not assumed:
-        yield Finding("models", "ok", f"what they can do is known; {hint(home, 'models')} lists it.")
+        yield Finding("models", "ok", f"their properties are known; {command_hint(home, 'models')} lists them.")
 
 
 def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
@@ -135,29 +145,29 @@ def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
         )
         taken = [words for guessed, words, _ in guesses if guessed]
         unset = [name for guessed, _, names in guesses if guessed for name in names]
-        return f"not in the catalogue, so it is taken to have {enumerated(taken)}: set {enumerated(unset)}"
-    own = model.api != "demo" and is_loopback(urlsplit(model.base_url).hostname or "")
-    if own and model.context_window is None:
+        return f"not in the catalogue; assuming {enumerated(taken)}: set {enumerated(unset)}"
+    is_local = model.api != "demo" and is_loopback(urlsplit(model.base_url).hostname or "")
+    if is_local and model.context_window is None:
         return (
-            f"it is taken to have a window of {facts.window:,} tokens, but a server of your own often has less: set "
-            "context_window to what that was started with"
+            f"assuming a window of {facts.window:,} tokens, but local servers often have less: set context_window to "
+            "the server's value"
         )
     return None
 
 
 def _gateway(home: Path, holder: Holder | None) -> Finding:
     if holder is None:
-        return Finding("gateway", "ok", f"none runs; start it with {hint(home, 'up')}.")
-    return Finding("gateway", "ok", f"runs ({holder}).")
+        return Finding("gateway", "ok", f"not running; start it with {command_hint(home, 'up')}.")
+    return Finding("gateway", "ok", f"running ({holder}).")
 
 
 def _port(home: Path, holder: Holder | None) -> Finding:
     if holder is not None and holder.address:
-        return Finding("port", "ok", f"{holder.address} is the running gateway's.")
+        return Finding("port", "ok", f"{holder.address}, in use by the running gateway.")
     try:
         server = settings(home).server
     except TidegateError:
-        return Finding("port", "warn", "unknown until the configuration is right.")
+        return Finding("port", "warn", "unknown until the configuration is valid.")
     with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -166,7 +176,7 @@ def _port(home: Path, holder: Holder | None) -> Finding:
             text = f"{server.host} port {server.port} cannot be used ({error.strerror}): change [server] port."
             return Finding("port", "fail", text)
     if server.port == 0:
-        return Finding("port", "ok", f"any free one of {server.host}.")
+        return Finding("port", "ok", f"any free port of {server.host}.")
     return Finding("port", "ok", f"{server.host} port {server.port} is free.")
 
 
@@ -185,29 +195,29 @@ def _database(home: Path, holder: Holder | None) -> Finding:
         if (lost := lost_database(home)) is not None:
             return Finding("database", "fail", lost)
         if not path.exists():
-            return Finding("database", "ok", "there is none yet.")
+            return Finding("database", "ok", "does not exist yet.")
     try:
-        problems, standing = _asked(home) if holder is not None else (_looked_at(home, path), [])
+        problems, standing = _check_running(home) if holder is not None else (_check_file(home, path), [])
     except TidegateError as error:
-        return Finding("database", "fail" if holder is not None else "warn", f"could not be checked: {error.message}")
+        return Finding("database", "fail" if holder is not None else "warn", f"not checked: {error.message}")
     if problems:
         text = f"is damaged ({problems[0]}): stop the gateway, keep a copy of {path}, and restore a backup."
         return Finding("database", "fail", text)
     if standing:
         return Finding("database", "fail", "; ".join(standing))
-    by = "by the running gateway" if holder is not None else "directly, no gateway runs"
-    return Finding("database", "ok", f"whole ({size(path.stat().st_size)}; checked {by}).")
+    by = "by the running gateway" if holder is not None else "directly, since no gateway runs"
+    return Finding("database", "ok", f"intact ({size(path.stat().st_size)}; checked {by}).")
 
 
-def _asked(home: Path) -> tuple[list[str], list[str]]:
-    """What the full check found, and what else stands wrong with the file or its disk."""
+def _check_running(home: Path) -> tuple[list[str], list[str]]:
+    """The results of the full check, and other current problems of the file or its disk."""
     answer: dict[str, Any] = ask(home, {"do": "check"}, within=_CHECK_SECONDS)
     standing = [str(problem["text"]) for problem in answer["standing"]]
     return [str(problem) for problem in answer["problems"]], standing
 
 
-def _looked_at(home: Path, path: Path) -> list[str]:
-    """No gateway runs; the home's lock is held meanwhile, so that none begins to."""
+def _check_file(home: Path, path: Path) -> list[str]:
+    """Check directly, while holding the home's lock so that no gateway can start."""
     from tidegate.store import check_file
 
     lock = HomeLock(home)
@@ -222,14 +232,14 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     if free < _NO_DISK:
-        return Finding("disk", "fail", f"{size(free)} free at {folder}: make room, or messages will be refused.")
+        return Finding("disk", "fail", f"{size(free)} free at {folder}: free some space, or messages will be refused.")
     if free < _LITTLE_DISK:
-        return Finding("disk", "warn", f"{size(free)} free at {folder}: make room soon.")
+        return Finding("disk", "warn", f"{size(free)} free at {folder}: free some space soon.")
     return Finding("disk", "ok", f"{size(free)} free at {folder}.")
 
 
 def _protections(home: Path) -> Iterator[Finding]:
-    """What keeps sandboxes apart from the machine; a warning where the settings need what is missing."""
+    """The isolation features of sandboxes; a warning if the settings need one that is missing."""
     from tidegate.workspaces.kernel.protections import protections
 
     try:
@@ -245,14 +255,14 @@ def _protections(home: Path) -> Iterator[Finding]:
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """What holds the limits of the agents' commands depends on what the gateway was started by: only it can tell."""
+    """How the limits of commands are enforced depends on how the gateway was started, so only the gateway knows."""
     if holder is None:
-        return Finding("commands", "ok", "a running gateway finds out what holds their limits.")
+        return Finding("commands", "ok", "a running gateway determines how their limits are enforced.")
     try:
-        found: dict[str, Any] = ask(home, {"do": "status", "memory": False})["workspaces"]
+        workspaces = read_status(ask(home, {"do": "status", "memory": False})).workspaces
     except TidegateError as error:
-        return Finding("commands", "warn", f"the gateway could not be asked: {error.message}")
-    said, warning = commands(found), found["warning"]
-    if warning:
-        return Finding("commands", "warn", f"{said.removesuffix('.')}. {warning}")
-    return Finding("commands", "warn" if found["problem"] else "ok", said)
+        return Finding("commands", "warn", f"the gateway did not answer: {error.message}")
+    text = commands(workspaces)
+    if workspaces.warning:
+        return Finding("commands", "warn", f"{text.removesuffix('.')}. {workspaces.warning}")
+    return Finding("commands", "warn" if workspaces.problem else "ok", text)

@@ -1,7 +1,7 @@
-"""`tidegate keys`: who may call the HTTP API.
+"""`tidegate keys`: keys for the HTTP API.
 
-Guarantee: a key is alone on standard output, and what it is and may is said beside it; a key that may do everything is
-made only on purpose.
+Standard output has only the key; standard error says whose key it is and what it may do. A key of the owner, which may
+do everything, is made only with an explicit option.
 """
 
 import re
@@ -18,7 +18,7 @@ from tidegate.errors import Misconfigured, NotFound, TidegateError
 if TYPE_CHECKING:
     from tidegate.cli.client import GatewayClient
 
-_NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f]{1,100}")  # as the gateway has it, and not of spaces alone
+_NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f]{1,100}")  # the gateway's rule, and not only spaces
 
 
 @click.group("keys")
@@ -28,41 +28,43 @@ def command() -> None:
 
 @command.command("add")
 @click.argument("name")
-@click.option("--agent", "agents", multiple=True, help="An agent this principal may use (again for more; default all).")
+@click.option(
+    "--agent", "agents", multiple=True, help="An agent that this user may use (repeat for more; default: all)."
+)
 @click.option("--label", default="", help="What the key is for.")
 @click.option(
-    "--role", type=click.Choice(["admin", "member", "guest"]), help="What a new principal may do (default member)."
+    "--role", type=click.Choice(["admin", "member", "guest"]), help="The role of a new user (default: member)."
 )
-@click.option("--owner", is_flag=True, help="Needed for one more key of the owner, which may do everything.")
+@click.option("--owner", is_flag=True, help="Required for another key of the owner, which may do everything.")
 @home_option
 @json_option
 def add(
     name: str, agents: tuple[str, ...], label: str, role: str | None, owner: bool, home: Path, as_json: bool
 ) -> None:
-    """Make a key for the principal NAME; a principal that does not exist yet is made.
+    """Make a key for the user NAME, who is created if necessary.
 
-    The key is shown once: the gateway keeps only its digest. Conversations belong to the principal, so a second key of
-    the same NAME finds them.
+    The key is shown once: the gateway stores only its digest. Conversations belong to the user, so every key of the
+    same NAME has access to them.
     """
     from tidegate.cli.client import GatewayClient
 
     if not _NAME.fullmatch(name):
-        raise TidegateError("The name of a principal has 1 to 100 characters, all of them printable: choose another.")
+        raise TidegateError("The name of a user has 1 to 100 printable characters: choose another.")
     api = GatewayClient(home)
     _check_agents(api, agents)
     had = next((key for key in api.call("GET", "/api/keys")["keys"] if key["name"] == name), None)
     holds = had["role"] if had is not None else role or "member"
     if owner and holds != "owner":
-        raise click.UsageError(f"{name} is not the owner of this gateway: leave --owner out.")
+        raise click.UsageError(f"{name} is not the owner of this gateway: omit --owner.")
     if holds == "owner" and not owner:
-        raise TidegateError(f"{name} owns this gateway, and their key may do everything: say --owner to make one.")
+        raise TidegateError(f"{name} owns this gateway, and such a key may do everything: confirm with --owner.")
     made = api.call("POST", "/api/keys", {"name": name, "label": label, "agents": list(agents) or None, "role": role})
     allowed = had["agents"] if had is not None else list(agents) or None
     if as_json:
         print_json({**made, "name": name, "role": holds, "agents": allowed, "new": had is None})
         return
     print(made["key"])
-    print(plain(_told(name, holds, allowed, had is None)), file=sys.stderr)
+    print(plain(_description(name, holds, allowed, had is None)), file=sys.stderr)
 
 
 def _check_agents(api: "GatewayClient", agents: tuple[str, ...]) -> None:
@@ -78,22 +80,22 @@ def _agents(allowed: list[str] | None) -> str:
     return "all" if allowed is None else ", ".join(allowed) or "none"
 
 
-def _told(name: str, role: str, agents: list[str] | None, new: bool) -> str:
-    """What a key is, in one line beside it."""
+def _description(name: str, role: str, agents: list[str] | None, new: bool) -> str:
+    """One line about the new key."""
     if role == "owner":
-        what = f"This is one more key of {name}, who owns this gateway and may do everything"
+        what = f"This is another key of {name}, who owns this gateway and may do everything"
     else:
         may = "every agent" if agents is None else f"agent {_agents(agents)}"
-        whose = f"{name} is new" if new else f"This is one more key of {name}, with the same conversations"
+        whose = f"{name} is new" if new else f"This is another key of {name}, with the same conversations"
         what = f"{whose}, has the role {role} and may use {may}"
-    return f"{what}; the key is shown this once."
+    return f"{what}; the key is shown only once."
 
 
 @command.command("list")
 @home_option
 @json_option
 def list_(home: Path, as_json: bool) -> None:
-    """List keys: whose, what for, when last used. The keys themselves are not kept."""
+    """List keys with their user, label and last use. The keys themselves are not stored."""
     from tidegate.cli.client import GatewayClient
 
     keys = GatewayClient(home).call("GET", "/api/keys")["keys"]
@@ -113,7 +115,7 @@ def list_(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def revoke(key_id: str, home: Path, as_json: bool) -> None:
-    """Revoke the key with this id (see `tidegate keys list`): it is refused from now on."""
+    """Revoke the key with this id (see `tidegate keys list`)."""
     from tidegate.cli.client import GatewayClient, another_key
 
     api = GatewayClient(home)
@@ -121,7 +123,7 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
     try:
         api.call("DELETE", api.key(key_id))
     except NotFound:
-        # To the gateway a revoked key is as if absent; a person who asks twice wants to know that it worked.
+        # To the gateway a revoked key does not exist; the user should learn that it was revoked before.
         if key_id not in {key["id"] for key in api.call("GET", "/api/keys")["keys"] if key.get("revoked")}:
             raise
         changed = False

@@ -1,7 +1,7 @@
-"""`tidegate memory`: what is remembered of people and of agents' work, listed and edited as text.
+"""`tidegate memory`: notes about users and agents' work, listed and edited as text.
 
-Guarantee: an edited text takes the place of the notes only if nobody changed them meanwhile; if somebody did, or the
-text is refused, it is kept in a file that is named, so that nothing of it is lost.
+Edited notes are saved only if nobody changed them meanwhile. If they were changed, or the text is refused, the text is
+kept in a file and its name is printed, so that nothing is lost.
 """
 
 import os
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PATH = "/api/memory"
-_SOURCES = {"person": "wrote it", "tool": "in a conversation", "end": "at a conversation's end"}
+_SOURCES = {"person": "edited", "tool": "in a conversation", "end": "at the end of a conversation"}
 
 
 @click.group("memory")
 def command() -> None:
-    """List or edit what is remembered: about you, about somebody else, or about an agent's work."""
+    """List or edit notes: about you, another user, or an agent's work."""
 
 
 def _whose(function: F) -> F:
-    function = click.option("--agent", help="About the work of this agent.")(function)
-    return click.option("--principal", help="About the principal of this name (default: you).")(function)
+    function = click.option("--agent", help="Notes about the work of this agent.")(function)
+    return click.option("--principal", help="Notes about the user with this name (default: you).")(function)
 
 
 @command.command("list")
@@ -43,7 +43,7 @@ def _whose(function: F) -> F:
 @home_option
 @json_option
 def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
-    """List notes, those that people wrote first, then the newest: the order in which conversations begin with them."""
+    """List notes: first those written by users, then the newest. New conversations get them in this order."""
     from tidegate.cli.client import GatewayClient
 
     found = _found(GatewayClient(home), principal, agent)
@@ -54,7 +54,7 @@ def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -
         print(f"[{note['id']}] {plain(note['text'])}")
         print(f"      {plain(note['by'])}, {_SOURCES[note['source']]}, {when(note['at'])}")
     if not found["notes"]:
-        print("Nothing is remembered.")
+        print("There are no notes.")
     else:
         print(f"{found['bytes']} of {found['most']} bytes (memory.notes_bytes) are used.")
 
@@ -65,12 +65,12 @@ def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -
 @home_option
 @json_option
 def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
-    """Remember a note."""
+    """Add a note."""
     from tidegate.cli.client import GatewayClient
 
     body = {"text": " ".join(words), "principal": principal, "agent": agent}
     note = GatewayClient(home).call("POST", _PATH, body)
-    print_json(note) if as_json else print(f"Remembered as note {note['id']}.")
+    print_json(note) if as_json else print(f"Added note {note['id']}.")
 
 
 @command.command("forget")
@@ -79,22 +79,22 @@ def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: 
 @home_option
 @json_option
 def forget(number: int, principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
-    """Forget the note of this number (see `tidegate memory list`)."""
+    """Delete the note with this number (see `tidegate memory list`)."""
     from tidegate.cli.client import GatewayClient
 
     GatewayClient(home).call("DELETE", f"{_PATH}/{number}", query={"principal": principal, "agent": agent})
-    print_json({"forgotten": number}) if as_json else print(f"Forgotten: note {number}.")
+    print_json({"forgotten": number}) if as_json else print(f"Deleted note {number}.")
 
 
 @command.command("edit")
 @_whose
-@click.option("--file", "file", help="Take the notes from this file (- is standard input) instead of an editor.")
+@click.option("--file", "file", help="Read the notes from this file (- is standard input) instead of an editor.")
 @home_option
 @json_option
 def edit(principal: str | None, agent: str | None, file: str | None, home: Path, as_json: bool) -> None:
-    """Edit notes as text, one a line with its number: change a line, remove it, or add one without a number.
+    """Edit notes as text, one per line with its number: change a line, remove it, or add one without a number.
 
-    Your editor is VISUAL or EDITOR.
+    The editor is VISUAL or EDITOR.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -102,7 +102,7 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
     found = _found(api, principal, agent)
     if file is None:
         if not at_terminal():
-            raise TidegateError("There is no terminal for an editor: give the text with --file FILE, or --file -.")
+            raise TidegateError("There is no terminal for an editor: use --file FILE, or --file - for standard input.")
         text = _edited(found["text"])
     else:
         text = _read(file)
@@ -115,15 +115,15 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
     except TidegateError as error:
         if file is not None and file != "-":
             raise
-        raise TidegateError(f"{error.message.rstrip('.')}: your text is in {_kept(text)}.") from None
-    print_json(changed) if as_json else print(_what_changed(found["notes"], changed["notes"]))
+        raise TidegateError(f"{error.message.rstrip('.')}: your text is in {_saved(text)}.") from None
+    print_json(changed) if as_json else print(_summary(found["notes"], changed["notes"]))
 
 
-def _what_changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+def _summary(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
     old, new = ({note["id"]: note["text"] for note in notes} for notes in (before, after))
     added, forgotten = len(new.keys() - old.keys()), len(old.keys() - new.keys())
     changed = sum(new[id] != old[id] for id in new.keys() & old.keys())
-    return f"{added} added, {changed} changed, {forgotten} forgotten; kept now: {counted(len(new), 'note')}."
+    return f"{added} added, {changed} changed, {forgotten} deleted; {counted(len(new), 'note')} now."
 
 
 def _found(api: "GatewayClient", principal: str | None, agent: str | None) -> dict[str, Any]:
@@ -136,11 +136,11 @@ def _read(file: str) -> str:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise TidegateError(f"{file} cannot be read ({why}): name another file.") from None
+        raise TidegateError(f"{file} cannot be read ({why}): choose another file.") from None
 
 
 def _edited(text: str) -> str:
-    """What the person's editor made of it."""
+    """The text after the user has edited it."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         file = Path(folder) / "notes.txt"
@@ -154,8 +154,8 @@ def _edited(text: str) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
 
 
-def _kept(text: str) -> str:
-    """A file with the text in it that stays, readable by its owner only."""
+def _saved(text: str) -> str:
+    """The name of a new file with the text, readable by its owner only."""
     descriptor, name = tempfile.mkstemp(prefix="tidegate-notes-", suffix=".txt")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

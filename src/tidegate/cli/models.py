@@ -1,6 +1,6 @@
-"""`tidegate models`: the configured models, what is known of them, and who uses them.
+"""`tidegate models`: the configured models, their properties, and the agents that use them.
 
-Guarantee: it needs no running gateway and asks no endpoint; of keys it says how many there are, never what or where.
+It needs no running gateway and calls no endpoint. It shows the number of keys, never a key or its source.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import click
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import print_json, print_table
-from tidegate.gateway import hint, settings
+from tidegate.gateway import command_hint, settings
 
 if TYPE_CHECKING:
     from tidegate.config import Config
@@ -24,16 +24,16 @@ _HEADS = ("name", "api", "model", "window", "takes", "thinking", "$ per million"
 @home_option
 @json_option
 def command(home: Path, as_json: bool) -> None:
-    """List the configured models, what is known of them, and which agents use them."""
+    """List the configured models, their properties, and the agents that use them."""
     rows = list(_rows(settings(home)))
     if as_json:
         print_json(rows)
         return
-    print_table(_HEADS, [_cells(row) for row in rows], empty="There are none.")
+    print_table(_HEADS, [_cells(row) for row in rows], empty="There are no models.")
     if unknown := [row["name"] for row in rows if not row["known"]]:
         print(
-            f"\nNot in the catalogue, so that what is safe holds: {', '.join(unknown)}. "
-            f"{hint(home, 'doctor')} says what to set."
+            f"\nNot in the catalogue, so safe defaults apply: {', '.join(unknown)}. "
+            f"{command_hint(home, 'doctor')} shows which settings to add."
         )
 
 
@@ -62,19 +62,19 @@ def _rows(config: "Config") -> Iterator[dict[str, Any]]:
 
 
 def _prices(facts: "Facts") -> dict[str, Any] | None:
-    """Dollars for a million tokens; what is null costs as much as `input` does."""
+    """Dollars per million tokens; null means the same price as `input`."""
     if facts.prices is None:
         return None
     prices = facts.prices
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "input": prices.input,
         "output": prices.output,
         "cached": prices.cached,
         "written": prices.written,
     }
     if prices.long is not None:
-        told["long"] = {"over": prices.long, "input_times": prices.long_input, "output_times": prices.long_output}
-    return told
+        found["long"] = {"over": prices.long, "input_times": prices.long_input, "output_times": prices.long_output}
+    return found
 
 
 def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -90,8 +90,8 @@ def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _price(prices: dict[str, Any] | None) -> str:
     if prices is None:
-        return "not known"
+        return "unknown"
     if not (prices["input"] or prices["output"]):
-        return "nothing"
+        return "free"
     cached = "" if prices["cached"] is None else f", {prices['cached']:g} cached"
     return f"{prices['input']:g} in, {prices['output']:g} out{cached}"

@@ -1,8 +1,8 @@
-"""What commands print: tables for people, JSON for programs, and text that cannot play tricks on a terminal.
+"""The output of commands: tables for people, JSON for programs, and text that is safe for a terminal.
 
-Guarantee: on a terminal no word is broken at its edge that could stand on the next line, in a table neither; into a
-pipe or file each row of a table goes as one line, whatever its length. What a terminal is sent has no control character
-but newline and tab, and none that turns text around: `guard_terminal` sees to that for the whole process.
+On a terminal, words are not broken at the edge if they fit on the next line, in tables as well. In a pipe or file, each
+row of a table is one line of any length. Text sent to a terminal has no control character but newline and tab, and none
+that changes its direction: `guard_terminal` ensures this for the whole process.
 """
 
 import json
@@ -19,18 +19,18 @@ from typing import Any
 from tidegate.safe_text import escaped_json
 from tidegate.safe_text import plain as plain
 
-_COLUMN = 48  # longer cells are cut in tables; JSON has them whole
+_COLUMN = 48  # longer cells are cut in tables, but not in JSON
 _GAP = "  "  # between columns
 _SECOND_COLUMN = re.compile(r" *(?:\S+ )*\S* {2,}(?=\S)")
 
 
 def at_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Whether a user can be asked."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 class TerminalStream(TextIOWrapper):
-    """Standard output or error at a terminal: what is written there passes `plain`, whoever wrote it."""
+    """Standard output or error at a terminal; everything written to it is cleaned by `plain`."""
 
     def write(self, text: str, /) -> int:
         super().write(plain(text))
@@ -38,20 +38,20 @@ class TerminalStream(TextIOWrapper):
 
 
 def guard_terminal() -> None:
-    """From now on nothing that this process prints can give orders to a terminal."""
+    """From now on nothing that this process prints can control the terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no error
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is not an error
             if stream.isatty():
                 options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
                 guarded = TerminalStream(stream.detach(), line_buffering=True, **options)
                 setattr(sys, name, guarded)
-                setattr(sys, f"__{name}__", guarded)  # by which the terminal's size is asked for
+                setattr(sys, f"__{name}__", guarded)  # used to find the size of the terminal
 
 
 def write_faint(text: str) -> None:
-    """The only orders that a terminal is given by its stream, around text that has none."""
+    """Write faint text: the only control sequences that are sent to the terminal."""
     assert isinstance(sys.stdout, TextIOWrapper)
     TextIOWrapper.write(sys.stdout, f"\x1b[2m{plain(text)}\x1b[0m")
 
@@ -66,15 +66,14 @@ def print_table(
     *,
     empty: str,
     numbers: Collection[int] = (),
-    whole: Collection[int] = (),
+    uncut: Collection[int] = (),
 ) -> None:
-    """A table, or the sentence `empty` when there is nothing in it. The columns of `numbers` end at their right, cells
-    of the columns of `whole` are not cut. Where a terminal is too narrow, cells go on in the next line; where it is
-    much too narrow, each row is a list."""
+    """A table, or the sentence `empty` if it has no rows. Columns in `numbers` are right-aligned; cells of columns in
+    `uncut` are not cut. On a narrow terminal cells wrap; on a very narrow one each row is printed as a list."""
     if not rows:
         print(empty)
         return
-    cells = [list(heads), *([_cell(value, column in whole) for column, value in enumerate(row)] for row in rows)]
+    cells = [list(heads), *([_cell(value, column in uncut) for column, value in enumerate(row)] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     if (room := terminal_width()) is not None:
         narrowed = _narrowed(cells, widths, room)
@@ -93,13 +92,13 @@ def print_table(
 
 
 def terminal_width() -> int | None:
-    """How many characters fit into a line of standard output; None if that is no terminal."""
+    """Characters per line of standard output; None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def wrapped(text: str) -> str:
-    """The text with its long lines broken between words where a terminal would break them anywhere; what goes on stands
-    under the second column, where spaces set one."""
+    """The text with long lines wrapped between words for the terminal. Continuation lines are indented to the second
+    column if spaces set one."""
     room = terminal_width()
     if room is None:
         return text
@@ -116,7 +115,7 @@ def _wrapped(line: str, room: int) -> str:
 
 
 def _narrowed(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
-    """The widths that fit, taken from the widest columns first; None if a word would not be whole."""
+    """Widths that fit, reducing the widest columns first; None if a word would have to be broken."""
     least = [max(len(word) for row in cells for word in row[column].split() or [""]) for column in range(len(widths))]
     room -= len(_GAP) * (len(widths) - 1)
     if sum(least) > room:
@@ -146,18 +145,18 @@ def _print_lists(cells: Sequence[Sequence[str]], room: int) -> None:
                 print(_wrapped(f"{head.ljust(width)}{_GAP}{cell}", room))
 
 
-def _cell(value: Any, whole: bool) -> str:
+def _cell(value: Any, uncut: bool) -> str:
     text = "" if value is None else plain(str(value)).replace("\n", " ")
-    return text if whole or len(text) <= _COLUMN else text[: _COLUMN - 1] + "…"
+    return text if uncut or len(text) <= _COLUMN else text[: _COLUMN - 1] + "…"
 
 
 def when(seconds: float | None) -> str:
-    """A point in time in the reader's own zone."""
+    """A point in time in the local time zone."""
     return "" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count: float) -> str:
-    """Bytes as people read them."""
+    """Bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -166,7 +165,7 @@ def size(count: float) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A share of one as a bar of at most so many characters; what is not nothing is seen."""
+    """A share between 0 and 1 as a bar of at most `width` characters; any share above 0 is visible."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
@@ -182,7 +181,7 @@ def enumerated(things: Sequence[str]) -> str:
 
 
 def span(seconds: float) -> str:
-    """A length of time as people read it."""
+    """A duration for people."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"

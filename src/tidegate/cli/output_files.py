@@ -1,7 +1,7 @@
-"""Files that a command writes for a person.
+"""Files written by commands.
 
-Guarantee: a file is whole or not there; what was there before is replaced only if that was asked for, and then in one
-step; a transcript is readable by its owner only. Whatever is wrong with the place is one sentence.
+A file is complete or does not exist. An existing file is replaced only on request, and atomically. A transcript is
+readable by its owner only. Any problem with the target is a one-sentence error.
 """
 
 import os
@@ -13,21 +13,21 @@ from tidegate.errors import TidegateError
 
 
 def check_place(target: Path, *, force: bool) -> Path:
-    """Where a file of that name would be, links followed; refuses what cannot or must not be written."""
+    """The real path of the target. Raises if it cannot or must not be written."""
     place = Path(os.path.realpath(target))
     if place.is_dir():
-        raise TidegateError(f"{target} is a folder: name a file in it.")
+        raise TidegateError(f"{target} is a folder: choose a file in it.")
     if not place.parent.is_dir():
-        raise TidegateError(f"{target} cannot be made, since there is no folder {place.parent}: make it first.")
+        raise TidegateError(f"{target} cannot be created because there is no folder {place.parent}: create it first.")
     if place.exists() and not place.is_file():
-        raise TidegateError(f"{target} is no ordinary file: name another, or leave -o out and redirect the output.")
+        raise TidegateError(f"{target} is not a regular file: choose another, or omit -o and redirect the output.")
     if place.exists() and not force:
         raise _exists(target)
     return place
 
 
-def write_whole(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
-    """Write the lines as they come beside the target, and give them its name when they are all there."""
+def write_file(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
+    """Write the lines to a temporary file beside the target, and rename it when it is complete."""
     place = check_place(target, force=force)
     try:
         descriptor, beside = tempfile.mkstemp(prefix=f".{place.name[:100]}.", suffix=".part", dir=place.parent)
@@ -39,7 +39,7 @@ def write_whole(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
             file.flush()
             os.fsync(file.fileno())
         if not force:
-            # Claimed by name first: a file that appeared meanwhile is somebody else's.
+            # Create the target first: a file that appeared meanwhile is not ours to replace.
             os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         Path(beside).replace(place)
     except FileExistsError:
@@ -51,8 +51,8 @@ def write_whole(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
 
 
 def _exists(target: Path) -> TidegateError:
-    return TidegateError(f"{target} exists: name another file, or replace it with --force.")
+    return TidegateError(f"{target} exists: choose another file, or replace it with --force.")
 
 
 def _refused(target: Path, error: OSError) -> TidegateError:
-    return TidegateError(f"{target} cannot be written ({error.strerror}): name another place.")
+    return TidegateError(f"{target} cannot be written ({error.strerror}): choose another file.")

@@ -1,7 +1,7 @@
-"""`tidegate projects`: which files of shared project folders prompts may take.
+"""`tidegate projects`: the files of shared project folders that may enter prompts.
 
-Guarantee: what is accepted is what was shown, invisible characters written out: a file that changes in between is
-refused by the gateway.
+Only what was shown is accepted, with invisible characters made visible: the gateway refuses a file that changes in
+between.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from tidegate.cli.client import GatewayClient
 
 _PATH = "/api/projects/files"
-_SHOWN_BYTES = 1024 * 1024  # as much as a prompt could take, and as the gateway digests
+_SHOWN_BYTES = 1024 * 1024  # the most that a prompt could take, and what the gateway digests
 
 
 @click.group("projects")
 def command() -> None:
-    """List or accept what prompts take from project folders that others than the owner could write in."""
+    """List or accept prompt files from project folders that users other than the owner could write to."""
 
 
 @command.command("list")
 @home_option
 @json_option
 def list_(home: Path, as_json: bool) -> None:
-    """List AGENTS.md and its like, and the files of skills, in folders that conversations of others had."""
+    """List AGENTS.md and similar files, and skill files, in folders that other users' conversations had."""
     from tidegate.cli.client import GatewayClient
 
     files = _files(GatewayClient(home))
@@ -51,12 +51,12 @@ def list_(home: Path, as_json: bool) -> None:
 def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
     """Accept new or changed files at PATHS (default: all) as they are now.
 
-    Each one is shown first. New conversations use what you accept.
+    Each file is shown first. New conversations use the accepted files.
     """
     from tidegate.cli.client import GatewayClient
 
     if not yes and not at_terminal():
-        raise TidegateError("There is no terminal to ask at: read the files, then say --yes.")
+        raise TidegateError("There is no terminal: read the files, then use --yes.")
     api = GatewayClient(home)
     chosen = _chosen(_files(api), paths)
     accepted = [file for file in chosen if yes or _is_accepted(file)]
@@ -83,7 +83,7 @@ def _chosen(files: list[dict[str, Any]], paths: tuple[str, ...]) -> list[dict[st
     chosen = [str(Path(path).resolve()) for path in paths]
     for path in chosen:
         if path not in known:
-            raise TidegateError(f"{plain(path)} is no file that prompts take; see `tidegate projects list`.")
+            raise TidegateError(f"{plain(path)} is not a prompt file; see `tidegate projects list`.")
     return [known[path] for path in chosen]
 
 

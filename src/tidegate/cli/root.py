@@ -1,4 +1,4 @@
-"""The root of the command line: finds the command, maps errors to sentences and exit codes."""
+"""The root of the command line: finds the command, and turns errors into messages and exit codes."""
 
 import errno
 import importlib
@@ -8,35 +8,44 @@ from typing import Any
 
 import click
 
-from tidegate.cli.output import guard_terminal, plain
+from tidegate import __version__
+from tidegate.cli.options import json_option
+from tidegate.cli.output import guard_terminal, plain, print_json
 from tidegate.errors import TidegateError
 
 COMMANDS = {
     "up": "Start the gateway in this terminal.",
     "stop": "Stop the running gateway in an orderly way.",
-    "status": "Show what the running gateway does and holds.",
+    "status": "Show the state of the running gateway.",
     "chat": "Talk to an agent of the running gateway.",
     "sessions": "List, show, reload, end, delete or export conversations; their settings.",
-    "usage": "Show what models have used and cost, and the budgets.",
-    "memory": "List or edit what is remembered of people and agents' work.",
-    "approvals": "List or answer what agents wait for: approvals and questions.",
-    "audit": "Show the audit log: who did what, when, with what outcome.",
+    "usage": "Show tokens and cost of model calls, and the budgets.",
+    "memory": "List or edit notes about users and agents' work.",
+    "approvals": "List or answer approval requests and questions of agents.",
+    "audit": "Show the audit log.",
     "keys": "Add, list or revoke keys for the HTTP API.",
     "browsers": "List signed-in browsers or sign them out.",
-    "models": "List the configured models and what is known of them.",
-    "skills": "List the skills of the agents, and what is wrong with those left out.",
-    "projects": "List or accept what prompts take from shared project folders.",
+    "models": "List the configured models and their properties.",
+    "skills": "List the skills of the agents, and why others are left out.",
+    "projects": "List or accept prompt files from shared project folders.",
     "config": "Check or show the configuration.",
-    "doctor": "Look for what could keep the gateway from working.",
+    "doctor": "Check for problems with the installation.",
     "version": "Show the version.",
 }
 
-_OF_COMMANDS = ("--home", "--json")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_COMMAND_OPTIONS = ("--home", "--json")
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+@click.command("version")
+@json_option
+def version(as_json: bool) -> None:
+    """Show the version."""
+    print_json({"version": __version__}) if as_json else print(f"tidegate {__version__}")
 
 
 class _Commands(click.Group):
-    """Imports the module of a command only when that command is asked for; help needs none of them."""
+    """Imports the module of a command only when it runs; help needs none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -44,6 +53,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        if name == "version":
+            return version
         command = importlib.import_module(f"tidegate.cli.{name}").command
         assert isinstance(command, click.Command)
         return command
@@ -57,8 +68,8 @@ class _Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         early = args[0].partition("=")[0] if args else ""
-        if early in _OF_COMMANDS:
-            raise click.UsageError(f"{early} stands after the command: tidegate COMMAND {early} …", ctx)
+        if early in _COMMAND_OPTIONS:
+            raise click.UsageError(f"{early} belongs after the command: tidegate COMMAND {early} …", ctx)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -89,28 +100,28 @@ def _run(arguments: list[str] | None) -> int:
         error.show()
         return 2
     except click.ClickException as error:
-        return _sentence(error.format_message())
+        return _fail(error.format_message())
     except TidegateError as error:
-        return _sentence(error.message)
+        return _fail(error.message)
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
-        _give_up_output()  # who read it has left; nobody is there to be told
+        _discard_output()  # the reader has gone
         return 1
     except OSError as error:
-        if error.filename is None and error.errno in _NO_ROOM:
-            _give_up_output()
-            return _sentence(f"Nothing more can be written ({error.strerror}): make room for it.")
+        if error.filename is None and error.errno in _DISK_ERRORS:
+            _discard_output()
+            return _fail(f"The output cannot be written ({error.strerror}): free some disk space.")
         if isinstance(error, PermissionError | NotADirectoryError) and error.filename is not None:
-            return _sentence(f"{error.filename} cannot be used ({error.strerror}): correct it, or choose another.")
+            return _fail(f"{error.filename} cannot be used ({error.strerror}): correct it, or choose another.")
         raise
 
 
-def _give_up_output() -> None:
-    """The interpreter must not try again at exit."""
+def _discard_output() -> None:
+    """Keep the interpreter from writing again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _sentence(text: str) -> int:
+def _fail(text: str) -> int:
     print(f"tidegate: {plain(text)}", file=sys.stderr)
     return 1

@@ -1,4 +1,4 @@
-"""`tidegate sessions`: conversations from outside."""
+"""`tidegate sessions`: lists and manages conversations."""
 
 import sys
 from pathlib import Path
@@ -12,23 +12,23 @@ from tidegate.cli.output import at_terminal, plain, print_json, print_table, whe
 from tidegate.safe_text import escaped_json
 from tidegate.values import Media
 
-_PAGE = 200  # rows asked for at once
+_PAGE = 200  # rows in one request
 
 
 @click.group("sessions")
 def command() -> None:
-    """List, show, reload, end, delete or export conversations; their settings, and what fills their windows."""
+    """List, show, reload, end, delete or export conversations; show their settings and context."""
 
 
 @command.command("list")
-@click.option("--query", "-q", help="Only conversations in which these words occur.")
+@click.option("--query", "-q", help="Only conversations that contain these words.")
 @click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True)
-@click.option("--ended", is_flag=True, help="Ended ones instead of live ones.")
-@click.option("--all", "everyone", is_flag=True, help="Those of all principals, with whose they are.")
+@click.option("--ended", is_flag=True, help="Ended conversations instead of live ones.")
+@click.option("--all", "everyone", is_flag=True, help="Conversations of all users, with their names.")
 @home_option
 @json_option
 def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path, as_json: bool) -> None:
-    """List conversations, the most recently used first: your own, or with --all everybody's."""
+    """List your conversations, or with --all those of all users, the most recently used first."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -56,7 +56,7 @@ def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path
 @home_option
 @json_option
 def show(session: str, home: Path, as_json: bool) -> None:
-    """Print one conversation."""
+    """Print a conversation."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -68,8 +68,8 @@ def show(session: str, home: Path, as_json: bool) -> None:
     facts = [("id", view["id"]), ("title", view.get("title")), ("name", view.get("name")), ("agent", view["agent"]),
              ("channel", view["channel"]), ("made", when(view["created"])), ("last used", when(view["active"])),
              ("ended", when(view.get("ended"))), ("model", view.get("model")),
-             ("fallback", view["fallback"] and _stands_in(view["fallback"])),
-             *((key, _held(setting)) for key, setting in view["settings"].items())]  # fmt: skip
+             ("fallback", view["fallback"] and _fallback(view["fallback"])),
+             *((key, _override(setting)) for key, setting in view["settings"].items())]  # fmt: skip
     for name, value in facts:
         if value:
             print(f"{name:>10}: {plain(str(value))}")
@@ -77,21 +77,21 @@ def show(session: str, home: Path, as_json: bool) -> None:
         print(_said(row["message"]))
 
 
-def _held(setting: dict[str, Any]) -> str:
-    """What was chosen for this conversation, by what, and until when."""
+def _override(setting: dict[str, Any]) -> str:
+    """The value of a setting of this conversation, its source, and when it expires."""
     ends = f"until {when(setting['expires'])}" if setting.get("expires") else "to its end"
     return f"{setting['value']} ({setting['source']}, {ends})"
 
 
 def _setting(row: dict[str, Any]) -> tuple[Any, str, str]:
-    """Value, source and end. A fallback is nobody's choice, and its time stands in itself."""
+    """Value, source and end. A fallback is set automatically and contains its own end."""
     value = row["value"]
     if isinstance(value, dict):
-        return _stands_in(value), row["source"], when(value["until"])
+        return _fallback(value), row["source"], when(value["until"])
     return value, row["source"], when(row["expires"]) or "with the conversation"
 
 
-def _stands_in(fallback: dict[str, Any]) -> str:
+def _fallback(fallback: dict[str, Any]) -> str:
     return f"{fallback['model']} instead of {fallback['instead_of']} ({fallback['why']})"
 
 
@@ -121,7 +121,7 @@ def _said(message: dict[str, Any]) -> str:
 @home_option
 @json_option
 def context(session: str, home: Path, as_json: bool) -> None:
-    """Show what fills the model's window in a conversation, by part."""
+    """Show the context of a conversation: the parts that fill the model's window."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -134,16 +134,16 @@ def context(session: str, home: Path, as_json: bool) -> None:
         (part["name"], f"{part['tokens']:,}", f"{part['tokens'] / window:.1%}", part["count"] or "")
         for part in filling["parts"]
     ]
-    rows.append(("in all", f"{filling['tokens']:,}", f"{filling['tokens'] / window:.1%}", ""))
+    rows.append(("total", f"{filling['tokens']:,}", f"{filling['tokens'] / window:.1%}", ""))
     for name, tokens in (("a summary is prepared from", filling["soft"]), ("and applied above", filling["hard"])):
         rows.append((name, f"{tokens:,}", f"{tokens / window:.1%}", ""))
     rows.append((f"window of {filling['model']}", f"{window:,}", "", ""))
     print_table(("part", "tokens", "share", "number"), rows, empty="")
     if filling["summaries"]:
         shown = "a summary or list" if filling["summaries"] == 1 else f"{filling['summaries']} summaries or lists"
-        print(f"Messages 1 to {filling['summarised']:,} are shown by {shown} of them.")
+        print(f"Messages 1 to {filling['summarised']:,} are replaced by {shown}.")
     if filling["resting"]:
-        print(f"By itself no summary is asked for until {when(filling['rests_until'])}: {filling['resting']}")
+        print(f"Automatic summaries are paused until {when(filling['rests_until'])}: {filling['resting']}")
 
 
 @command.command("end")
@@ -151,7 +151,7 @@ def context(session: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def end(session: str, home: Path, as_json: bool) -> None:
-    """End a conversation for good; its transcript is kept, read-only, for its retention."""
+    """End a conversation permanently. Its transcript stays readable for its retention period."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -159,12 +159,12 @@ def end(session: str, home: Path, as_json: bool) -> None:
     if as_json:
         print_json({"ended": session, "changed": changed})
     else:
-        print(f"Ended {session}." if changed else f"{session} had ended before.")
+        print(f"Ended {session}." if changed else f"{session} had already ended.")
 
 
 @command.command("delete")
 @click.argument("session")
-@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody can be asked.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
 @home_option
 @json_option
 @click.pass_context
@@ -177,7 +177,7 @@ def delete(context: click.Context, session: str, yes: bool, home: Path, as_json:
     path = api.session(session)
     if not yes:
         if not at_terminal():
-            raise TidegateError(f"{session} is not deleted, since nobody can be asked here: say --yes to delete it.")
+            raise TidegateError(f"{session} was not deleted, since there is no terminal for a confirmation: use --yes.")
         title = api.call("GET", path).get("title")
         named = f"“{plain(title)}” ({session})" if title else session
         if not click.confirm(f"Delete {named} with its transcript?", err=True):
@@ -192,18 +192,18 @@ def delete(context: click.Context, session: str, yes: bool, home: Path, as_json:
 
 @command.command("export")
 @click.argument("session")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="A file (default: print it).")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write to this file (default: standard output).")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @home_option
 def export(session: str, output: Path | None, force: bool, home: Path) -> None:
     """Write a conversation as JSON lines."""
     from tidegate.cli.client import GatewayClient
-    from tidegate.cli.output_files import write_whole
+    from tidegate.cli.output_files import write_file
 
     api = GatewayClient(home)
     lines = api.lines(f"{api.session(session)}/export")
     if output is not None:
-        write_whole(output, lines, force=force)
+        write_file(output, lines, force=force)
         print(f"Wrote {output}.")
         return
     for line in lines:
@@ -214,7 +214,7 @@ def export(session: str, output: Path | None, force: bool, home: Path) -> None:
 @home_option
 @json_option
 def settings(home: Path, as_json: bool) -> None:
-    """List what was chosen for single conversations, such as a model; everybody's, the latest first."""
+    """List settings of single conversations, such as a model, of all users, the latest first."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -239,7 +239,7 @@ def settings(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def clear(session: str, key: str, home: Path, as_json: bool) -> None:
-    """Clear the setting KEY of a conversation: the agent's own configuration holds again from its next turn."""
+    """Clear the setting KEY of a conversation. The agent's configuration applies again from the next turn."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -252,13 +252,13 @@ def clear(session: str, key: str, home: Path, as_json: bool) -> None:
 
 @command.command("reload")
 @click.argument("session", required=False)
-@click.option("--all", "everyone", is_flag=True, help="Every live conversation that is not in mid-turn.")
+@click.option("--all", "everyone", is_flag=True, help="Every live conversation without a running turn.")
 @home_option
 @json_option
 def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> None:
-    """Take the agent's prompt and tools as they are configured now, in one conversation or in all.
+    """Use the agent's current prompt and tools in one conversation or in all.
 
-    The model reads a conversation that changed anew once: its cached prefix is rebuilt.
+    The model reads a changed conversation once more in full: its cached prefix is rebuilt.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -272,7 +272,7 @@ def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> No
     if as_json:
         print_json({"session": session, "changed": changed})
     else:
-        print("Prompt and tools are as configured now." if changed else "Prompt and tools had not changed.")
+        print("Prompt and tools were updated." if changed else "Prompt and tools had not changed.")
 
 
 def _reload(api: Any, session: str) -> bool:
@@ -280,7 +280,7 @@ def _reload(api: Any, session: str) -> bool:
 
 
 def _reload_all(api: Any, as_json: bool) -> None:
-    """One after the other: a conversation that is busy, or gone meanwhile, keeps none of the others from it."""
+    """Reload one after the other. A conversation that is busy or gone does not affect the others."""
     from tidegate.errors import Conflict, NotFound
 
     changed: list[str] = []
@@ -302,11 +302,11 @@ def _reload_all(api: Any, as_json: bool) -> None:
     total = len(changed) + unchanged + len(left)
     print(f"Reloaded {len(changed)} of {total} conversations; {unchanged} had not changed.")
     for row in left:
-        print(f"Left as it is: {row['session']}: {plain(row['reason'])}")
+        print(f"Not reloaded: {row['session']}: {plain(row['reason'])}")
 
 
 def _live(api: Any) -> list[str]:
-    """The ids of every live conversation, read to the end before any of them is changed."""
+    """The ids of all live conversations, read completely before any of them is changed."""
     found: list[str] = []
     before: str | None = None
     while True:

@@ -1,6 +1,6 @@
-"""`tidegate skills`: what skills the agents would have, where each is from, and what is wrong with others.
+"""`tidegate skills`: the skills of the agents, where each comes from, and why others are left out.
 
-Guarantee: it needs no running gateway and changes nothing; what it finds is what a session that begins now would have.
+It needs no running gateway and changes nothing. The result is what a new session would have.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @home_option
 @json_option
 def command(agent: str | None, home: Path, as_json: bool) -> None:
-    """List the skills of the agents, where each is from, and what is left out."""
+    """List the skills of the agents, where each comes from, and why others are left out."""
     config = settings(home)
     if agent is not None and agent not in config.agents:
         raise click.ClickException(f"There is no agent {agent!r}{nearest(agent, config.agents)}")
@@ -47,13 +47,13 @@ def command(agent: str | None, home: Path, as_json: bool) -> None:
 def _found(config: "Config", agents: list[str]) -> Iterator[dict[str, Any]]:
     from tidegate.skills import SkillDiscovery
 
-    looker = SkillDiscovery(config)
+    discovery = SkillDiscovery(config)
     for name in agents:
         if "skills" in config.agents[name].tools:
-            yield {"agent": name, **_told(looker.look(name))}
+            yield {"agent": name, **_json(discovery.look(name))}
 
 
-def _told(skill_set: "SkillSet") -> dict[str, Any]:
+def _json(skill_set: "SkillSet") -> dict[str, Any]:
     return {
         "skills": [
             {
@@ -77,6 +77,6 @@ def _told(skill_set: "SkillSet") -> dict[str, Any]:
 def _nothing(config: "Config", agent: str | None) -> str:
     asked = [config.agents[agent]] if agent is not None else config.agents.values()
     if any("skills" in each.tools for each in asked):
-        return f"There are none; put folders with a SKILL.md into {config.home / 'skills'}."
+        return f"There are no skills; put folders with a SKILL.md into {config.home / 'skills'}."
     who = "No agent has" if agent is None else f"The agent {agent} does not have"
     return f'{who} the toolset "skills"; add it to the tools in [agents.{agent or "NAME"}].'

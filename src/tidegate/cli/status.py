@@ -1,4 +1,4 @@
-"""`tidegate status`: what the running gateway does and holds."""
+"""`tidegate status`: the state of the running gateway."""
 
 import sys
 import time
@@ -6,22 +6,34 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import counted, print_json, print_table, size, span, when
-from tidegate.cli.usage import spent_of
+from tidegate.cli.usage import spending
 from tidegate.gateway import ask
+from tidegate.status_report import (
+    Holding,
+    MemoryBreakdown,
+    ModelStatus,
+    OwnerHolding,
+    Readiness,
+    RecorderStatus,
+    ReplayerStatus,
+    StatusReport,
+    WorkspacesStatus,
+)
 
-_KINDS_SHOWN = 2  # of each owner, in its line of the table; JSON has them all
+_KINDS_SHOWN = 2  # of each owner in the table; JSON has them all
 
 
 @click.command("status")
 @home_option
 @json_option
-@click.option("--memory", is_flag=True, help="Say what the memory is made of, and who holds it.")
+@click.option("--memory", is_flag=True, help="Show what the memory is made of, and who holds it.")
 @click.option("--link", is_flag=True, help="Print a new one-time link to the chat page instead.")
 def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
-    """Show what the running gateway does and holds."""
+    """Show the state of the running gateway."""
     if link:
         made = ask(home, {"do": "code"})
         if as_json:
@@ -30,136 +42,137 @@ def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
             print(made["link"])
             print(f"The link works once, until {when(made['expires'])}.", file=sys.stderr)
         return
-    status = ask(home, {"do": "status", "memory": memory})
+    found = ask(home, {"do": "status", "memory": memory})
     if as_json:
-        print_json(status)
+        print_json(found)
         return
-    _print_facts(status)
+    _print_facts(read_status(found))
     if memory:
-        _print_memory(status["memory"])
+        _print_memory(msgspec.convert(found["memory"], MemoryBreakdown))
 
 
-def _print_facts(status: dict[str, Any]) -> None:
-    turns, sessions = status["turns"], status["sessions"]
-    held, (day, *budgets) = status["memory"], status["budgets"]
-    connections = status["connections"]
-    most = f"of {day['tokens_limit']:,} (limits.day_tokens)" if day["tokens_limit"] else "(no limit)"
+def read_status(found: dict[str, Any]) -> StatusReport:
+    return msgspec.convert(found, StatusReport)
+
+
+def _print_facts(status: StatusReport) -> None:
+    turns, sessions, memory, connections = status.turns, status.sessions, status.memory, status.connections
+    day, *budgets = status.budgets
+    day_limit = f"of {day.tokens_limit:,} (limits.day_tokens)" if day.tokens_limit else "(no limit)"
     facts = [
-        ("gateway", f"{status['address']}, pid {status['pid']}, version {status['version']}"),
-        ("home", status["home"]),
-        ("health", _health(status["health"])),
-        ("up", span(status["uptime"])),
-        ("turns", f"{turns['running']} running, {turns['waiting']} waiting, {turns['asking']} asking a person, "
-                  f"{turns['delegating']} waiting for other agents; "
-                  f"{turns['answered']} answered, {turns['failed']} failed, {turns['stopped']} stopped so far"),
-        ("tokens", f"{day['tokens']:,} {most} since midnight UTC"),
-        *(("budget", f"{spent_of(budget)} ({budget['setting']}), {budget['used']:.0%}") for budget in budgets),
-        ("in memory", f"{counted(sessions['residents'], 'conversation')}, {size(sessions['resident_bytes'])}"),
-        ("connections", f"{connections['open']} of {connections['limit']:,}; {connections['descriptors']} of "
-                        f"{connections['descriptors_limit']:,} descriptors"),
-        ("process", f"{size(held['anonymous'] + held['swap'])} of its own, {size(held['rss'])} resident"),
-        ("audit log", counted(status["audit"]["rows"], "row")),
+        ("gateway", f"{status.address}, pid {status.pid}, version {status.version}"),
+        ("home", status.home),
+        ("health", _health(status.health)),
+        ("up", span(status.uptime)),
+        *((f"agent {agent.agent}", agent.title) for agent in status.agents),
+        *((f"model {name}", text) for name, state in status.model_states.items() if (text := _model_state(state))),
+        ("turns", f"{turns.running} running, {turns.waiting} waiting, {turns.asking} asking a person, "
+                  f"{turns.delegating} waiting for other agents; "
+                  f"{turns.answered} answered, {turns.failed} failed, {turns.stopped} stopped so far"),
+        ("tokens", f"{day.tokens:,} {day_limit} since midnight UTC"),
+        *(("budget", f"{spending(budget)} ({budget.setting}), {budget.used:.0%}") for budget in budgets),
+        ("in memory", f"{counted(sessions.residents, 'conversation')}, {size(sessions.resident_bytes)}"),
+        ("connections", f"{connections.open} of {connections.limit:,}; {connections.descriptors} of "
+                        f"{connections.descriptors_limit:,} descriptors"),
+        ("process", f"{size(memory.anonymous + memory.swap)} private, {size(memory.rss)} resident"),
+        ("audit log", counted(status.audit.rows, "row")),
+        ("commands", commands(status.workspaces)),
     ]  # fmt: skip
-    facts.append(("commands", commands(status["workspaces"])))
-    if any(status["context"].values()):
-        facts.append(("windows", _compactions(status["context"])))
-    if status["tape"] is not None:
-        facts.append((status["tape"]["does"], _recording(status["tape"])))
-    facts[4:4] = [
-        *((f"agent {agent['agent']}", _model(agent)) for agent in status["agents"]),
-        *((f"model {name}", told) for name, state in status["model_states"].items() if (told := _state(state))),
-    ]
+    if any(status.context.values()):
+        facts.append(("windows", _compactions(status.context)))
+    if isinstance(status.tape, RecorderStatus):
+        facts.append(("records", _recording(status.tape)))
+    elif status.tape is not None:
+        facts.append(("replays", _replay(status.tape)))
+    facts += [("warning", text) for text in _warnings(status)]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"{name:>{width}}: {value}")
-    if status["workspaces"]["warning"]:
-        print(f"{'warning':>{width}}: {status['workspaces']['warning']}")
-    for name, check in status["health"]["checks"].items():
-        if not check["ok"]:
-            print(f"{'warning':>{width}}: {name}: {check['detail']}")
-    for chore in status["chores"]:
-        if chore.get("error"):
-            print(f"{'warning':>{width}}: the chore {chore['name']!r} failed last time: {chore['error']}")
 
 
-def _health(health: dict[str, Any]) -> str:
-    wrong = [name for name, check in health["checks"].items() if not check["ok"]]
-    return f"NOT READY ({', '.join(wrong)}; see the warnings below)" if wrong else "ready"
+def _warnings(status: StatusReport) -> list[str]:
+    warnings = [status.workspaces.warning] if status.workspaces.warning else []
+    warnings += [f"{name}: {check.detail}" for name, check in status.health.checks.items() if not check.ok]
+    return warnings + [
+        f"the maintenance task {task.name!r} failed last time: {task.error}" for task in status.chores if task.error
+    ]
 
 
-def commands(found: dict[str, Any]) -> str:
-    """Where the agents' commands run, and what holds their limits. `found` is what the gateway says of workspaces."""
-    if found["problem"]:
-        return str(found["problem"])
-    told = f"{found['backend']}; {found['limits'] or 'what holds their limits is found out with the first one'}"
-    return f"{told}; not counted: {', '.join(found['uncounted'])}" if found["uncounted"] else told
+def _health(health: Readiness) -> str:
+    failed = [name for name, check in health.checks.items() if not check.ok]
+    return f"NOT READY ({', '.join(failed)}; see the warnings below)" if failed else "ready"
+
+
+def commands(workspaces: WorkspacesStatus) -> str:
+    """Where the agents' commands run, and how their limits are enforced."""
+    if workspaces.problem:
+        return workspaces.problem
+    text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined with the first command'}"
+    return f"{text}; not counted: {', '.join(workspaces.uncounted)}" if workspaces.uncounted else text
 
 
 def _compactions(counts: dict[str, int]) -> str:
-    """How often conversations were made to fit, and how."""
+    """How often conversations were made to fit, by method."""
     words = {
         "summary": "made to fit by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "without media",
-        "useless": "summaries of no use",
+        "useless": "useless summaries",
     }  # fmt: skip
     return ", ".join(f"{count} {words[how]}" for how, count in counts.items() if count)
 
 
-def _state(state: dict[str, Any]) -> str:
-    """What is to be said of a model: nothing, when it has one key and nothing went wrong."""
-    told = []
-    if state["keys"] > 1:
-        told.append(f"{state['keys']} keys, {state['keys_resting']} resting")
-    if state["rests_until"] is not None:
-        moment = time.strftime("%H:%M:%S", time.localtime(state["rests_until"]))
-        told.append(f"left alone until {moment} ({state['rests_because']})")
-    if state["failures"]:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(state["failures"].items()))
-        told.append(f"failed requests: {kinds}")
-    if state["fallbacks"]:
-        told.append(f"stepped in {counted(state['fallbacks'], 'time')}")
-    return "; ".join(told)
+def _model_state(state: ModelStatus) -> str:
+    """Empty for a model with one key and no failures."""
+    parts = []
+    if state.keys > 1:
+        parts.append(f"{state.keys} keys, {state.keys_resting} resting")
+    if state.rests_until is not None:
+        until = time.strftime("%H:%M:%S", time.localtime(state.rests_until))
+        parts.append(f"resting until {until} ({state.rests_because})")
+    if state.failures:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(state.failures.items()))
+        parts.append(f"failed requests: {kinds}")
+    if state.fallbacks:
+        parts.append(f"used as a fallback {counted(state.fallbacks, 'time')}")
+    return "; ".join(parts)
 
 
-def _recording(recording: dict[str, Any]) -> str:
-    exchanges = counted(recording["exchanges"], "exchange")
-    if recording["does"] == "replays":
-        return f"{recording['file']}, {exchanges}; {recording['replayed']} replayed, {recording['unknown']} asked that it does not hold"
-    stopped = f"; stopped: {recording['stopped']}" if recording["stopped"] else ""
-    return f"{recording['file']}, {exchanges}, {size(recording['bytes'])}{stopped}"
+def _recording(recording: RecorderStatus) -> str:
+    stopped = f"; stopped: {recording.stopped}" if recording.stopped else ""
+    return f"{recording.file}, {counted(recording.exchanges, 'exchange')}, {size(recording.bytes)}{stopped}"
 
 
-def _model(agent: dict[str, Any]) -> str:
-    return "the built-in demo model" if agent["demo"] else f"{agent['model']} at {agent['host']}"
+def _replay(replay: ReplayerStatus) -> str:
+    exchanges = counted(replay.exchanges, "exchange")
+    return f"{replay.file}, {exchanges}; {replay.replayed} replayed, {replay.unknown} requests not in the recording"
 
 
-def _print_memory(memory: dict[str, Any]) -> None:
-    kinds = sorted(memory["kinds"].items(), key=lambda kind: -kind[1]["bytes"])
+def _print_memory(memory: MemoryBreakdown) -> None:
+    kinds = sorted(memory.kinds.items(), key=lambda kind: -kind[1].bytes)
     rows = [
-        ("private (RssAnon + VmSwap), made of:", size(memory["private"])),
-        *((f"  {kind}", size(held["bytes"])) for kind, held in kinds if held["bytes"]),
-        ("  unexplained", size(memory["unexplained"])),
-        ("explained", f"{memory['explained']:.0%}"),
-        ("grown since it stood ready", f"{size(memory['growth'])}, {memory['growth_explained']:.0%} of it explained"),
-        ("ceiling, above which idle ones are unloaded", size(memory["ceiling"])),
-        ("resident (VmRSS)", size(memory["rss"])),
-        ("resident at most so far (VmHWM)", size(memory["peak"])),
-        ("threads, descriptors", f"{memory['threads']}, {memory['descriptors']}"),
+        ("private (RssAnon + VmSwap), made of:", size(memory.private)),
+        *((f"  {kind}", size(holding.bytes)) for kind, holding in kinds if holding.bytes),
+        ("  unexplained", size(memory.unexplained)),
+        ("explained", f"{memory.explained:.0%}"),
+        ("growth since the start", f"{size(memory.growth)}, {memory.growth_explained:.0%} of it explained"),
+        ("ceiling, above which idle ones are unloaded", size(memory.ceiling)),
+        ("resident (VmRSS)", size(memory.rss)),
+        ("peak resident (VmHWM)", size(memory.peak)),
+        ("threads, descriptors", f"{memory.threads}, {memory.descriptors}"),
     ]
     print()
     print_table(("memory", ""), rows, empty="")
     print()
-    held_kinds = [(kind, *_holding(held)) for kind, held in kinds if any(held.values())]
-    print_table(("kind", "count", "bytes", "descriptors", "children"), held_kinds, empty="Nothing is held by name.")
+    by_kind = [(kind, *_columns(holding)) for kind, holding in kinds if holding != Holding()]
+    print_table(("kind", "count", "bytes", "descriptors", "children"), by_kind, empty="The ledger is empty.")
     print()
-    owners = [(held["owner"], *_holding(held), _made_of(held["kinds"])) for held in memory["owners"]]
+    owners = [(owner.owner, *_columns(owner), _largest_kinds(owner.kinds)) for owner in memory.owners]
     print_table(("owner", "count", "bytes", "descriptors", "children", "mostly"), owners, empty="")
 
 
-def _holding(held: dict[str, Any]) -> tuple[Any, ...]:
-    return held["count"], size(held["bytes"]), held["fds"], held["children"]
+def _columns(holding: Holding | OwnerHolding) -> tuple[Any, ...]:
+    return holding.count, size(holding.bytes), holding.fds, holding.children
 
 
-def _made_of(kinds: dict[str, Any]) -> str:
-    """The largest kinds of what an owner holds."""
-    largest = sorted(kinds.items(), key=lambda kind: -kind[1]["bytes"])[:_KINDS_SHOWN]
-    return ", ".join(f"{kind} {size(held['bytes'])}" for kind, held in largest if held["bytes"])
+def _largest_kinds(kinds: dict[str, Holding]) -> str:
+    largest = sorted(kinds.items(), key=lambda kind: -kind[1].bytes)[:_KINDS_SHOWN]
+    return ", ".join(f"{kind} {size(holding.bytes)}" for kind, holding in largest if holding.bytes)

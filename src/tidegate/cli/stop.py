@@ -1,4 +1,4 @@
-"""`tidegate stop`: ask the running gateway to stop, and wait until it has."""
+"""`tidegate stop`: asks the running gateway to stop, and waits until it has."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ from tidegate.errors import TidegateError
 from tidegate.gateway import ControlUnanswered, Holder, ask, holder_of
 
 _POLL_SECONDS = 0.02
-_GRACE_SECONDS = 10.0  # over the gateway's own budget, for a machine under load
+_GRACE_SECONDS = 10.0  # on top of the gateway's own budget, for a machine under load
 
 
 @click.command("stop")
@@ -22,8 +22,7 @@ _GRACE_SECONDS = 10.0  # over the gateway's own budget, for a machine under load
 def command(home: Path, as_json: bool) -> None:
     """Stop the running gateway in an orderly way.
 
-    Running turns may finish within the gateway's budget ([limits] shutdown_seconds); those that cannot go on after the
-    next start.
+    Running turns may finish within [limits] shutdown_seconds; the others continue after the next start.
     """
     holder = holder_of(home)
     if holder is None:
@@ -41,7 +40,7 @@ def command(home: Path, as_json: bool) -> None:
             print(waits, file=sys.stderr, flush=True)
         _wait(home, holder, deadline)
     except KeyboardInterrupt:
-        # Asked a second time, the gateway does not wait for turns. It may be gone by now.
+        # After a second request the gateway does not wait for turns. It may have exited by now.
         with contextlib.suppress(ControlUnanswered):
             ask(home, {"do": "stop"})
         _wait(home, holder, deadline)
@@ -53,11 +52,11 @@ def command(home: Path, as_json: bool) -> None:
 
 
 def _wait(home: Path, holder: Holder, deadline: float) -> None:
-    """Until this gateway has released the folder, which another may have taken since, or the deadline has passed."""
+    """Wait until this gateway has released the folder (another may have taken it since), or until the deadline."""
     while (found := holder_of(home)) is not None and (not found.pid or found.is_same(holder)):
         if time.monotonic() > deadline:
             raise TidegateError(
                 f"The gateway ({holder}) has not stopped within its budget: look at its log, or end it with "
-                f"`kill -9 {holder.pid}`, which loses nothing that it accepted."
+                f"`kill -9 {holder.pid}`, which loses no accepted message."
             )
         time.sleep(_POLL_SECONDS)

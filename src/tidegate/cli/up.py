@@ -1,4 +1,4 @@
-"""`tidegate up`: the gateway itself, in the foreground."""
+"""`tidegate up`: runs the gateway in the foreground."""
 
 from pathlib import Path
 
@@ -11,18 +11,20 @@ _FILE = click.Path(path_type=Path)
 
 @click.command("up")
 @home_option
-@click.option("--port", type=click.IntRange(0, 65535), help="Listen here instead of [server] port; 0 takes a free one.")
-@click.option("--replace", is_flag=True, help="Take over from a gateway that runs on the same home folder.")
-@click.option("--record", type=_FILE, help="Write what models are asked and answer to this new file, without keys.")
-@click.option("--replay", type=_FILE, help="Answer from such a file; no model is asked, and no key is needed.")
-@click.option("--foreground", is_flag=True, default=True, hidden=True, help="The only way, and the default.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Listen on this port instead of [server] port; 0 is any free one."
+)
+@click.option("--replace", is_flag=True, help="Take over from a gateway running on the same home folder.")
+@click.option("--record", type=_FILE, help="Record the model traffic to this new file, without keys.")
+@click.option("--replay", type=_FILE, help="Answer from such a file; no model is called and no key is needed.")
+@click.option("--foreground", is_flag=True, default=True, hidden=True, help="The only mode, and the default.")
 def command(
     home: Path, port: int | None, replace: bool, record: Path | None, replay: Path | None, foreground: bool
 ) -> None:
     """Start the gateway in this terminal.
 
-    It says `ready` and where, with a one-time link to the chat page. Ctrl-C or `tidegate stop` ends it in an orderly
-    way; a second Ctrl-C does not wait for running turns, which then go on after the next start.
+    It prints `ready` with its address, and a one-time link to the chat page. Ctrl-C or `tidegate stop` stops it in an
+    orderly way; a second Ctrl-C does not wait for running turns, which then continue after the next start.
     """
     from tidegate.gateway import run
 

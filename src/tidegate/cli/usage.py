@@ -1,4 +1,4 @@
-"""`tidegate usage`: what models have used and cost, and what may still be spent."""
+"""`tidegate usage`: tokens and cost of model calls, and the state of the budgets."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import bar, print_json, print_table
+from tidegate.status_report import BudgetView
 from tidegate.values import BILLION, dollars
 
 _BY = ("model", "agent", "principal", "channel", "session", "job", "hour", "day", "month")
@@ -20,16 +22,16 @@ _WINDOWS = {"hour": "this hour", "day": "today", "month": "this month", "total":
 
 
 @click.command("usage")
-@click.option("--by", type=click.Choice(_BY), default="model", show_default=True, help="What it is added up by.")
-@click.option("--since", default="30d", show_default=True, help="A time span like 7d, or a date of UTC, 2026-11-01.")
-@click.option("--until", help="Up to when, in the same way (default: now).")
-@click.option("--budgets", is_flag=True, help="Show the budgets and what is spent of them instead.")
+@click.option("--by", type=click.Choice(_BY), default="model", show_default=True, help="How to group the usage.")
+@click.option("--since", default="30d", show_default=True, help="A time span (7d) or a UTC date (2026-11-01).")
+@click.option("--until", help="The end of the period, in the same format (default: now).")
+@click.option("--budgets", is_flag=True, help="Show the budgets and their spending instead.")
 @home_option
 @json_option
 def command(by: str, since: str, until: str | None, budgets: bool, home: Path, as_json: bool) -> None:
-    """Show what models have used and cost, of all principals; times are UTC.
+    """Show tokens and cost of model calls of all users. Times are UTC.
 
-    Of conversations that were deleted the numbers stay, without whose they were.
+    Usage of deleted conversations is still counted, without its user.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -55,11 +57,11 @@ def print_usage(found: dict[str, Any]) -> None:
     if len(rows) > 1:
         table.append(("total", *_numbers(found["total"]), *(("",) if timed else ())))
     heads = (by, "calls", "input", "cached", "", "output", "cost", *((f"by {unit}",) if timed else ()))
-    print_table(heads, table, empty="No model was asked in this time.", numbers=range(1, 7))
+    print_table(heads, table, empty="No model was called in this period.", numbers=range(1, 7))
     if found["more"]:
-        print(f"{'The latest' if timed else 'The first'} {len(found['rows'])} are shown; the total is of all.")
+        print(f"Only the {'latest' if timed else 'first'} {len(found['rows'])} are shown; the total includes all.")
     if estimated := found["total"]["estimated"]:
-        print(f"Of {estimated} of {found['total']['calls']} calls the provider did not count the tokens: estimated.")
+        print(f"The provider did not count the tokens of {estimated} of {found['total']['calls']} calls: estimated.")
 
 
 def _name(by: str, row: dict[str, Any]) -> str:
@@ -78,7 +80,7 @@ def _amount(row: dict[str, Any], unit: str) -> float:
 
 
 def without_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """With a row for each time between the first and the last, as far as there is room for them."""
+    """The rows with an empty one for each hour or day in between, up to the maximum number of rows."""
     pattern, length = _FORMATS[by], timedelta(hours=1) if by == "hour" else timedelta(days=1)
     before: datetime | None = None
     room, last = _MOST, ""
@@ -94,23 +96,23 @@ def without_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def _print_budgets(found: dict[str, Any]) -> None:
+    budgets = msgspec.convert(found["budgets"], list[BudgetView])
     rows = [
-        (budget["setting"], budget["per"], budget["name"], spent_of(budget), f"{budget['used']:.0%}",
-         bar(min(1.0, budget["used"]), _BAR))
-        for budget in found["budgets"]
+        (budget.setting, budget.per, budget.name, spending(budget), f"{budget.used:.0%}",
+         bar(min(1.0, budget.used), _BAR))
+        for budget in budgets
     ]  # fmt: skip
     print_table(("budget", "per", "of", "spent", "", ""), rows, empty="There are no budgets.", numbers=(4,))
     if found["more"]:
-        print(f"The first {len(rows)} are shown.")
+        print(f"Only the first {len(rows)} are shown.")
 
 
-def spent_of(budget: dict[str, Any]) -> str:
-    """What is spent of what, in what time."""
+def spending(budget: BudgetView) -> str:
+    """The amount spent, the limit, and the window."""
     parts = []
-    if budget["tokens_limit"] is not None:
-        parts.append(f"{budget['tokens']:,} of {budget['tokens_limit']:,} tokens")
-    if budget["money_limit"] is not None:
-        spent, most = (dollars(round(budget[key] * BILLION)) for key in ("money", "money_limit"))
-        parts.append(f"{spent} of {most}")
-    spent = ", ".join(parts) or f"{budget['tokens']:,} tokens"
-    return f"{spent} {_WINDOWS[budget['each']]}"
+    if budget.tokens_limit is not None:
+        parts.append(f"{budget.tokens:,} of {budget.tokens_limit:,} tokens")
+    if budget.money_limit is not None:
+        spent, limit = (dollars(round(amount * BILLION)) for amount in (budget.money, budget.money_limit))
+        parts.append(f"{spent} of {limit}")
+    return f"{', '.join(parts) or f'{budget.tokens:,} tokens'} {_WINDOWS[budget.each]}"

@@ -6,13 +6,14 @@ and waits here, and how it comes to rest.
 """
 
 from tidegate.agent import Parked
-from tidegate.engine.embedded import TASK_OF_NONE, EmbeddedEngine, EngineStats
+from tidegate.engine.embedded import TASK_OF_NONE, EmbeddedEngine
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim, without_bytes
 from tidegate.engine.live import LiveTurn
 from tidegate.engine.turn_failures import describe, stopped
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin_at_once
+from tidegate.status_report import EngineStats
 
 __all__ = [
     "TASK_OF_NONE",

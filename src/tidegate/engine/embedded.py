@@ -29,8 +29,9 @@ from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin, peek
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
+from tidegate.status_report import EngineStats
 from tidegate.store import Db, SessionRow, Store, TurnRow, turns
-from tidegate.values import Event, Failure, Frozen, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
+from tidegate.values import Event, Failure, MessageAdded, Notice, Outcome, TurnEnded, TurnStarted
 
 log = Log(__name__)
 
@@ -50,17 +51,6 @@ class Handler(Protocol):
     def ended(self, session: str, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released; `version` is the session's in the store now."""
         ...
-
-
-class EngineStats(Frozen, frozen=True):
-    running: int
-    waiting: int
-    asking: int
-    delegating: int
-    answered: int
-    failed: int
-    stopped: int
-    seconds: float
 
 
 class EmbeddedEngine(Engine):
@@ -88,7 +78,7 @@ class EmbeddedEngine(Engine):
         self.parking = False
         """Whether turns rest at their next step instead of taking it."""
         self._closed = False
-        self._counts: Counter[str] = Counter()  # house: allow one entry for each way a turn can end
+        self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
         presence.ledger.view("turn", lambda: held.by_turns(self._live.values()))
         presence.ledger.view("turn log", lambda: held.by_logs(self._logs))

@@ -72,7 +72,7 @@ class LiveTurn:
         self.delegated = resumed
         """Whether it may have given tasks."""
         self.log = TurnLog(turn, session)
-        self.notices: list[str] = []  # house: allow NOTICES_KEPT
+        self.notices: list[str] = []  # lint: allow NOTICES_KEPT
         """What the user was told; it is stored with the end, for who was not there."""
         self.used = NOTHING
         """What its model calls have cost, and those of the tasks that it gave."""

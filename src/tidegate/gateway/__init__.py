@@ -1,7 +1,7 @@
-"""The gateway: builds the house in order, runs it, closes it in reverse.
+"""The gateway process: builds every service in order, runs them, closes them in reverse order.
 
-What the command line needs to speak to a running gateway is light and imported here; the house itself is imported when
-one is run.
+The command line's tools for talking to a running gateway are light and imported here. The gateway itself is imported
+only when one is run.
 """
 
 import os
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.gateway.control_client import ControlUnanswered, ask
-from tidegate.gateway.hint import hint
-from tidegate.gateway.lock import Holder, HomeHeld, HomeLock, holder_of
-from tidegate.gateway.unready import Unready
+from tidegate.gateway.lock import Holder, HomeHeld, HomeLock, command_hint, holder_of
+from tidegate.gateway.preflight import PreflightFailed
 
 if TYPE_CHECKING:
     from tidegate.config import Config
@@ -23,10 +22,10 @@ __all__ = [
     "Holder",
     "HomeHeld",
     "HomeLock",
-    "Unready",
+    "PreflightFailed",
     "ask",
+    "command_hint",
     "examine",
-    "hint",
     "holder_of",
     "lost_database",
     "run",
@@ -43,9 +42,9 @@ def run(
     replay: Path | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Run a gateway on this home folder until it is told to stop; `say` is given what a person should read. `record`
+    """Run a gateway on this home folder until it is asked to stop. `say` gets each line meant for the user; `record`
     and `replay` are files for the model traffic."""
-    from tidegate.gateway.memory.allocator import tune
+    from tidegate.gateway.process_memory.allocator import tune
 
     tune()
     from tidegate.gateway.process import run_process
@@ -54,7 +53,7 @@ def run(
 
 
 def lost_database(home: Path) -> str | None:
-    """What to do when the database of a used home folder is missing or empty; None when it is there."""
+    """Instructions if the database of a used home folder is missing or empty; None if it is present."""
     from tidegate.gateway import home as home_folder
 
     return home_folder.lost_database(home)
@@ -68,7 +67,7 @@ def settings(home: Path) -> "Config":
 
 
 def examine(home: Path) -> "Ready":
-    """What a gateway started here and now would be built from. Raises `Unready` if it would refuse to start."""
+    """Run the checks of a start. Returns what a gateway would be built from, or raises `PreflightFailed`."""
     from tidegate.gateway.preflight import preflight
 
     return preflight.examine(home, os.environ)

@@ -1,13 +1,13 @@
-"""The control socket: how the command line on the same machine speaks to the running gateway.
+"""The control socket, through which the command line on the same machine talks to the running gateway.
 
-Guarantee: only the user who runs the gateway (and root) is answered, whatever the folder's rights say; a request is one
-JSON line of bounded length with a deadline, an answer is one JSON line; and a client that hangs holds up nobody. The
-socket belongs to the scope it was opened in and its file is removed with it. Its path may be of any length. It answers
-also when no descriptor is left, from the reserve.
+Only the user who runs the gateway (and root) gets an answer, whatever the folder's permissions are. A request is one
+JSON line of bounded length with a deadline; an answer is one JSON line. A client that hangs delays no other. The socket
+belongs to the scope that it was opened in, and its file is removed with it. Its path may be of any length. It also
+answers when no file descriptor is left, from the reserve.
 
-    {"do": "status", "memory": true}   what `tidegate status` shows
-    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. Asked twice,
-                                       it does not wait for turns, unless the second has "hurry": false
+    {"do": "status", "memory": true}   the output of `tidegate status`
+    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. A second
+                                       request does not wait for turns, unless it has "hurry": false
     {"do": "code"}                     a new one-time link to the chat page
     {"do": "check"}                    full integrity check of the database
 """
@@ -28,19 +28,21 @@ from tidegate.errors import TidegateError
 from tidegate.gateway.control_client import SOCKET_NAME, FolderPath
 from tidegate.lifetimes import Descriptors, Listener, Scope
 from tidegate.log import Log
+from tidegate.status_report import StatusReport
 
 _REQUEST_BYTES = 4096  # the longest request is under a hundred bytes
-_REQUEST_SECONDS = 5.0  # for a client to send its line, and to take its answer
+_REQUEST_SECONDS = 5.0  # for a client to send its line, and to read its answer
 _VERB_SECONDS = 300.0  # the longest verb is an integrity check of a large database
 _CONNECTIONS = 8  # at once; a command line needs one
 _BACKLOG = 100
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
-Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Answer = dict[str, Any] | StatusReport
+Verb = Callable[[dict[str, Any]], Awaitable[Answer]]
 
 
 class Control:
-    """The gateway's side of the socket. `verbs` maps what may be asked to what answers it."""
+    """The gateway's side of the socket. `verbs` maps the name of each request to its handler."""
 
     def __init__(self, home: Path, verbs: Mapping[str, Verb], descriptors: Descriptors | None = None) -> None:
         self._home = home
@@ -50,7 +52,7 @@ class Control:
         self._log = Log("tidegate.control")
 
     async def open(self, scope: Scope) -> None:
-        """Listen until `scope` closes. The home's lock must be held: a socket file found here is a dead one's."""
+        """Listen until `scope` closes. The home's lock must be held: an existing socket file is a dead gateway's."""
         path = self._home / SOCKET_NAME
         path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -103,11 +105,11 @@ class Control:
         try:
             with anyio.move_on_after(_REQUEST_SECONDS):
                 return await reader.readline()
-        except ValueError:  # the stream's own word for a line over its limit
+        except ValueError:  # the line is over the limit of the stream
             return b"too long"
         return b""
 
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes) -> Answer:
         try:
             request = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError:

@@ -1,6 +1,7 @@
-"""Asking the running gateway through its control socket: the command line's side.
+"""The command line's side of the control socket of a running gateway.
 
-Guarantee: an answer or one sentence within the deadline; the path to the socket may be of any length.
+A call returns an answer or raises a one-sentence error within its deadline. The path to the socket may be of any
+length.
 """
 
 import os
@@ -11,8 +12,7 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import TidegateError
-from tidegate.gateway.hint import hint
-from tidegate.gateway.lock import holder_of
+from tidegate.gateway.lock import command_hint, holder_of
 
 SOCKET_NAME = "control.sock"
 _ANSWER_BYTES = 4 << 20  # a status with its ledger is a few kilobytes
@@ -26,7 +26,7 @@ class FolderPath:
 
     def __enter__(self) -> str:
         how = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        self._descriptor = os.open(self._folder, how)  # house: allow (a folder that was just used; reads nothing)
+        self._descriptor = os.open(self._folder, how)  # lint: allow (the folder was just used; nothing is read)
         return f"/proc/self/fd/{self._descriptor}"
 
     def __exit__(self, *_: object) -> None:
@@ -34,13 +34,14 @@ class FolderPath:
 
 
 class ControlUnanswered(TidegateError):
-    """There is no gateway at this home's socket, or it does not answer."""
+    """No gateway answers at the control socket of this home folder."""
 
 
 def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[str, Any]:
-    """Ask the gateway of this home folder (blocking; the command line's side). Raises `ControlUnanswered`, or
-    `TidegateError` with the gateway's own sentence."""
-    silent = f"The gateway of {home} does not answer: look at its log, or replace it with {hint(home, 'up --replace')}."
+    """Send a request to the gateway of this home folder. Blocks. Raises `ControlUnanswered`, or `TidegateError` with
+    the gateway's own message."""
+    replace = command_hint(home, "up --replace")
+    silent = f"The gateway of {home} does not answer: look at its log, or replace it with {replace}."
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, FolderPath(home) as folder:
             line.settimeout(within)
@@ -51,10 +52,9 @@ def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[st
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         if home.is_dir() and (holder := holder_of(home)) is not None and holder.address:
             raise ControlUnanswered(
-                f"The gateway of {home} ({holder}) runs, but its {SOCKET_NAME} is gone: replace it with"
-                f" {hint(home, 'up --replace')}."
+                f"The gateway of {home} ({holder}) runs, but its {SOCKET_NAME} is gone: replace it with {replace}."
             ) from None
-        raise ControlUnanswered(f"No gateway runs for {home}: start one with {hint(home, 'up')}.") from None
+        raise ControlUnanswered(f"No gateway runs for {home}: start one with {command_hint(home, 'up')}.") from None
     except OSError as error:
         raise ControlUnanswered(silent) from error
     try:

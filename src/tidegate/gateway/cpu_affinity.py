@@ -1,12 +1,12 @@
-"""The gateway on one core.
+"""CPU affinity: the gateway's threads run on one core at a time.
 
-Guarantee: the threads of this process run on one core at a time, which is chosen anew when it is crowded and another
-is free; at the end, and for whoever asks for `everywhere`, all cores are allowed again.
+The core is chosen anew when it is crowded and another one is free. `unpin`, also called at the exit, allows all cores
+again.
 
-Python's threads take turns anyway, and a turn of ours passes from the loop to the store's writer and back twice. To
-wake a thread on another core costs more than its work there: on one core a turn takes about a fifth less time and
-processor (docs/decisions/0008). A core that others crowd would be a trap, so the scheduler is let in when we have to
-wait for it.
+Python threads run one at a time anyway, and a turn passes from the event loop to the store's writer thread and back
+twice. Waking a thread on another core costs more than its work there: on one core a turn takes about a fifth less time
+and CPU (docs/decisions/0008). Staying on a core that other programs crowd would be a trap, so the scheduler chooses
+again when the gateway has to wait for its core.
 """
 
 import os
@@ -17,68 +17,68 @@ from tidegate.log import Log
 log = Log(__name__)
 
 CROWDED = 0.3
-"""Share of the time that it wanted to run in which it had to wait: above this another core is looked for."""
+"""Share of its runnable time that the loop's thread spent waiting: above this another core is considered."""
 
 FREE = 0.5
-"""Share of the time that another core must have been idle to be worth going to."""
+"""Share of the time that another core must have been idle to be worth moving to."""
 
-LOOK_SECONDS = 5.0
-"""Between two looks: long enough to see a crowd, short enough not to suffer from one."""
+CHECK_SECONDS = 5.0
+"""Between two checks: long enough to measure crowding, short enough not to suffer from it."""
 
 _TASKS = Path("/proc/self/task")
 _STAT = Path("/proc/self/stat")
 _SCHEDULE = Path("/proc/self/schedstat")
 _CORES = Path("/proc/stat")
-_IDLE_FIELD = 3  # of a core's line there, behind its name
-_PROCESSOR_FIELD = 36  # of /proc/self/stat, counted from behind the command's name
+_IDLE_FIELD = 3  # of a core's line in /proc/stat, after its name
+_PROCESSOR_FIELD = 36  # of /proc/self/stat, counted from after the command's name
 
 
 class CpuAffinity:
-    """Owned by the process. Constructed it does nothing; `look` is called on the timer, off the loop."""
+    """Owned by the process. The constructor changes nothing; `check` is called on a timer, in a thread."""
 
     def __init__(self) -> None:
         self._all = os.sched_getaffinity(0)
         self._ran = self._waited = 0
         self._idle: dict[int, tuple[int, int]] = {}
         self._core = -1
-        self._settled = False
+        self._pinned = False
 
-    def look(self) -> None:
-        """Settle on the core that the scheduler has put us on, or let it choose anew when that one is crowded. Where
-        the system does not tell or does not allow it, everything stays as it is."""
+    def check(self) -> None:
+        """Pin to the core that the scheduler chose, or let it choose again if that core is crowded. If the system does
+        not provide the figures or does not allow pinning, nothing changes."""
         try:
-            self._look()
+            self._check()
         except OSError as error:
             if len(self._all) > 1:
-                log.info("the gateway does not choose its core", error=str(error))
+                log.info("CPU pinning is off", error=str(error))
             self._all = set()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         ran, waited = _times()
         ran, self._ran = ran - self._ran, ran
         waited, self._waited = waited - self._waited, waited
         before, self._idle = self._idle, _idle_times()
         if len(self._all) < 2:
             return
-        if not self._settled:
+        if not self._pinned:
             self._core = _processor()
             self._allow({self._core} & self._all or self._all)
-            self._settled = True
+            self._pinned = True
         elif waited > CROWDED * (ran + waited) and self._is_another_free(before):
-            self.everywhere()
+            self.unpin()
 
     def _is_another_free(self, before: dict[int, tuple[int, int]]) -> bool:
-        """Whether a core that we may use had nothing to do for most of the time: else there is nowhere better to go."""
+        """Whether another allowed core was idle most of the time."""
         for core in self._all - {self._core}:
             (idle, total), (idle_before, total_before) = self._idle.get(core, (0, 0)), before.get(core, (0, 0))
             if idle - idle_before > FREE * max(1, total - total_before):
                 return True
         return False
 
-    def everywhere(self) -> None:
-        if self._settled:
+    def unpin(self) -> None:
+        if self._pinned:
             self._allow(self._all)
-        self._settled = False
+        self._pinned = False
 
     def _allow(self, cores: set[int]) -> None:
         for task in _TASKS.iterdir():
@@ -89,7 +89,7 @@ class CpuAffinity:
 
 
 def _processor() -> int:
-    """Where the loop's thread, the process's first, was last put."""
+    """The core on which the loop's thread (the first of the process) last ran."""
     return int(_STAT.read_text().rpartition(") ")[2].split()[_PROCESSOR_FIELD])
 
 
@@ -100,7 +100,7 @@ def _times() -> tuple[int, int]:
 
 
 def _idle_times() -> dict[int, tuple[int, int]]:
-    """Of each core: ticks that it was idle, and ticks in all."""
+    """Idle ticks and all ticks of each core."""
     found: dict[int, tuple[int, int]] = {}
     for line in _CORES.read_text().splitlines():
         name, *ticks = line.split()

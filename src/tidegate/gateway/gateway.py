@@ -1,9 +1,9 @@
-"""The house: every room built in order, run together, closed in reverse.
+"""The gateway: opens every service in order, runs them together, closes them in reverse order.
 
-Guarantee: what was opened is closed on every way out, in the reverse of the order it was opened in, within one budget
-(`[limits] shutdown_seconds`): after a failure in the middle of building, after a stop, after a stop in the middle of
-building. A failure to close one thing is logged and keeps nothing else open. The house owns the process scope; each
-room owns what it makes inside it. A constructor opens nothing: `build` does, `close` undoes it.
+Everything that was opened is closed on every exit path, in reverse order and within one time budget (`[limits]
+shutdown_seconds`): after a stop, after a failure during the start, and after a stop during the start. A failure to
+close one service is logged and keeps no other open. The gateway owns the process scope; each service owns what it
+creates inside it. A constructor opens nothing: `build` opens, `close` closes.
 """
 
 import asyncio
@@ -24,16 +24,15 @@ from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import home as home_folder
 from tidegate.gateway import listen_address, start_message
 from tidegate.gateway.control import Control
-from tidegate.gateway.cpu_affinity import LOOK_SECONDS, CpuAffinity
-from tidegate.gateway.hint import hint
-from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, holder_of
+from tidegate.gateway.cpu_affinity import CHECK_SECONDS, CpuAffinity
+from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, command_hint, holder_of
 from tidegate.gateway.maintenance import Maintenance
-from tidegate.gateway.memory.allocator import trim
-from tidegate.gateway.memory.memory_limit import MemoryLimit
-from tidegate.gateway.memory.pressure import LOOK_SECONDS as PRESSURE_SECONDS
-from tidegate.gateway.memory.pressure import MemoryPressure
-from tidegate.gateway.memory.report import MemoryReport
 from tidegate.gateway.preflight import preflight
+from tidegate.gateway.process_memory.accounting import MemoryAccounting
+from tidegate.gateway.process_memory.allocator import trim
+from tidegate.gateway.process_memory.memory_limit import MemoryLimit
+from tidegate.gateway.process_memory.pressure import CHECK_SECONDS as PRESSURE_SECONDS
+from tidegate.gateway.process_memory.pressure import MemoryPressure
 from tidegate.gateway.recording import Recording
 from tidegate.gateway.status import StatusService
 from tidegate.lifetimes import Descriptors, Ledger, Scope
@@ -44,26 +43,26 @@ from tidegate.sessions import MaintenanceTask, Sessions, build_components
 from tidegate.store import Store, audit, maintenance
 from tidegate.web import Health, Server, create_app
 
-_HANDOVER_SECONDS = 5.0  # beside the old gateway's own budget, for it to close what is not turns
-_CLOSE_SHARE = 0.25  # of the budget that is kept for closing rooms when turns have taken the rest
-_TRIM_SECONDS = 10.0  # between two looks at what the allocator keeps for nothing: a look takes some milliseconds
-_PARKING_SECONDS = 1.0  # that turns have to reach their next step when their time is over
-_THREADS = 16  # that work for the loop at once, on files and folders: more would only wait for the interpreter's lock
-_HALF_BUILT_SECONDS = 5.0  # for closing what was built, when the rest was not
-_LEAST_SECONDS = 1.0  # for closing rooms, however late it is; each of them is quick when nothing is stuck
+_HANDOVER_SECONDS = 5.0  # on top of the old gateway's own budget, for it to close everything but turns
+_CLOSE_SHARE = 0.25  # of the budget, reserved for closing services when turns have used the rest
+_TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes some milliseconds
+_PARKING_SECONDS = 1.0  # for turns to reach their next step when their time is over
+_THREADS = 16  # worker threads for files and folders: more would only wait for the interpreter's lock
+_HALF_BUILT_SECONDS = 5.0  # for closing the services that were opened before a start failed
+_LEAST_SECONDS = 1.0  # for closing services, however late it is; each is quick when nothing is stuck
 _INTEGRITY_SECONDS = 6 * 3600.0  # between two full checks of the database, which read all of it
-_INTEGRITY_WITHIN = 3600.0  # for one of them; each table has its own, shorter bound
-_FILES_SECONDS = 15.0  # between two looks at the database's files, while nothing is written
+_INTEGRITY_WITHIN = 3600.0  # for one full check; each table has its own, shorter bound
+_FILES_SECONDS = 15.0  # between two checks of the database files
 
 Stage = Callable[[], Awaitable[None]]
 
 
 class StartFailed(TidegateError):
-    """Something that nobody foresaw kept the house from being built."""
+    """An unexpected error during the start."""
 
 
 class Gateway:
-    """One gateway. `fault` is called after each stage of building, for tests that let it fail there."""
+    """One gateway. `fault` is called after each stage of the start, for tests that make it fail there."""
 
     def __init__(
         self,
@@ -89,16 +88,16 @@ class Gateway:
         self._hurry = asyncio.Event()
         self._ledger = Ledger()
         self._scope = Scope("process", account=self._ledger.account("process"), on_error=self._task_failed)
-        self._memory = MemoryReport(self._ledger, self._scope)
+        self._memory = MemoryAccounting(self._ledger, self._scope)
         self._log = Log("tidegate.gateway")
         self._undo_log: Callable[[], None] | None = None
         self._database_connections: Callable[[], int] = lambda: 0
 
-    # -- the life of a house --
+    # -- start and stop --
 
     @property
     def stages(self) -> tuple[tuple[str, Stage], ...]:
-        """What is built, in order."""
+        """The stages of the start, in order."""
         return (
             ("home folder", self._open_home),
             ("configuration", self._read_config),
@@ -117,53 +116,53 @@ class Gateway:
 
     @property
     def budget(self) -> float:
-        """Seconds that a stop may take, all of it."""
+        """Seconds that the whole stop may take."""
         return self._config.limits.shutdown_seconds
 
     async def build(self) -> bool:
-        """Build all of it, or close what was built and raise; False if asked to stop meanwhile."""
+        """Open every service, or close the opened ones and raise. Returns False if asked to stop meanwhile."""
         for name, stage in self.stages:
             try:
                 await stage()
                 if self._fault is not None:
                     self._fault(name)
             except BaseException as error:
-                await self._close_rooms()
+                await self._close_services()
                 if isinstance(error, StoreDamaged) and error.__cause__ is not None:
                     path = self.home / home_folder.DATABASE_NAME
                     raise StoreDamaged(
-                        f"The gateway cannot start, since {path} is damaged ({error.__cause__}): keep the file for "
+                        f"The gateway cannot start because {path} is damaged ({error.__cause__}): keep the file for "
                         "repair, and put a backup in its place."
                     ) from error
                 if isinstance(error, Exception) and not isinstance(error, TidegateError):
                     raise StartFailed(
-                        f"The gateway could not start, at the stage {name!r} ({type(error).__name__}: {error}): "
-                        f"look at {hint(self.home, 'doctor')}."
+                        f"The gateway failed to start at the stage {name!r} ({type(error).__name__}: {error}): "
+                        f"run {command_hint(self.home, 'doctor')}."
                     ) from error
                 raise
             if self._asked.is_set():
-                await self._close_rooms()
+                await self._close_services()
                 return False
         return True
 
     def ask_to_stop(self, *, hurry: bool = True) -> None:
-        """Stop in order; asked a second time, do not wait for turns, unless `hurry` is false."""
+        """Stop in order. A second call does not wait for turns, unless `hurry` is false."""
         if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
 
-    async def until_asked(self) -> None:
+    async def wait_for_stop(self) -> None:
         await self._asked.wait()
 
     async def close(self) -> None:
-        """Stop intake, let turns finish or park them, then close every room in reverse, all in one budget."""
+        """Stop intake, let turns finish or park them, then close every service in reverse order, within one budget."""
         self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self.sessions.census()["turns_running"]
         self._log.info("stopping", within=self.budget, turns=turns)
         self._server.stop_intake()
         if turns and not self._hurry.is_set():
-            # Who reads it may have left with the terminal; the stop goes on all the same.
+            # The reader may have left with the terminal; the stop continues.
             with contextlib.suppress(OSError):
                 self._say(f"waiting for {turns} turn{'s' * (turns != 1)}; Ctrl-C again leaves them for the next start")
         share = self.budget * (1 - _CLOSE_SHARE)
@@ -174,9 +173,9 @@ class Gateway:
         if self._hurry.is_set():
             await self.sessions.drain(0)
             deadline = 0
-        await self._close_rooms(max(_LEAST_SECONDS, deadline - time.monotonic()))
+        await self._close_services(max(_LEAST_SECONDS, deadline - time.monotonic()))
 
-    async def _close_rooms(self, within: float = _HALF_BUILT_SECONDS) -> None:
+    async def _close_services(self, within: float = _HALF_BUILT_SECONDS) -> None:
         self._scope.close_within = within
         try:
             await self._scope.close()
@@ -184,14 +183,14 @@ class Gateway:
             for failure in failures.exceptions:
                 self._log.error("closing failed", error=str(failure), exc_info=failure)
         finally:
-            # The log goes last of all, since it has to tell what could not be closed.
+            # The log is closed last, since it reports failures to close the others.
             if self._undo_log is not None:
                 self._undo_log()
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         self._log.error("task failed", task=name, error=str(error), exc_info=error)
 
-    # -- the stages, in order --
+    # -- the stages of the start, in order --
 
     async def _open_home(self) -> None:
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
@@ -212,15 +211,15 @@ class Gateway:
                 raise BeingTakenOver(self.home, other)
             await to_thread.run_sync(self._lock.take)
             return
-        from tidegate.gateway.takeover import claim, take_over  # a plain start does not need them
+        from tidegate.gateway.takeover import claim, take_over  # not needed by a plain start
 
         await to_thread.run_sync(claim, self.home, self._takeover)
-        # The old gateway may take its whole budget; one that is asked to stop meanwhile does not wait for it.
+        # The old gateway may take its whole budget; if this one is asked to stop meanwhile, it does not wait.
         within = self.budget + _HANDOVER_SECONDS
         await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
     def _release_lock(self) -> None:
-        """Unless the database could not be closed in time: then the kernel releases the lock with the process."""
+        """Keep the lock if the database could not be closed in time: the kernel then releases it with the process."""
         if not self._database_connections():
             self._lock.release()
 
@@ -231,7 +230,7 @@ class Gateway:
             raise Misconfigured(preflight.with_path(self.home, error.message)) from None
         self._scope.on_close(self._socket.close, name="socket")
         self.address = listen_address.address_of(self._config.server, self._socket)
-        self._lock.tell_address(self.address)
+        self._lock.write_address(self.address)
 
     async def _open_log(self) -> None:
         self._redactor = Redactor()
@@ -309,7 +308,7 @@ class Gateway:
             await self._scope.enter(components.recall)
         resumed = await self.sessions.recover()
         if resumed:
-            self._log.info("turns go on", count=resumed)
+            self._log.info("turns resumed", count=resumed)
 
     async def _open_web(self) -> None:
         self._health = Health(self.store)
@@ -336,35 +335,35 @@ class Gateway:
         maintenance_tasks = [
             *self.sessions.maintenance_tasks(),
             MaintenanceTask(name="trim", interval=_TRIM_SECONDS, run=_trim),
-            MaintenanceTask(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.look),
-            MaintenanceTask(name="files", interval=_FILES_SECONDS, run=self._look_at_files, within=_INTEGRITY_WITHIN),
+            MaintenanceTask(name="memory", interval=PRESSURE_SECONDS, run=self._pressure.check),
+            MaintenanceTask(name="files", interval=_FILES_SECONDS, run=self._check_files, within=_INTEGRITY_WITHIN),
             MaintenanceTask(
                 name="integrity", interval=_INTEGRITY_SECONDS, run=self.store.integrity, within=_INTEGRITY_WITHIN
             ),
         ]
         self._health.watch("lock", self._lock.complaint)
         if self._config.server.one_core:
-            maintenance_tasks.append(await self._settle_on_a_core())
+            maintenance_tasks.append(await self._pin_to_core())
         self._maintenance = Maintenance(maintenance_tasks, beat=self._health.beat)
-        for chore in maintenance_tasks:
-            self._health.expect(chore.name, chore.interval)
+        for task in maintenance_tasks:
+            self._health.expect(task.name, task.interval)
         scope = self._scope.child("maintenance")
-        # At once too, in the background: the quick look at the opening does not read every page.
+        # Also now, in the background: the quick check at opening does not read every page.
         scope.start(self.store.integrity, name="integrity check")
         self._maintenance.start(scope)
 
-    async def _settle_on_a_core(self) -> MaintenanceTask:
-        core = CpuAffinity()
-        self._scope.on_close(core.everywhere, name="cores")
+    async def _pin_to_core(self) -> MaintenanceTask:
+        affinity = CpuAffinity()
+        self._scope.on_close(affinity.unpin, name="cores")
 
-        async def look() -> None:
-            await to_thread.run_sync(core.look)
+        async def check() -> None:
+            await to_thread.run_sync(affinity.check)
 
-        await look()
-        return MaintenanceTask(name="core", interval=LOOK_SECONDS, run=look)
+        await check()
+        return MaintenanceTask(name="core", interval=CHECK_SECONDS, run=check)
 
-    async def _look_at_files(self) -> None:
-        """See that the database is in its place; if another program has written to it, check all of it at once."""
+    async def _check_files(self) -> None:
+        """Check that the database file is in place. If another program has written to it, run a full check at once."""
         await self.store.write(maintenance.look)
         if self.store.touched:
             self._log.warning("another program has written to the database; checking it", path=str(self.store.path))
@@ -386,10 +385,10 @@ class Gateway:
             stop=self.ask_to_stop,
         )
         await Control(self.home, self._status_service.verbs(), self._descriptors).open(self._scope.child("control"))
-        # What stands now stands until the end: the collector need not look at it again.
+        # Everything allocated so far lives until the exit: exclude it from garbage collection.
         gc.collect()
         gc.freeze()
-        self._memory.settle()
+        self._memory.record_base()
 
     async def _welcome(self) -> None:
         self._takeover.release()
@@ -400,5 +399,5 @@ class Gateway:
 
 
 async def _trim() -> None:
-    """The allocator's walk takes milliseconds with the interpreter's lock held by nobody: off the loop."""
+    """Trimming takes milliseconds without the interpreter's lock, so it runs in a thread."""
     await to_thread.run_sync(trim)

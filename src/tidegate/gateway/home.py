@@ -1,8 +1,8 @@
-"""The home folder: made, checked, and given its owner's first key.
+"""The home folder: its creation and checks, and the owner's first key.
 
-The folder and what lies in it are the running user's alone. `api-key` is created once, readable by its owner only, and
-never overwritten; what it holds is a key of the owner that the store knows, unless it was revoked. It appears after the
-owner's row is committed, so that an `api-key` beside a database without an owner means that the database was lost.
+The folder and its content are private to the user who runs the gateway. `api-key` is created once, readable by its
+owner only, and never overwritten; it holds a key of the owner that the store knows, unless it was revoked. It appears
+after the owner's row is committed, so an `api-key` beside a database without an owner means that the database was lost.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _KEY_MODE = 0o600
 
 
 def prepare(home: Path) -> None:
-    """Make the folder if it is not there, and take away the rights of others if it is."""
+    """Create the folder, or remove the permissions of other users from an existing one."""
     try:
         home.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         found = home.stat()
@@ -40,17 +40,17 @@ def prepare(home: Path) -> None:
             "choose another folder with --home."
         )
     if stat.S_IMODE(found.st_mode) != _FOLDER_MODE:
-        with contextlib.suppress(OSError):  # the next line says so
+        with contextlib.suppress(OSError):  # the check below reports it
             home.chmod(_FOLDER_MODE)
     for path in (home, home / DATABASE_NAME):
         if path.exists() and not os.access(path, os.W_OK):
             raise Misconfigured(
-                f"{path} cannot be written to: see whether its file system is read-only, or it was made immutable."
+                f"{path} is not writable: check whether its file system is read-only or the file is immutable."
             )
 
 
 def lost_database(home: Path) -> str | None:
-    """What to do when the database of a folder that has an owner's key is missing or empty; None when it is not."""
+    """Instructions if the folder has an owner's key but its database is missing or empty; else None."""
     path, key = home / DATABASE_NAME, home / KEY_NAME
     if not key.exists():
         return None
@@ -60,47 +60,49 @@ def lost_database(home: Path) -> str | None:
         what = "is empty"
     except FileNotFoundError:
         if not was_used(home):
-            return None  # a first start with a key of the user's own choice
+            return None  # a first start with a key that the user chose
         what = "is missing"
-    return _begin_anew(f"The database {path} {what}, although a gateway has worked in this folder", path, key)
+    return _recovery_options(f"The database {path} {what}, although a gateway has used this folder", path, key)
 
 
-def _begin_anew(what: str, path: Path, key: Path) -> str:
+def _recovery_options(what: str, path: Path, key: Path) -> str:
     rescued, damaged = (sorted(path.parent.glob(f"{path.name}.{how}-*")) for how in ("rescued", "damaged"))
     if rescued:
-        source = f"give {rescued[-1]} its name, which holds what was acknowledged"
+        source = f"rename {rescued[-1]}, which holds everything acknowledged, to {path.name}"
     else:
-        source = "put a backup in its place" + (f" ({damaged[-1]} is what was damaged)" if damaged else "")
-    return f"{what}: {source}, or remove {key} to begin anew with nothing."
+        source = "restore a backup" + (f" ({damaged[-1]} is the damaged file)" if damaged else "")
+    return f"{what}: {source}, or remove {key} to start over with an empty database."
 
 
 async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
-    """See to it that the owner exists and that `api-key` holds a key; what a person should know about it. `fresh` says
-    that the database was made just now; any other without an owner is refused beside an existing key.
+    """Ensure that the owner exists and that `api-key` holds a key; returns a warning for the user, if any. `fresh` says
+    that the database was just created; any other database without an owner is refused if a key exists.
 
-    A new key is first written under another name, then its row, then it is renamed: after a crash between any two of
-    these the next start goes on with the same key, so that there is never a key in the file that will not work.
+    A new key is first written under another name, then its row is committed, then the file is renamed. After a crash
+    in between, the next start continues with the same key, so the file never holds a key that does not work.
     """
     path = home / KEY_NAME
     key, is_new = await to_thread.run_sync(_read_or_prepare, path)
     known = await store.write(_adopt, digest(key), time.time(), fresh or is_new)
     if known is None:
         what = f"The database {store.path} has no owner, although there is {path}"
-        raise StoreDamaged(_begin_anew(what, store.path, path))
+        raise StoreDamaged(_recovery_options(what, store.path, path))
     if is_new:
         await to_thread.run_sync(_pending(path).rename, path)
-        return None if fresh else f"{path} was missing and has a new key; earlier keys hold until they are revoked."
+        return (
+            None if fresh else f"{path} was missing and has a new key; earlier keys stay valid until they are revoked."
+        )
     return None if known else f"The key in {path} is revoked: remove the file and start again to get a new one."
 
 
 async def key_digest(home: Path) -> bytes:
-    """Of the key that the command line uses."""
+    """The digest of the key that the command line uses."""
     key = await to_thread.run_sync(_read, home / KEY_NAME)
     return digest(key or "")
 
 
 def _read_or_prepare(path: Path) -> tuple[str, bool]:
-    """The key, and whether it still has to get its name."""
+    """The key, and whether its file must still be renamed."""
     key = _read(path)
     if key is not None:
         return key, False
@@ -118,7 +120,7 @@ def _pending(path: Path) -> Path:
 
 
 async def one_time_code(store: Store) -> tuple[str, float]:
-    """A code that signs the owner in to the chat page, once and soon, and when it expires."""
+    """A short-lived code that signs the owner in to the chat page once, and when it expires."""
     code = make_code()
     now = time.time()
     await store.write(_add_code, digest(code), now, now + CODE_SECONDS)
@@ -127,15 +129,15 @@ async def one_time_code(store: Store) -> tuple[str, float]:
 
 def _add_code(db: principals.Db, hashed: bytes, now: float, expires: float) -> None:
     owner = principals.by_name(db, OWNER)
-    assert owner is not None, "the owner is made before the first code"
+    assert owner is not None, "the owner is created before the first code"
     principals.add_key(db, owner.id, "code", hashed, "one-time link", now, expires)
 
 
-def _adopt(db: principals.Db, hashed: bytes, now: float, may_begin: bool) -> bool | None:
-    """Add the key to the owner unless it is there; False if it was revoked, None if there is no owner and `may_begin`
-    does not allow to make one."""
+def _adopt(db: principals.Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
+    """Add the key to the owner if it is unknown. Returns False if it was revoked, None if there is no owner and
+    `may_create` does not allow creating one."""
     owner = principals.by_name(db, OWNER)
-    if owner is None and not may_begin:
+    if owner is None and not may_create:
         return None
     if owner is None:
         owner = principals.add(db, name=OWNER, role="owner", agents=None, now=now)

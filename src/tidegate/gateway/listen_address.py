@@ -1,7 +1,8 @@
-"""Where the gateway listens, and who could reach it there.
+"""The address that the gateway listens on, and the check that it is not exposed by mistake.
 
-Guarantee: the socket is bound before anything says that the gateway is ready, and what was bound is looked at, not what
-was asked for: beyond loopback it is refused without TLS or the explicit `insecure` setting, and with either it is told.
+The socket is bound before the gateway reports that it is ready. The check looks at the address that was bound, not at
+the setting: an address beyond loopback is refused without TLS or the explicit `insecure` setting, and with either of
+them a warning is printed.
 """
 
 import errno
@@ -11,7 +12,7 @@ import socket
 from tidegate.config import ServerSettings
 from tidegate.errors import Misconfigured
 
-_BACKLOG = 1024  # connections that wait while the loop is busy; a burst of clients, not a flood
+_BACKLOG = 1024  # connections that wait while the loop is busy: enough for a burst of clients
 
 
 def bind(server: ServerSettings, port: int | None) -> socket.socket:
@@ -61,19 +62,19 @@ def _refuse_exposed(server: ServerSettings, bound: socket.socket) -> None:
 
 
 def warning(server: ServerSettings, bound: socket.socket) -> str | None:
-    """What an operator must know of this address, or None on loopback."""
+    """A warning for the operator if other machines can reach this address; None on loopback."""
     if _is_loopback(bound):
         return None
     if server.tls_cert is None:
         return (
-            f"EXPOSED: other machines can reach {address_of(server, bound)} and nothing encrypts what they send, keys "
-            "included; a proxy with TLS must stand in front of it."
+            f"EXPOSED: other machines can reach {address_of(server, bound)} and the traffic is not encrypted, keys "
+            "included; put a proxy with TLS in front of it."
         )
     return f"Other machines can reach {address_of(server, bound)}, with TLS and a valid key only."
 
 
 def address_of(server: ServerSettings, bound: socket.socket) -> str:
-    """The address as a person opens it."""
+    """The address as a URL."""
     host, port = bound.getsockname()[:2]
     scheme = "http" if server.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,15 +1,16 @@
-"""One gateway per home folder, and one at a time that takes over.
+"""The locks of a home folder: one gateway at a time, and one takeover at a time.
 
-Guarantee: while a `HomeLock` is held, nobody else holds the lock of that name, and whoever asks is told who does. There
-are two: `lock`, held by the gateway that has the home folder, and `takeover`, held by one that replaces it, from before
-it asks the old one to stop until it is ready. Each is a kernel lock on an open file, so it dies with its holder,
-`kill -9` included; the file's text only says who holds it and is never taken as proof. The files are never removed, so
-that two gateways cannot hold two files of the same name. Asking for the holder takes nothing and disturbs nobody.
+While a `HomeLock` is held, no other process holds the lock of that name, and a refused process learns the holder. There
+are two locks: `lock`, held by the gateway of the home folder, and `takeover`, held by a gateway that replaces it, from
+before it asks the old one to stop until it is ready. Each is a kernel lock on an open file, so it ends with its holder,
+`kill -9` included; the file's text only describes the holder and is never taken as proof. The files are never removed,
+so that two gateways cannot lock two files of the same name. `holder_of` only tests the lock and never takes it.
 """
 
 import contextlib
 import fcntl
 import os
+import shlex
 import struct
 import time
 from pathlib import Path
@@ -17,19 +18,29 @@ from pathlib import Path
 import msgspec
 
 from tidegate.errors import Misconfigured
-from tidegate.gateway.hint import hint
 from tidegate.values import Frozen
 
 LOCK_NAME = "lock"
 TAKEOVER_NAME = "takeover"
-_TEXT_BYTES = 1024  # what a holder writes about itself is far smaller
+_DEFAULT_HOME = "~/.tidegate"
+_TEXT_BYTES = 1024  # a holder describes itself in far less
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
+def command_hint(home: Path, command: str) -> str:
+    """`tidegate …` for this home folder, quoted as in our messages. It can be copied as printed: it names the home
+    folder unless that is the default one."""
+    try:
+        is_default = home == Path(_DEFAULT_HOME).expanduser().absolute()
+    except RuntimeError:  # the user has no home folder
+        is_default = False
+    return f"`tidegate {command}`" if is_default else f"`tidegate {command} --home {shlex.quote(str(home))}`"
+
+
 class Holder(Frozen, frozen=True):
-    """Who holds a home folder. `began` is the kernel's start mark of the process, by which a recycled pid is told
-    apart; `address` is empty until the gateway listens; `used` stays once the folder has had a database with an owner,
-    also when nobody holds it (pid 0)."""
+    """The process that holds a home folder. `began` is the kernel's start time of the process, which detects a recycled
+    pid; `address` is empty until the gateway listens; `used` stays set once the folder has had a database with an
+    owner, also while no process holds the folder (pid 0)."""
 
     pid: int
     began: int = 0
@@ -38,7 +49,7 @@ class Holder(Frozen, frozen=True):
     used: bool = False
 
     def is_same(self, other: "Holder") -> bool:
-        """Whether both are the same process."""
+        """Whether both are the same process (pids are recycled)."""
         return (self.pid, self.began) == (other.pid, other.began)
 
     def __str__(self) -> str:
@@ -51,7 +62,7 @@ class HomeHeld(Misconfigured):
     def __init__(self, home: Path, holder: Holder) -> None:
         super().__init__(
             f"The home folder {home} is held by a running gateway ({holder}): stop it with "
-            f"{hint(home, 'stop')}, or take over from it with {hint(home, 'up --replace')}."
+            f"{command_hint(home, 'stop')}, or take over from it with {command_hint(home, 'up --replace')}."
         )
         self.holder = holder
 
@@ -68,7 +79,7 @@ class BeingTakenOver(Misconfigured):
 
 
 def process_mark(pid: int) -> int:
-    """When the kernel started this process, in ticks since boot; 0 if there is none."""
+    """When the kernel started this process, in ticks since boot; 0 if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -77,7 +88,7 @@ def process_mark(pid: int) -> int:
 
 
 def holder_of(home: Path, name: str = LOCK_NAME) -> Holder | None:
-    """Who holds this home folder now, or None. The lock is looked at, not taken."""
+    """The process that holds this home folder now, or None. The lock is tested, not taken."""
     try:
         descriptor = os.open(home / name, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -93,7 +104,7 @@ def holder_of(home: Path, name: str = LOCK_NAME) -> Holder | None:
 
 
 def was_used(home: Path) -> bool:
-    """Whether a gateway has had a database with an owner in this folder, as far as its `lock` file knows."""
+    """Whether this folder has ever had a database with an owner, according to its `lock` file."""
     try:
         descriptor = os.open(home / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -108,11 +119,11 @@ def _described(text: bytes) -> Holder:
     try:
         return msgspec.json.decode(text, type=Holder)
     except msgspec.DecodeError:
-        return Holder(pid=0)  # it took the lock a moment ago and has not yet said who it is
+        return Holder(pid=0)  # it has just taken the lock and not described itself yet
 
 
 class HomeLock:
-    """A lock of one home folder; `take` and `release` are its whole life."""
+    """A lock of one home folder, from `take` to `release`."""
 
     def __init__(self, home: Path, name: str = LOCK_NAME) -> None:
         self._home = home
@@ -135,33 +146,33 @@ class HomeLock:
         self._descriptor = descriptor
         used = _described(os.pread(descriptor, _TEXT_BYTES, 0)).used
         self._holder = Holder(pid=os.getpid(), began=process_mark(os.getpid()), since=time.time(), used=used)
-        self._tell()
+        self._write()
 
     def mark_used(self) -> None:
-        """The folder has a database with an owner from now on: see `was_used`."""
+        """Record that the folder has a database with an owner: see `was_used`."""
         self._holder = msgspec.structs.replace(self._holder, used=True)
-        self._tell()
+        self._write()
 
     def complaint(self) -> str | None:
-        """What is wrong when `lock` is no longer the file that is locked: a second gateway could start then."""
+        """A message if `lock` is no longer the locked file, since a second gateway could then start; else None."""
         path = self._home / LOCK_NAME
         with contextlib.suppress(OSError):
             if self._descriptor is not None and os.path.samestat(path.stat(), os.fstat(self._descriptor)):
                 return None
-        return f"{path} was removed or replaced, so that a second gateway could start here: restart this one."
+        return f"{path} was removed or replaced, so a second gateway could start here: restart this one."
 
-    def tell_address(self, address: str) -> None:
-        """Say where this gateway listens, for whoever is refused and for the command line."""
+    def write_address(self, address: str) -> None:
+        """Record where this gateway listens, for the command line and for processes that are refused."""
         self._holder = msgspec.structs.replace(self._holder, address=address)
-        self._tell()
+        self._write()
 
-    def _tell(self) -> None:
+    def _write(self) -> None:
         assert self._descriptor is not None, "the lock is taken first"
-        # One write of one size: a reader never sees half of the old text and half of the new.
+        # One write of constant size: a reader never sees a mix of the old text and the new.
         os.pwrite(self._descriptor, msgspec.json.encode(self._holder).ljust(_TEXT_BYTES), 0)
 
     def release(self) -> None:
-        """Give the lock up; idempotent."""
+        """Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             self._holder = Holder(pid=0, used=self._holder.used)

@@ -1,9 +1,9 @@
-"""Chores on timers: the gateway's level-triggered upkeep, and the proof that it is alive.
+"""Periodic maintenance tasks, and the heartbeat that shows they still run.
 
-Each chore runs again and again at its interval for as long as the gateway runs, one run at a time, with a deadline. A
-chore that fails or hangs holds up no other and is logged with its name: once, until it fails in another way. Each
-finished run is a heartbeat, so that a chore that stopped working turns `/readyz` red instead of going unnoticed. The
-tasks belong to the scope that `start` is given.
+Each task runs at its interval for as long as the gateway runs, one run at a time, with a deadline. A task that fails or
+hangs delays no other. A failure is logged with the name of the task, once, until it fails in another way. Each
+successful run is a heartbeat, so a task that stopped working makes `/readyz` fail. The asyncio tasks belong to the
+scope passed to `start`.
 """
 
 import random
@@ -16,28 +16,16 @@ from tidegate.errors import TidegateError
 from tidegate.lifetimes import Scope
 from tidegate.log import Log
 from tidegate.sessions import MaintenanceTask
-from tidegate.values import Frozen
+from tidegate.status_report import MaintenanceStatus
 
-_SPREAD = 0.2  # share of an interval by which first runs are spread, so that chores do not all run at once
-
-
-class ChoreReport(Frozen, frozen=True):
-    """What is known of a chore: for status and metrics. `last` is how many seconds ago it last finished well."""
-
-    name: str
-    interval: float
-    runs: int
-    failures: int
-    last: float | None
-    took: float
-    error: str = ""
+_SPREAD = 0.2  # share of an interval by which first runs are spread, so that tasks do not all run at once
 
 
 class _Record:
-    __slots__ = ("chore", "error", "failures", "finished", "runs", "took")
+    __slots__ = ("error", "failures", "finished", "runs", "task", "took")
 
-    def __init__(self, chore: MaintenanceTask) -> None:
-        self.chore = chore
+    def __init__(self, task: MaintenanceTask) -> None:
+        self.task = task
         self.runs = 0
         self.failures = 0
         self.finished: float | None = None
@@ -46,7 +34,7 @@ class _Record:
 
 
 class Maintenance:
-    """Runs chores; `beat` is told the name of each that has finished a run well."""
+    """Runs the tasks; `beat` is called with the name of a task after each successful run."""
 
     def __init__(
         self,
@@ -55,24 +43,24 @@ class Maintenance:
         beat: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        names = [chore.name for chore in maintenance_tasks]
+        names = [task.name for task in maintenance_tasks]
         if len(set(names)) != len(names):
-            raise ValueError(f"two chores have one name: {sorted(names)}")
-        self._records = tuple(_Record(chore) for chore in maintenance_tasks)
+            raise ValueError(f"two maintenance tasks have one name: {sorted(names)}")
+        self._records = tuple(_Record(task) for task in maintenance_tasks)
         self._beat = beat
         self._clock = clock
         self._log = Log("tidegate.maintenance")
 
     def start(self, scope: Scope) -> None:
         for record in self._records:
-            scope.start(self._repeat, record, name=f"chore {record.chore.name}")
+            scope.start(self._repeat, record, name=f"maintenance {record.task.name}")
 
-    def report(self) -> tuple[ChoreReport, ...]:
+    def report(self) -> list[MaintenanceStatus]:
         now = self._clock()
-        return tuple(
-            ChoreReport(
-                name=record.chore.name,
-                interval=record.chore.interval,
+        return [
+            MaintenanceStatus(
+                name=record.task.name,
+                interval=record.task.interval,
                 runs=record.runs,
                 failures=record.failures,
                 last=None if record.finished is None else round(now - record.finished, 3),
@@ -80,26 +68,28 @@ class Maintenance:
                 error=record.error,
             )
             for record in self._records
-        )
+        ]
 
     async def _repeat(self, record: _Record) -> None:
-        interval = record.chore.interval
+        interval = record.task.interval
         await anyio.sleep(interval * (1 - _SPREAD * random.random()))
         while True:
             await self._once(record)
             await anyio.sleep(interval)
 
     async def _once(self, record: _Record) -> None:
-        name, began = record.chore.name, self._clock()
+        name, began = record.task.name, self._clock()
         try:
-            with anyio.fail_after(record.chore.within):
-                await record.chore.run()
+            with anyio.fail_after(record.task.within):
+                await record.task.run()
         except Exception as error:  # the top of a loop that must go on
             record.failures += 1
             before, record.error = record.error, str(error) or type(error).__name__
             if record.error != before:
                 foreseen = isinstance(error, TidegateError)
-                self._log.error("chore failed", chore=name, error=record.error, exc_info=None if foreseen else error)
+                self._log.error(
+                    "maintenance task failed", task=name, error=record.error, exc_info=None if foreseen else error
+                )
             return
         record.runs += 1
         record.error = ""

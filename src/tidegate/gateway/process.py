@@ -1,8 +1,8 @@
-"""The gateway as a process: its loop, its signals, its end.
+"""The gateway as a process: its event loop, its signals and its exit.
 
-Guarantee: SIGTERM, SIGINT and SIGHUP stop it in order within one budget, a second one does not wait for turns; should
-the order itself hang, the process ends all the same shortly after its budget, with the stacks of its threads on
-standard error. What keeps it from starting is raised, as one sentence.
+SIGTERM, SIGINT and SIGHUP stop the gateway in order within one time budget; a second signal does not wait for turns. If
+the orderly stop hangs, the process exits shortly after its budget and prints the stacks of its threads to standard
+error. A failure to start is raised as an error with a one-sentence message.
 """
 
 import asyncio
@@ -16,13 +16,9 @@ from tidegate.gateway.gateway import Gateway
 from tidegate.lifetimes import Descriptors
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SWITCH_SECONDS = (
-    0.0005  # a commit asks for the interpreter's lock about ten times; by default each may wait 5 ms for it
-)
-_OVERTIME_SECONDS = 3.0  # after the budget: then no order is left to wait for
-
-
-_DESCRIPTORS = 65_536  # a session with a background process needs nine; more than this is somebody's mistake
+_SWITCH_SECONDS = 0.0005  # a commit takes the interpreter's lock about ten times; by default each may wait 5 ms for it
+_OVERTIME_SECONDS = 3.0  # after the budget, before the process is ended
+_DESCRIPTORS = 65_536  # a session with a background process needs nine; a need for more than this is a mistake
 
 
 def run_process(
@@ -30,7 +26,7 @@ def run_process(
 ) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     descriptors = Descriptors()
-    descriptors.keep(_DESCRIPTORS)  # most systems give a process 1,024 at first and let it ask for more
+    descriptors.keep(_DESCRIPTORS)  # most systems start a process with 1,024 and allow it to raise that
     asyncio.run(
         _serve(
             Gateway(home, port=port, replace=replace, record=record, replay=replay, say=say, descriptors=descriptors)
@@ -38,17 +34,17 @@ def run_process(
     )
 
 
-async def _serve(house: Gateway) -> None:
+async def _serve(gateway: Gateway) -> None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
-        loop.add_signal_handler(number, house.ask_to_stop)
+        loop.add_signal_handler(number, gateway.ask_to_stop)
     try:
-        if not await house.build():
+        if not await gateway.build():
             return
-        await house.until_asked()
-        faulthandler.dump_traceback_later(house.budget + _OVERTIME_SECONDS, exit=True)
+        await gateway.wait_for_stop()
+        faulthandler.dump_traceback_later(gateway.budget + _OVERTIME_SECONDS, exit=True)
         try:
-            await house.close()
+            await gateway.close()
         finally:
             faulthandler.cancel_dump_traceback_later()
     finally:

@@ -1,12 +1,12 @@
-"""The tape: `tidegate up --record FILE` and `tidegate up --replay FILE`.
+"""Recording and replay of model traffic: `tidegate up --record FILE` and `tidegate up --replay FILE`.
 
-Guarantee: a file that cannot be used is told before anything is opened or taken over. What records and replays is
-imported only where it is asked for. The tape owns nothing: what it opens belongs to the scope that it is given.
+A file that cannot be used is reported before anything is opened or taken over. The recorder and the replayer are
+imported only if they are used. They belong to the scope passed to `open`.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidegate.config import Config, is_reference
 from tidegate.errors import Misconfigured
@@ -14,6 +14,7 @@ from tidegate.gateway.preflight.preflight import NO_KEY, Ready
 from tidegate.lifetimes import Holding, Ledger, Scope
 from tidegate.models import Clients, RetryPolicy, Transport
 from tidegate.security import Redactor
+from tidegate.status_report import RecorderStatus, ReplayerStatus
 
 if TYPE_CHECKING:
     from tidegate.models.recording import TransportRecorder, TransportReplayer
@@ -22,7 +23,7 @@ PROCESS = "process"
 
 
 class Recording:
-    """What is made of the model traffic; nothing, for most gateways."""
+    """The recording or the replay of this gateway. Most gateways have neither."""
 
     def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:
         if record is not None and replay is not None:
@@ -37,7 +38,7 @@ class Recording:
         return self._replay is not None
 
     def prepare(self, ready: Ready) -> None:
-        """See that the file can be used. Blocks."""
+        """Check that the file can be used. Blocks."""
         if self._record is not None:
             from tidegate.models.recording import check
 
@@ -53,7 +54,7 @@ class Recording:
     async def open(
         self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger
     ) -> Transport:
-        """What models are to ask."""
+        """The transport for models."""
         if self._replayer is not None:
             return self._replayer
         if self._record is None:
@@ -69,37 +70,37 @@ class Recording:
 
     @property
     def patience(self) -> RetryPolicy | None:
-        """With which models try again; None for their own."""
+        """The retry policy of a replay; None for the models' own policies."""
         return None if self._replayer is None else self._replayer.retry_policy
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> RecorderStatus | ReplayerStatus | None:
         recording = self._recorder or self._replayer
         return None if recording is None else recording.status()
 
     def lines(self, config: Config) -> Iterator[str]:
-        """What a person is told at the start."""
+        """Lines for the start message."""
         if self._record is not None:
-            yield f"Records the model traffic, which is what everybody says here, to {self._record}, without keys."
+            yield f"Recording the model traffic, which contains every conversation, to {self._record}, without keys."
         elif self._replay is not None:
-            yield f"Replays {self._replay}: no model is asked, and only what was recorded is answered."
+            yield f"Replaying {self._replay}: no model is called, and only recorded requests are answered."
         else:
             return
         if all(model.api == "demo" for model in config.models.values()):
-            yield "Only the demo model is configured, which makes no traffic: nothing will be recorded or replayed."
+            yield "Only the demo model is configured, which has no traffic: nothing will be recorded or replayed."
 
 
 def _keep_apart(file: Path, config: Config) -> None:
-    """What everybody says is not for an agent to read."""
+    """Refuse a recording in an agent's folder: it contains everybody's conversations."""
     for name in config.agents:
         folder = config.project(name)
         if folder is not None and file.resolve().is_relative_to(folder.resolve()):
             raise Misconfigured(
-                f"{file} lies in the folder of the agent {name!r}, which could read there what others say: record "
-                "elsewhere."
+                f"{file} is in the folder of the agent {name!r}, which could read other users' conversations there: "
+                "record elsewhere."
             )
 
 
 def _referred(config: Config) -> Iterator[str]:
-    """Headers whose values are secrets."""
+    """Names of headers whose values are secrets."""
     for model in config.models.values():
         yield from (name.lower() for name, value in model.headers.items() if is_reference(value))

@@ -1,19 +1,20 @@
-"""What a person sees when the gateway is ready."""
+"""The lines printed when the gateway is ready, with the model of each agent and the link to the chat page."""
 
 import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from tidegate import __version__
 from tidegate.config import FILE_NAME, Config, example
-from tidegate.gateway.answering import agent_models
-from tidegate.gateway.hint import hint
+from tidegate.gateway.lock import command_hint
+from tidegate.status_report import AgentModel
 
 _AGENTS_SHOWN = 20  # `tidegate status` names them all
 
 
 def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[str]:
-    """The line `ready` says where, for programs that wait for it; the next is the link to the chat page, and nothing
-    else stands on it. The code is in the fragment, which a browser keeps to itself."""
+    """Programs wait for the line `ready ADDRESS`. The next line has only the link to the chat page; its code is in the
+    fragment, which a browser never sends."""
     if config.demo:
         yield "No model is configured: the built-in demo model answers."
         yield f"To use a real one, put this into {config.home / FILE_NAME} and start again:"
@@ -27,7 +28,7 @@ def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[s
     yield f"ready {address}"
     yield f"chat {chat}"
     until = time.strftime("%H:%M", time.localtime(expires))
-    yield f"The link works once, until {until}; {hint(config.home, 'status --link')} gives another."
+    yield f"The link works once, until {until}; {command_hint(config.home, 'status --link')} gives another."
     yield f"tidegate {__version__}, home {config.home}, key in {config.home / 'api-key'}; Ctrl-C stops."
 
 
@@ -36,3 +37,17 @@ def link(address: str, code: str) -> str:
     for anywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         address = address.replace(anywhere, here)
     return f"{address}/#code={code}"
+
+
+def agent_models(config: Config) -> list[AgentModel]:
+    """The model of each agent, without secrets."""
+    return [_agent_model(name, config) for name in sorted(config.agents)]
+
+
+def _agent_model(name: str, config: Config) -> AgentModel:
+    setting = config.agents[name].model
+    settings = config.models[setting]
+    if settings.api == "demo":
+        return AgentModel(agent=name, setting=setting, model="demo", host="", demo=True)
+    host = urlsplit(settings.base_url).netloc  # the settings refuse an address with a user or password
+    return AgentModel(agent=name, setting=setting, model=settings.model, host=host, demo=False)

@@ -1,6 +1,6 @@
-"""What the gateway answers about itself: to the command line over the control socket, to owners over HTTP.
+"""The status service: collects the gateway's status for the control socket, the HTTP API and the metrics.
 
-Guarantee: answers are read from the rooms at the moment of asking; nothing is counted twice or kept here.
+Every figure is read from its owner at the moment of the request. Nothing is counted twice or stored here.
 """
 
 import asyncio
@@ -14,21 +14,29 @@ import msgspec
 from tidegate import __version__
 from tidegate.config import Config
 from tidegate.gateway import start_message
-from tidegate.gateway.answering import agent_models
 from tidegate.gateway.control import Verb
 from tidegate.gateway.home import one_time_code
 from tidegate.gateway.maintenance import Maintenance
-from tidegate.gateway.memory.pressure import MemoryPressure
-from tidegate.gateway.memory.report import MemoryReport, kernel_figures, private_bytes
+from tidegate.gateway.process_memory.accounting import MemoryAccounting, private_bytes
+from tidegate.gateway.process_memory.pressure import MemoryPressure
 from tidegate.gateway.recording import Recording
-from tidegate.models import Clients
+from tidegate.gateway.start_message import agent_models
+from tidegate.models import Clients, ClientStats
 from tidegate.sessions import Sessions
-from tidegate.store import Store
+from tidegate.status_report import StatusReport
+from tidegate.store import Store, StoreStats
 from tidegate.web import Health, Server
 
 
+class GatewayStatus(StatusReport, frozen=True, omit_defaults=False):
+    """The complete status of a gateway."""
+
+    store: StoreStats
+    clients: ClientStats
+
+
 class StatusService:
-    """Knows the rooms and changes none of them; `stop` is the house's own."""
+    """Reads the other services and changes none of them; `stop` asks the gateway to stop."""
 
     def __init__(
         self,
@@ -41,7 +49,7 @@ class StatusService:
         health: Health,
         server: Server,
         maintenance: Maintenance,
-        memory: MemoryReport,
+        memory: MemoryAccounting,
         pressure: MemoryPressure,
         recording: Recording,
         stop: Callable[..., None],
@@ -61,38 +69,39 @@ class StatusService:
         self._since = time.time()
 
     def verbs(self) -> dict[str, Verb]:
-        """What may be asked over the control socket."""
+        """The requests of the control socket, with their handlers."""
         return {"status": self._on_status, "stop": self._on_stop, "code": self._on_code, "check": self._on_check}
 
-    async def status(self, *, memory: bool = False) -> dict[str, Any]:
-        """Everything, as JSON; `memory` adds who holds what."""
-        figures = self._memory.read() if memory else kernel_figures()
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "home": str(self._config.home),
-            "address": self._address,
-            "uptime": round(time.time() - self._since, 3),
-            "demo": self._config.demo,
-            "agents": _plain(agent_models(self._config)),
-            **self._sessions.status(),
-            "census": {**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
-            "health": _plain(await self._health.check()),
-            "store": _plain(self._store.stats()),
-            "connections": self._server.report(),
-            "clients": _plain(self._clients.stats()),
-            "tape": self._recording.status(),
-            "chores": _plain(self._maintenance.report()),
-            "memory": {**figures, **self._pressure.report()},
-        }
+    async def status(self, *, memory: bool = False) -> GatewayStatus:
+        """The complete status; `memory` adds what the memory is made of and who holds it."""
+        pressure = self._pressure.report()
+        return GatewayStatus(
+            version=__version__,
+            pid=os.getpid(),
+            home=str(self._config.home),
+            address=self._address,
+            uptime=round(time.time() - self._since, 3),
+            demo=self._config.demo,
+            agents=agent_models(self._config),
+            **msgspec.structs.asdict(self._sessions.status()),
+            census={**self._sessions.census(), "tasks": len(asyncio.all_tasks())},
+            health=await self._health.check(),
+            connections=self._server.report(),
+            tape=self._recording.status(),
+            chores=self._maintenance.report(),
+            memory=self._memory.read(pressure) if memory else self._memory.figures(pressure),
+            store=self._store.stats(),
+            clients=self._clients.stats(),
+        )
 
     def gauges(self) -> dict[str, float]:
-        """What the metrics show besides what the rooms tell."""
+        """Metrics of the process itself."""
+        pressure, connections = self._pressure.report(), msgspec.structs.asdict(self._server.report())
         return {
             "memory_private_bytes": float(private_bytes()),
-            "memory_ceiling_bytes": float(self._pressure.ceiling),
-            "memory_short": float(self._pressure.short),
-            **{f"connections_{name}": float(value) for name, value in self._server.report().items()},
+            "memory_ceiling_bytes": float(pressure.ceiling),
+            "memory_short": float(pressure.short),
+            **{f"connections_{name}": float(value) for name, value in connections.items()},
         }
 
     async def link(self) -> tuple[str, float]:
@@ -100,7 +109,7 @@ class StatusService:
         code, expires = await one_time_code(self._store)
         return start_message.link(self._address, code), expires
 
-    async def _on_status(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _on_status(self, request: dict[str, Any]) -> GatewayStatus:
         return await self.status(memory=request.get("memory") is True)
 
     async def _on_stop(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -119,10 +128,5 @@ class StatusService:
 
     async def _on_check(self, _request: dict[str, Any]) -> dict[str, Any]:
         problems = list(await self._store.integrity())
-        await self._health.check()  # which sees whether the file is in its place
-        return {"problems": problems, "standing": _plain(self._store.stats().problems)}
-
-
-def _plain(value: Any) -> Any:
-    """A value of a room as plain JSON data."""
-    return msgspec.to_builtins(value)
+        await self._health.check()  # notices a database file that was moved or replaced
+        return {"problems": problems, "standing": self._store.stats().problems}

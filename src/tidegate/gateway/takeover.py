@@ -1,8 +1,8 @@
-"""Taking a home folder over from a running gateway.
+"""Taking over a home folder from a running gateway.
 
-Guarantee: of several that try at once, the first to claim the folder takes over; the others are refused at once. When
+If several gateways try at once, the first to claim the folder takes over and the others are refused at once. When
 `take_over` returns with the lock, the old gateway has released it or is dead, so its database connections are closed
-and its port is free. Only the lock's holder is signalled, and nothing that it accepted is lost.
+and its port is free. Only the holder of the lock is signalled, and no message that it accepted is lost.
 """
 
 import os
@@ -18,8 +18,8 @@ from tidegate.errors import TidegateError
 from tidegate.gateway.control_client import ask
 from tidegate.gateway.lock import BeingTakenOver, Holder, HomeHeld, HomeLock, process_mark
 
-_POLL_SECONDS = 0.02  # between two looks at a lock that is being given up
-_ASK_SECONDS = 5.0  # for the old gateway to answer that it stops; it does so at once, unless it hangs
+_POLL_SECONDS = 0.02  # between two attempts to take the lock
+_ASK_SECONDS = 5.0  # for the old gateway to confirm the stop; it does so at once unless it hangs
 _KILL_GRACE_SECONDS = 5.0  # after SIGKILL the kernel releases the lock as soon as the process is gone
 
 
@@ -39,9 +39,9 @@ async def take_over(
     say: Callable[[str], None],
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Take the lock. Its holder, if there is one, is asked to stop, by the control socket or else by SIGTERM, and is
-    killed after `within` seconds. Should somebody else take the lock meanwhile, the same is done with them. Returns
-    without the lock once `given_up` says so."""
+    """Take the lock. Its holder, if any, is asked to stop through the control socket or else by SIGTERM, and is killed
+    after `within` seconds. If another process takes the lock meanwhile, it is treated the same way. Returns without
+    the lock once `given_up()` is true."""
     asked: Holder | None = None
     killed = False
     deadline = time.monotonic() + within
@@ -70,16 +70,16 @@ async def take_over(
 
 
 def _ask_to_stop(home: Path, holder: Holder) -> None:
-    """In an orderly way: if it is stopping already, its turns keep the time that they have."""
+    """Ask for an orderly stop. If the gateway is already stopping, its turns keep their remaining time."""
     try:
         ask(home, {"do": "stop", "hurry": False}, within=_ASK_SECONDS)
     except TidegateError:
-        # It is starting, closing or stuck, and cannot be asked.
+        # It is starting, closing or stuck, so the control socket does not answer.
         _signal(holder, signal.SIGTERM)
 
 
 def _signal(holder: Holder, number: signal.Signals) -> None:
-    """Signal the holder if the pid is still its own."""
+    """Signal the holder if its pid has not been recycled."""
     if holder.pid <= 0 or holder.began == 0:
         return
     try:

@@ -1,21 +1,20 @@
-"""Lifetimes: who owns what the process holds, and when it is let go.
+"""Lifetimes: the owners of everything the process holds, and when it is released.
 
-Everything in the house belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a
-lifetime; a `Ledger` says what each holds; `Presence` is the one map keyed by session; `BoundedCache` is the only cache;
-a `ProcessStarter` starts every process that is started; a `Listener` accepts every connection, within the `Descriptors`.
-This room imports nothing of the project.
+Every resource belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a lifetime; the
+`Ledger` accounts for what each holds; `Presence` is the only map keyed by session; `BoundedCache` is the only cache;
+`ProcessStarter` starts every child process; `Listener` accepts every connection, within the limit of `Descriptors`.
+Of the project, this package imports only `Holding`, the ledger's unit in the status.
 """
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats
-from tidegate.lifetimes.cancelled import is_cancelled
 from tidegate.lifetimes.child_process import KILLED_SECONDS, ProcessStarter, SpawnedProcess
+from tidegate.lifetimes.concurrency import SingleFlight, gather, is_cancelled
 from tidegate.lifetimes.descriptors import Descriptors
-from tidegate.lifetimes.gather import gather
-from tidegate.lifetimes.ledger import Account, Hold, Holding, Ledger
+from tidegate.lifetimes.ledger import Account, Hold, Ledger
 from tidegate.lifetimes.listener import Listener, Room
 from tidegate.lifetimes.presence import Presence, PresenceStats, Present, Resident, SessionEnded
 from tidegate.lifetimes.scope import Scope, ScopeClosed, outlast
-from tidegate.lifetimes.single_flight import SingleFlight
+from tidegate.status_report import Holding
 
 __all__ = [
     "KILLED_SECONDS",

@@ -14,8 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from tidegate.lifetimes.ledger import Holding
-from tidegate.lifetimes.single_flight import SingleFlight
+from tidegate.lifetimes.concurrency import SingleFlight
+from tidegate.status_report import Holding
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

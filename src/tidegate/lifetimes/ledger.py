@@ -11,25 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-
-class Holding(msgspec.Struct, frozen=True):
-    """How much is held: things, and their bytes, file descriptors and child processes."""
-
-    count: int = 0
-    bytes: int = 0
-    fds: int = 0
-    children: int = 0
-
-    def __add__(self, other: "Holding") -> "Holding":
-        return Holding(
-            self.count + other.count, self.bytes + other.bytes, self.fds + other.fds, self.children + other.children
-        )
-
-    @property
-    def weight(self) -> tuple[int, int, int, int]:
-        """What makes one owner larger than another: bytes first."""
-        return (self.bytes, self.children, self.fds, self.count)
-
+from tidegate.status_report import Holding
 
 NOTHING = Holding()
 
@@ -56,9 +38,9 @@ class Ledger:
     __slots__ = ("_holders", "_known", "_views")
 
     def __init__(self) -> None:
-        self._known: dict[str, None] = {}  # house: allow kinds are named in the code
+        self._known: dict[str, None] = {}  # lint: allow kinds are named in the code
         self._holders: set[Account] = set()
-        self._views: list[tuple[str, Measure]] = []  # house: allow one entry for each room that holds things
+        self._views: list[tuple[str, Measure]] = []  # lint: allow one entry for each room that holds things
 
     def account(self, owner: str, *, parent: "Account | None" = None) -> "Account":
         """An account for `owner`, e.g. "process" or "turn t_…"; with a parent its name is a path below the parent's."""

@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from tidegate.lifetimes.ledger import Holding
+from tidegate.lifetimes.concurrency import SingleFlight
 from tidegate.lifetimes.resident_order import OrderLink, ResidentOrder
 from tidegate.lifetimes.scope import Scope, ScopeClosed
-from tidegate.lifetimes.single_flight import SingleFlight
+from tidegate.status_report import Holding
 
 RELEASE_WITHIN = 30.0
 """Seconds that a resident's release may take before it is given up and reported."""
@@ -81,7 +81,7 @@ class Present(OrderLink):
         super().__init__()
         self.key = key
         self.turn: Any | None = None
-        self.waiting: deque[Any] = deque()  # house: allow the engine bounds it by limits.queue_length
+        self.waiting: deque[Any] = deque()  # lint: allow the engine bounds it by limits.queue_length
         self.resident: Resident | None = None
         self.building: SingleFlight[Resident] | None = None
         self.wanted = b""
@@ -186,7 +186,7 @@ class Presence:
         self._unloads: dict[str, int] = {}
         # By the object's own identity: what has left the order and is not yet released is still held.
         self._leaving: dict[int, tuple[str, Resident]] = {}
-        self._unreleased: list[tuple[str, Resident]] = []  # house: allow only filled while closing
+        self._unreleased: list[tuple[str, Resident]] = []  # lint: allow only filled while closing
         self._over = False
         self._over_count = 0
         self.ledger.view("resident", self._measure_residents)

@@ -81,7 +81,7 @@ class Scope:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._patient: set[asyncio.Task[Any]] = set()
         self._exits: list[tuple[str, Exit]] = []
-        self._errors: list[BaseException] = []  # house: allow only filled while closing
+        self._errors: list[BaseException] = []  # lint: allow only filled while closing
         self._state: Literal["open", "closing", "closed"] = "open"
         self._end: asyncio.Task[None] | None = None
         if parent is not None:

@@ -74,7 +74,7 @@ class RenderedPage:
     """Lines to show, within bounds."""
 
     def __init__(self, max_bytes: int, max_lines: int) -> None:
-        self.lines: list[str] = []  # house: allow (bounded by `max_lines`; it lives as long as one answer is made)
+        self.lines: list[str] = []  # lint: allow (bounded by `max_lines`; it lives as long as one answer is made)
         self._bytes = max_bytes
         self._left = max_lines
 

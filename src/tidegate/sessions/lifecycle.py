@@ -86,7 +86,7 @@ class SessionEndings:
         its files. `on_ended` is called for each session that has no next turn. Slow hooks run in `scope`."""
         self._slow = slow or {}
         self._scope = scope
-        # house: allow at most SLOW_AT_ONCE after ends and SLOW_IN_A_RUN on the timer
+        # lint: allow at most SLOW_AT_ONCE after ends and SLOW_IN_A_RUN on the timer
         self._in_progress: set[str] = set()
         self._names = (*hooks, *self._slow)
         self._store = store
@@ -105,7 +105,7 @@ class SessionEndings:
         await self._release(session, refused, reason)
         await self.finish(session)
         if self._slow and len(self._in_progress) < SLOW_AT_ONCE and self._scope.open:
-            # house: allow a few, see above; the timer does the rest
+            # lint: allow a few, see above; the timer does the rest
             self._in_progress.add(session)
             self._scope.start(self._finish_in_background, session, name="slow end hooks of a session")
         return True
@@ -251,7 +251,7 @@ class _Run:
 
     def __init__(self, at_once: int) -> None:
         self.slots = asyncio.Semaphore(at_once)
-        self.hung: set[str] = set()  # house: allow hooks are named in the code
+        self.hung: set[str] = set()  # lint: allow hooks are named in the code
 
 
 def _report_done(hook: SlowHook | None, session: SessionRow | None, done: tuple[bool, bool]) -> tuple[bool, bool]:

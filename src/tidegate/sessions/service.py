@@ -12,8 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tidegate.config import AgentSettings
 from tidegate.engine import TurnLog
 from tidegate.errors import NotFound
@@ -26,8 +24,9 @@ from tidegate.sessions.maintenance import MaintenanceTask, maintenance_tasks
 from tidegate.sessions.operations import Operations
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.views import AgentView, SessionView, view
+from tidegate.status_report import AuditStats, BudgetView, ModelStatus, QuestionStats, ResidentStats, SessionsStatus
 from tidegate.store import AuditKind, AuditRow, SessionRow, SettingRow, UsageTotal, audit, settings, turns, usage
-from tidegate.turns import HOW, BudgetView, WindowUsage
+from tidegate.turns import HOW, WindowUsage
 from tidegate.values import Acceptance, Event, Inbound, Media, Outcome
 
 if TYPE_CHECKING:
@@ -201,11 +200,18 @@ class Sessions:
             if principal.agents is None or name in principal.agents
         )
 
-    def _model_states(self) -> dict[str, Any]:
+    def _model_states(self) -> dict[str, ModelStatus]:
         """The state of each configured model by name, with the number of fallbacks to it."""
         counts = self._runner.fallbacks.counts
         return {
-            name: {**msgspec.to_builtins(state), "fallbacks": counts[name]}
+            name: ModelStatus(
+                keys=state.keys,
+                keys_resting=state.keys_resting,
+                rests_until=state.rests_until,
+                rests_because=state.rests_because,
+                failures=dict[str, int](state.failures.items()),
+                fallbacks=counts[name],
+            )
             for name, state in self._models.states().items()
         }
 
@@ -337,31 +343,22 @@ class Sessions:
             "turns_delegating": stats.delegating,
         }
 
-    def status(self) -> dict[str, Any]:
-        stats, presence = self._engine.stats(), self._presence.stats()
-        return {
-            "turns": {
-                "running": stats.running,
-                "waiting": stats.waiting,
-                "asking": stats.asking,
-                "delegating": stats.delegating,
-                "answered": stats.answered,
-                "failed": stats.failed,
-                "stopped": stats.stopped,
-                "seconds": stats.seconds,
-            },
-            "sessions": {
-                "present": presence.present,
-                "residents": presence.residents,
-                "resident_bytes": presence.resident_bytes,
-                "over_cap_mid_turn": presence.over_cap_mid_turn,
-                "unloads": presence.unloads,
-            },
-            "workspaces": self._components.workspaces.status(),
-            "questions": {"waiting": self.questions.waiting},
-            "audit": {"rows": self._audit_rows},
-            "context": {how: self._runner.compaction.counts[how] for how in HOW},
-            "budgets": msgspec.to_builtins(self._budgets.views()),
-            "model_states": self._model_states(),
-            "models": {name: meter.read() for name, meter in self._budgets.meters.items()},
-        }
+    def status(self) -> SessionsStatus:
+        presence = self._presence.stats()
+        return SessionsStatus(
+            turns=self._engine.stats(),
+            sessions=ResidentStats(
+                present=presence.present,
+                residents=presence.residents,
+                resident_bytes=presence.resident_bytes,
+                over_cap_mid_turn=presence.over_cap_mid_turn,
+                unloads=presence.unloads,
+            ),
+            workspaces=self._components.workspaces.status(),
+            questions=QuestionStats(waiting=self.questions.waiting),
+            audit=AuditStats(rows=self._audit_rows),
+            context={how: self._runner.compaction.counts[how] for how in HOW},
+            budgets=self._budgets.views(),
+            model_states=self._model_states(),
+            models={name: meter.read() for name, meter in self._budgets.meters.items()},
+        )

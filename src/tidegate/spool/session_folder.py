@@ -93,7 +93,7 @@ class UploadFolder(SessionFolder):
         super().__init__(spool, session, None, "message", InlineAllowance())
         self.is_new = is_new
         """Whether the session is to be made with the message, under this id."""
-        self._arrived: list[_Arrived] = []  # house: allow a message's parts are bounded by its bytes
+        self._arrived: list[_Arrived] = []  # lint: allow a message's parts are bounded by its bytes
         self._refused: OSError | None = None
 
     async def media(self, name: str, data: bytes, filename: str = "") -> Media:

@@ -6,7 +6,7 @@ here.
 """
 
 from tidegate.turns.approvals import Approvals, QuestionView
-from tidegate.turns.budgets.budgets import Budgets, BudgetView
+from tidegate.turns.budgets.budgets import Budgets
 from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.turns.compaction.compaction import COOLDOWN, ERA, HOW, WANTED, Compaction
 from tidegate.turns.fallback import KEY as FALLBACK
@@ -24,7 +24,6 @@ __all__ = [
     "HOW",
     "WANTED",
     "Approvals",
-    "BudgetView",
     "Budgets",
     "Channel",
     "Channels",

@@ -45,7 +45,7 @@ class Fallbacks:
         self._models = models
         self._store = store
         self._clock = clock
-        self.counts: Counter[str] = Counter()  # house: allow one for each configured model
+        self.counts: Counter[str] = Counter()  # lint: allow one for each configured model
         """Number of fallbacks to each model."""
 
     def model(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> Model:

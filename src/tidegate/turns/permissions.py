@@ -62,7 +62,7 @@ class TurnPermissions:
         self._in_force: tuple[Policy, ...] = ()
         self._taken = taken
         self._workspace = workspace
-        # house: allow it ends with the turn; a question → how often its step has asked it
+        # lint: allow it ends with the turn; a question → how often its step has asked it
         self._times: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # a step → how many of its questions are open
 

@@ -26,6 +26,7 @@ from tidegate.lifetimes import Holding, Presence, Scope, gather
 from tidegate.log import Log
 from tidegate.security.addresses import networks
 from tidegate.spool import Spool
+from tidegate.status_report import WorkspacesStatus
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
 from tidegate.workspaces.backends.backend_select import BackendSelection, NoCommands
 from tidegate.workspaces.backends.interface import CALLED, Backend, RemoteBackend, SandboxLimits, SandboxSpec, owner_of
@@ -446,21 +447,21 @@ class Workspaces:
 
     # -- for status and metrics --
 
-    def status(self) -> dict[str, Any]:
-        """What the operator is shown. The backend is found out when it is first needed."""
+    def status(self) -> WorkspacesStatus:
+        """The backend is determined when it is first needed."""
         sites, backend = self._sites(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
-        return {
-            "backend": self.settings.backend if backend is None else backend.name,
-            "problem": backend.why if isinstance(backend, NoCommands) else "",
-            "warning": " ".join(filter(None, (self._choice.warning, seccomp.problem() if sandboxed else ""))),
-            "sandboxed": sandboxed,
-            "enforced": {} if backend is None else dict(backend.enforced),
-            "limits": "" if backend is None else _kept(backend.enforced),
-            "uncounted": [] if backend is None else list(backend.uncounted),
-            "boxes": sum(site.box is not None for site in sites),
-            "processes": sum(len(site.running) for site in sites),
-        }
+        return WorkspacesStatus(
+            backend=self.settings.backend if backend is None else backend.name,
+            problem=backend.why if isinstance(backend, NoCommands) else "",
+            warning=" ".join(filter(None, (self._choice.warning, seccomp.problem() if sandboxed else ""))),
+            sandboxed=sandboxed,
+            enforced={} if backend is None else dict(backend.enforced),
+            limits="" if backend is None else _kept(backend.enforced),
+            uncounted=[] if backend is None else list(backend.uncounted),
+            boxes=sum(site.box is not None for site in sites),
+            processes=sum(len(site.running) for site in sites),
+        )
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
         for site in self._sites():

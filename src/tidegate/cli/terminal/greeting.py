@@ -1,18 +1,20 @@
-"""What `tidegate chat` says of the conversation that a person is in.
+"""The greeting of `tidegate chat`: the current conversation, its agent and model, and its last exchange.
 
-Guarantee: read from the gateway at the moment of asking; short, whatever the conversation holds.
+It is read from the gateway when it is printed, and is short for any conversation.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from tidegate.cli.client import GatewayClient
 from tidegate.errors import TidegateError
 from tidegate.gateway import ask
+from tidegate.status_report import AgentModel
 
-_ROWS = 50  # of the end of a transcript, in which the last exchange is looked for
-_SHOWN = 300  # characters of each side of it
+_ROWS = 50  # at the end of a transcript, searched for the last exchange
+_SHOWN = 300  # characters of each of its messages
 
 
 def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | None) -> str:
@@ -28,19 +30,16 @@ def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | N
 
 
 def _model(home: Path, setting: str) -> str:
-    """The model behind a name of the configuration, if the gateway says it."""
+    """The model with this name in the configuration, if the gateway answers."""
     try:
-        agents: list[dict[str, Any]] = ask(home, {"do": "status"})["agents"]
+        agents = msgspec.convert(ask(home, {"do": "status"})["agents"], list[AgentModel])
     except TidegateError:
         agents = []
-    found = next((agent for agent in agents if agent["setting"] == setting), None)
-    if found is None:
-        return f"model {setting}"
-    return "the built-in demo model" if found["demo"] else f"{found['model']} at {found['host']}"
+    return next((agent.title for agent in agents if agent.setting == setting), f"model {setting}")
 
 
 def last_exchange(api: GatewayClient, session: str) -> Iterator[str]:
-    """The last message of a person, and what was answered since."""
+    """The last message of the user, and its answer."""
     rows = api.call("GET", f"{api.session(session)}/messages", query={"limit": _ROWS})["messages"]
     answer = ""
     for row in reversed(rows):

@@ -1,7 +1,7 @@
-"""Ctrl-C while a message is being worked.
+"""Ctrl-C while a turn runs.
 
-Guarantee: the first asks the gateway to stop the turn and the client goes on to its end, also when it comes before the
-gateway has said which turn that is; the second leaves. Before and after, Ctrl-C is what it was.
+The first press asks the gateway to stop the turn, and the client follows it to its end, even if the press comes before
+the gateway has named the turn. The second press leaves. Before and after, Ctrl-C has its usual effect.
 """
 
 import signal
@@ -11,11 +11,11 @@ from typing import Any
 
 
 class LeftTurn(KeyboardInterrupt):
-    """A person does not want to wait for the turn's end either."""
+    """The user does not want to wait for the end of the turn."""
 
 
 class InterruptHandler:
-    """Counts presses while it is entered, and stops what it was told to stop."""
+    """Counts presses inside its `with` block; `on_press` sets the action of the first."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
@@ -29,8 +29,8 @@ class InterruptHandler:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def stops(self, stop: Callable[[], None]) -> None:
-        """What a press stops from now on; at once, if it has come already."""
+    def on_press(self, stop: Callable[[], None]) -> None:
+        """Call `stop` at the first press, or now if it has already come."""
         self._stop = stop
         if self._presses:
             stop()

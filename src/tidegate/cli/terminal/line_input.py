@@ -1,8 +1,7 @@
-"""Reading lines from a person: prompt_toolkit when it is installed (extra `chat`), else readline.
+"""Line input at the terminal: prompt_toolkit if it is installed (extra `chat`), else readline.
 
-Guarantee: whichever way lines are read, what was typed before is there again (the history file, readable by its owner
-only, bounded), a paste of several lines is one entry, and Ctrl-D raises EOFError and Ctrl-C KeyboardInterrupt at the
-beginning of a line.
+With both, earlier lines are available from a bounded history file that only its owner can read, a paste of several
+lines is one entry, and at the beginning of a line Ctrl-D raises EOFError and Ctrl-C KeyboardInterrupt.
 """
 
 import os
@@ -26,11 +25,11 @@ def line_reader(history: Path) -> Callable[[str], str]:
 
 
 def _with_readline(history: Path) -> Callable[[str], str]:
-    """The history has prompt_toolkit's form, so that both ways share the file: each line of an entry begins with `+`,
-    and a line that does not ends it."""
+    """The history file has prompt_toolkit's format, so that both share it: each line of an entry begins with `+`, and
+    any other line ends the entry."""
     import readline
 
-    # A paste is one entry, whatever lines it has. Python switches this off for its own prompt.
+    # A paste of several lines is one entry. Python switches this off for its own prompt.
     readline.parse_and_bind("set enable-bracketed-paste on")
     for entry in _entries(history):
         readline.add_history(entry)
@@ -39,7 +38,7 @@ def _with_readline(history: Path) -> Callable[[str], str]:
         try:
             line = input(prompt)
         except (EOFError, KeyboardInterrupt):
-            print()  # readline stays on the line that it was on
+            print()  # readline leaves the cursor on its line
             raise
         if line.strip():
             with history.open("a") as file:

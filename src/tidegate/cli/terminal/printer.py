@@ -1,8 +1,7 @@
-"""What the terminal client prints: answers, notes beside them, and what tools put out.
+"""The output of the terminal client: answers, notes, and the output of tools.
 
-Guarantee: for a pipe only answers are on standard output, and what is beside them on standard error; for a person
-everything is on the terminal, what is beside the answer faint where colours are wanted. Nothing that is printed can
-move the cursor.
+In a pipe, standard output has only answers and standard error has the notes. At a terminal everything is printed there,
+with notes and tool output faint if colours are enabled. Nothing that is printed can move the cursor.
 """
 
 import os
@@ -17,15 +16,15 @@ class Printer:
         self._dim = interactive and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._fresh = True
         self._of_tool = False
-        """Whether what stands in an open line is a tool's."""
+        """Whether the current line is a tool's output."""
 
     def text(self, text: str) -> None:
         if text := plain(text):
-            self._turn_to(tool=False)
+            self._switch_to(tool=False)
             self._write(text)
 
     def end_line(self, *, typed: bool = False) -> None:
-        """To the beginning of a line; `typed` when the person has ended it himself."""
+        """Go to the beginning of a line; `typed` if the user has ended the line with Enter."""
         if not self._fresh and not typed:
             self._write("\n")
         self._fresh = True
@@ -40,7 +39,7 @@ class Printer:
         self._write(text)
 
     def note(self, text: str) -> None:
-        """Something beside the answer."""
+        """A remark that is not part of the answer."""
         shown = plain(text).replace("\n", " ")
         if not self._interactive:
             print(shown, file=sys.stderr)
@@ -50,14 +49,14 @@ class Printer:
         self._write("\n")
 
     def progress(self, text: str) -> None:
-        """What a running tool puts out, as it comes; nothing of it for a pipe."""
-        # A program that draws over its own line means a new state of it: a terminal that is shared gets it as a line.
+        """The output of a running tool, as it comes. Not printed in a pipe."""
+        # A program that overwrites its line shows a new state: each state is printed as a line.
         if self._interactive and (shown := plain(text.replace("\r\n", "\n").replace("\r", "\n"))):
-            self._turn_to(tool=True)
+            self._switch_to(tool=True)
             self._write(shown, faint=True)
 
-    def _turn_to(self, *, tool: bool) -> None:
-        """An answer does not go on in a tool's line, nor the other way round."""
+    def _switch_to(self, *, tool: bool) -> None:
+        """Start a new line when the output changes between answer and tool."""
         if tool != self._of_tool:
             self.end_line()
         self._of_tool = tool

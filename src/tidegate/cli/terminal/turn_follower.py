@@ -1,8 +1,8 @@
-"""Following a turn in the terminal: from the session's event stream to printed text.
+"""Following a turn in the terminal: prints the events of its session's stream.
 
-Guarantee: the answer of a turn is printed once and whole, whenever the client came to it: text as it streams; the
-rest, or all of it, from the outcome if the stream came too late or broke. What a tool puts out is printed up to a
-bound. What the conversation waits for a person to answer is put to the one who is here, once.
+The answer of a turn is printed once and in full, whenever the client connects: text as it streams, and the rest from
+the outcome if the stream was opened too late or broke. A tool's output is printed up to a bound. Each question that the
+turn waits for is put to the user once.
 """
 
 import json
@@ -14,50 +14,50 @@ from typing import Any
 
 from tidegate.cli.client import GatewayClient, GatewayUnanswered
 from tidegate.cli.output import plain
-from tidegate.cli.terminal.person import TerminalQuestions
 from tidegate.cli.terminal.printer import Printer
+from tidegate.cli.terminal.questions import QuestionPrompt
 
 _RECONNECTS = 5  # broken streams before giving up
-_PAUSE_SECONDS = 0.5  # longer after each of them
-_NO_ROWS = 1 << 53  # an event id that no row has: committed rows are told by the outcome
-_PROGRESS_CHARACTERS = 4000  # printed of what one call puts out: some screens of it; the rest is in its result
-_ROWS = 100  # of a turn that was over before it was seen, the newest
-_EXCERPT_CHARACTERS = 400  # of a call or a failure, as the stream tells them
+_PAUSE_SECONDS = 0.5  # multiplied by the number of breaks
+_NO_ROWS = 1 << 53  # an event id beyond every row: committed rows are in the outcome
+_PROGRESS_CHARACTERS = 4000  # of the output of one call: some screens; the rest is in its result
+_ROWS = 100  # the newest, of a turn that was over before the stream was open
+_EXCERPT_CHARACTERS = 400  # of a call or a failure, as in the stream
 _OVER = ("answered", "failed", "stopped", "refused")
 
 
 class TurnFollower:
     """Follows one turn of one session.
 
-    The gateway's stream tells a running turn from its beginning to whoever opens it. So what was printed is counted,
-    text, notes and progress, and a stream that is opened again after a break goes on where the last one stopped.
+    The gateway's stream always repeats a running turn from its beginning. The printed text, notes and progress are
+    counted, so that a stream that is reopened after a break continues where the last one stopped.
     """
 
     def __init__(
-        self, api: GatewayClient, printer: Printer, session: str, turn: str, person: TerminalQuestions | None = None
+        self, api: GatewayClient, printer: Printer, session: str, turn: str, questions: QuestionPrompt | None = None
     ) -> None:
         self._api = api
         self._printer = printer
         self._turn = turn
-        self._person = person
+        self._questions = questions
         self._path = api.session(session)
-        self._shown = ""  # of the model answer that is being streamed
-        self._printed = [0, 0, 0]  # characters of text, notes, characters of progress that are on the screen
-        self._told = [0, 0, 0]  # the same, of the stream that is being read
-        self._put_out: dict[str, int] = {}  # characters of progress, by the calls that run
-        # house: allow it ends with the turn; what was asked, and whether the person knows what became of it
+        self._shown = ""  # of the model answer in progress
+        self._printed = [0, 0, 0]  # on the screen: characters of text, notes, characters of progress
+        self._received = [0, 0, 0]  # the same, of the current stream
+        self._output: dict[str, int] = {}  # characters of progress, by running call
+        # lint: allow it ends with the turn; question ids, and whether the user knows their outcome
         self._asked: dict[str, bool] = {}
         self._ours = False
-        self._noticed: set[str] = set()  # house: allow it ends with the turn
+        self._noticed: set[str] = set()  # lint: allow it ends with the turn
 
     def follow(self) -> bool:
-        """Print the turn until it has ended; True if it was answered (or stopped by a person)."""
+        """Print the turn until it has ended; returns True if it was answered or stopped by a user."""
         return self._ended(self._outcome())
 
     def _outcome(self) -> dict[str, Any]:
         for again in range(_RECONNECTS + 1):
-            # The stream is opened first and the turn asked for second: a turn that is still live then will be seen to
-            # end on the stream, and one that is over is told by its outcome.
+            # The stream is opened before the turn is read: a turn that is still live then ends on the stream, and
+            # one that is over has an outcome.
             with closing(self._events()) as events:
                 try:
                     next(events)
@@ -71,15 +71,15 @@ class TurnFollower:
                 except GatewayUnanswered:
                     if again == _RECONNECTS:
                         raise
-            self._told, self._shown, self._ours = [0, 0, 0], "", False
-            self._put_out.clear()
+            self._received, self._shown, self._ours = [0, 0, 0], "", False
+            self._output.clear()
             time.sleep(again * _PAUSE_SECONDS)
         raise GatewayUnanswered(
-            f"The stream of the turn {self._turn} broke {_RECONNECTS} times: its answer will be in /resume."
+            f"The stream of the turn {self._turn} broke {_RECONNECTS} times: see its answer with /resume."
         )
 
     def _events(self) -> Generator[dict[str, Any], None, None]:
-        """The session's events from now on; the first item, empty, says that the stream is open."""
+        """The session's events from now on. The first item is empty and means that the stream is open."""
         opened = False
         for line in self._api.lines(f"{self._path}/events", headers={"Last-Event-ID": str(_NO_ROWS)}):
             if not opened:
@@ -94,7 +94,7 @@ class TurnFollower:
             self._ours = event["turn"] == self._turn
             if self._ours and event.get("resumed"):
                 self._printed, self._shown = [0, 0, 0], ""
-                self._printer.note("the turn goes on after a restart of the gateway")
+                self._printer.note("the turn continues after a restart of the gateway")
         elif kind == "asked":
             self._question(event)  # also of a turn that ours waits for
         elif kind == "answered":
@@ -107,14 +107,14 @@ class TurnFollower:
             self._text(event["text"])
         elif kind == "text_reset":
             self._shown = ""
-            self._note(f"the answer begins again: {event['reason']}")
+            self._note(f"the answer starts over: {event['reason']}")
         elif kind == "tool_started":
             self._shown = ""
             self._note(f"{event['name']} {event['arguments']}")
         elif kind == "tool_progress":
             self._progress(event["call_id"], event["text"])
         elif kind == "tool_ended":
-            self._put_out.pop(event["call_id"], None)
+            self._output.pop(event["call_id"], None)
             if event.get("failed"):
                 self._note(_failure(event, event["excerpt"]))
             for words in event.get("media", ()):
@@ -125,42 +125,42 @@ class TurnFollower:
 
     def _text(self, text: str) -> None:
         self._shown += text
-        self._told[0] += len(text)
-        new = self._told[0] - self._printed[0]
+        self._received[0] += len(text)
+        new = self._received[0] - self._printed[0]
         if new > 0:
             self._printer.text(text[-new:])
-            self._printed[0] = self._told[0]
+            self._printed[0] = self._received[0]
 
     def _progress(self, call: str, text: str) -> None:
-        before = self._put_out.get(call, 0)
-        self._put_out[call] = before + len(text)
+        before = self._output.get(call, 0)
+        self._output[call] = before + len(text)
         text = text[: max(0, _PROGRESS_CHARACTERS - before)]
-        self._told[2] += len(text)
-        new = self._told[2] - self._printed[2]
+        self._received[2] += len(text)
+        new = self._received[2] - self._printed[2]
         if new > 0:
             self._printer.progress(text[-new:])
-            self._printed[2] = self._told[2]
-        if before <= _PROGRESS_CHARACTERS < self._put_out[call]:
+            self._printed[2] = self._received[2]
+        if before <= _PROGRESS_CHARACTERS < self._output[call]:
             self._note("more of its output is not shown here")
 
     def _question(self, event: dict[str, Any]) -> None:
-        """Put to the person once; what is told again after a break, or was answered before, is not."""
+        """Ask the user once. Questions repeated after a break, or answered before, are skipped."""
         if event["id"] in self._asked:
             return
-        if self._person is not None:
-            self._asked[event["id"]] = self._person.ask(event["id"], event.get("agent", ""))
+        if self._questions is not None:
+            self._asked[event["id"]] = self._questions.ask(event["id"], event.get("agent", ""))
         else:
             self._asked[event["id"]] = False
             self._printer.note(f"the conversation waits for an answer: {event['id']}")
 
     def _note(self, text: str) -> None:
-        self._told[1] += 1
-        if self._told[1] > self._printed[1]:
+        self._received[1] += 1
+        if self._received[1] > self._printed[1]:
             self._printer.note(text)
-            self._printed[1] = self._told[1]
+            self._printed[1] = self._received[1]
 
-    def _tell_calls(self) -> None:
-        """What the turn's tools were called with, from its rows: it was over before the stream was open."""
+    def _print_calls(self) -> None:
+        """Print the tool calls from the turn's rows, if it was over before the stream was open."""
         rows = self._api.call("GET", f"{self._path}/messages", query={"limit": _ROWS})["messages"]
         for message in (row["message"] for row in rows if row.get("turn") == self._turn):
             for call in message.get("calls", ()):
@@ -171,7 +171,7 @@ class TurnFollower:
     def _ended(self, outcome: dict[str, Any]) -> bool:
         text, state = outcome.get("text", ""), outcome["state"]
         if outcome.get("steps", 0) > 1 and not self._printed[1]:
-            self._tell_calls()
+            self._print_calls()
         for notice in outcome.get("notices", ()):
             if notice not in self._noticed:  # the turn was over before the stream was open
                 self._printer.note(notice)
@@ -186,6 +186,6 @@ class TurnFollower:
         return state in ("answered", "stopped")
 
 
-def _failure(told: dict[str, Any], text: str) -> str:
-    """One line about a call that failed; the text of an interrupted one says itself what happened."""
-    return f"{told['name']}: {text}" if told.get("interrupted") else f"{told['name']} failed: {text}"
+def _failure(event: dict[str, Any], text: str) -> str:
+    """One line about a failed call. The text of an interrupted call explains itself."""
+    return f"{event['name']}: {text}" if event.get("interrupted") else f"{event['name']} failed: {text}"

@@ -1,8 +1,8 @@
-"""Whether a gateway could start with this configuration: one answer for the start, `config check` and `doctor`.
+"""The checks of a configuration before a start, shared by the start itself, `config check` and `doctor`.
 
-Guarantee: what `examine` accepts, the house does not refuse later for its secrets, toolsets, folders or rules: the
-first two it takes from here. All faults are told together, each with the full path of the file; nothing is made or
-changed.
+A configuration that `examine` accepts is not refused later for its secrets, toolsets, folders or rules; the gateway
+takes the first two from here. All errors are reported together, each with the full path of the file. Nothing is created
+or changed.
 """
 
 import os
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tidegate.config import FILE_NAME, Config, is_reference, load
+from tidegate.config import FILE_NAME, Config, is_reference, load, nearest
 from tidegate.errors import Misconfigured
-from tidegate.gateway.preflight import folders, prices, rules, skills
-from tidegate.gateway.unready import Unready
+from tidegate.gateway.preflight import PreflightFailed, folders, rules
 from tidegate.security import Secret, resolve
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, extensions
 
 NO_KEY = Secret("no-key-was-needed-here")
-"""Stands for a model's key that is missing where none is sent."""
+"""Stands in for a missing model key in a replay, which sends none."""
+SKILLS = "skills"
 
 
 class Ready(NamedTuple):
-    """What the house is built from. `warnings` keep nobody from starting."""
+    """The input of a start. `warnings` do not prevent it."""
 
     config: Config
     secrets: Mapping[str, Secret]
@@ -32,15 +32,15 @@ class Ready(NamedTuple):
 
 
 def settings(home: Path) -> Config:
-    """The configuration alone, with errors that name the file's full path."""
+    """The configuration alone; errors name the full path of the file."""
     try:
         return load(home)
     except Misconfigured as error:
-        raise Unready(tuple(with_path(home, error.message).split("\n"))) from None
+        raise PreflightFailed(tuple(with_path(home, error.message).split("\n"))) from None
 
 
 def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False) -> Ready:
-    """Read the configuration and all that it refers to; a secret that is missing is no fault where it is `keyless`."""
+    """Read the configuration and everything it refers to. If `keyless`, a missing secret is not an error."""
     config = settings(home)
     errors: list[str] = []
     references = _references(config)
@@ -55,17 +55,17 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         except Misconfigured as error:
             errors.append(error.message)
     errors += folders.unsafe(config, references)
-    errors += folders.told(config, references, secrets, environment)
-    errors += rules.unreadable(config)
-    errors += prices.unknown(config)
-    errors += _no_plugin(config)
+    errors += folders.exposed_secrets(config, references, secrets, environment)
+    errors += rules.invalid(config)
+    errors += _unknown_prices(config)
+    errors += _invalid_plugins(config)
     if errors:
-        raise Unready(tuple(with_path(home, error) for error in errors), config)
+        raise PreflightFailed(tuple(with_path(home, error) for error in errors), config)
     warnings = (
-        *_missing(config),
+        *(with_path(home, warning) for warning in folders.missing(config)),
         *_pointless_delegates(config),
         *_pointless_rules(config, tools),
-        *_doubtful_skills(config),
+        *_unusable_skills(config),
         *_no_network(config),
         *_projects_of_root(config),
     )
@@ -73,17 +73,17 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
 
 
 def _no_network(config: Config) -> Iterator[str]:
-    """Where sandboxes are to have one, and what that takes is not installed."""
+    """Sandboxes are configured to have network access, but the required programs are not installed."""
     if config.workspaces.network and config.workspaces.backend in ("auto", "bubblewrap"):
         from tidegate.workspaces.backends import sandbox_network
 
         if why := sandbox_network.missing():
-            text = f"{FILE_NAME}: [workspaces] network: commands will be refused, as they can be given none: {why}"
+            text = f"{FILE_NAME}: [workspaces] network: commands will be refused without network access: {why}"
             yield with_path(config.home, text)
 
 
 def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
-    """Those that come with the gateway, and of the user's own those that an agent names."""
+    """The built-in toolsets, and those of the user's own that an agent names."""
     named = dict.fromkeys(name for agent in config.agents.values() for name in agent.tools)
     found = builtin_toolsets(named)
     for name in named:
@@ -97,16 +97,16 @@ def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
     return found
 
 
-def _no_plugin(config: Config) -> Iterator[str]:
-    """What is wrong with the memory and the index of other makers, where these are used."""
+def _invalid_plugins(config: Config) -> Iterator[str]:
+    """Errors in the configured memory provider and search index, if agents use them."""
     used = {toolset for agent in config.agents.values() for toolset in agent.tools}
     try:
         if config.memory.provider and "memory" in used:
-            from tidegate.tools import memory_provider  # only where it is used
+            from tidegate.tools import memory_provider  # imported only if it is used
 
             memory_provider.find(config.memory.provider, config.home)
         if config.context.index and "context" in used:
-            from tidegate.recall import find_index  # only where it is used
+            from tidegate.recall import find_index  # imported only if it is used
 
             find_index(config.context.index, config.home)
     except Misconfigured as error:
@@ -114,10 +114,10 @@ def _no_plugin(config: Config) -> Iterator[str]:
 
 
 def _projects_of_root(config: Config) -> Iterator[str]:
-    """Folders in which agents can write nothing, since they are never root."""
+    """Folders in which agents can write nothing, since agents never run as root."""
     if os.geteuid() != 0 or config.workspaces.backend == "ssh":
         return
-    from tidegate.workspaces.kernel.users import is_root  # only where it is used
+    from tidegate.workspaces.kernel.users import is_root  # imported only if it is used
 
     if not is_root():
         return
@@ -133,7 +133,7 @@ def _projects_of_root(config: Config) -> Iterator[str]:
 
 
 def with_path(home: Path, message: str) -> str:
-    """The message with the file's full path where its name stands at the beginning of a line."""
+    """The message with the full path of the file in each line that begins with its name."""
     file, name = str(home / FILE_NAME), f"{FILE_NAME}: "
     lines = []
     for line in message.split("\n"):
@@ -143,7 +143,7 @@ def with_path(home: Path, message: str) -> str:
 
 
 def _references(config: Config) -> dict[str, str]:
-    """Where the secrets are that the settings name, by setting."""
+    """References to secrets in the settings, by setting."""
     named = {"[web] search_key": config.web.search_key}
     for name, model in config.models.items():
         named[f"[models.{name}] key"] = model.key
@@ -155,7 +155,7 @@ def _references(config: Config) -> dict[str, str]:
 def _secrets(
     config: Config, references: Mapping[str, str], environment: Mapping[str, str], errors: list[str]
 ) -> dict[str, Secret]:
-    """What the settings refer to, and nothing else of the environment."""
+    """The secrets that the settings refer to. Nothing else of the environment is read."""
     found: dict[str, Secret] = {}
     for setting, reference in references.items():
         try:
@@ -165,18 +165,13 @@ def _secrets(
     return found
 
 
-def _missing(config: Config) -> Iterator[str]:
-    for warning in folders.missing(config):
-        yield with_path(config.home, warning)
-
-
 def _pointless_delegates(config: Config) -> Iterator[str]:
-    """Agents that could give tasks to nobody, or could not give them."""
+    """Agents that may delegate but have no tool for it, or have the tool but may delegate to no agent."""
     for name, agent in config.agents.items():
         if agent.delegates and "delegate" not in agent.tools:
             fault = "delegates has no effect: the toolset 'delegate' is not among its tools"
         elif "delegate" in agent.tools and not agent.delegates:
-            fault = "tools has 'delegate', but delegates names nobody whom it may give tasks to"
+            fault = "tools has 'delegate', but delegates names no agent that it may give tasks to"
         else:
             continue
         yield with_path(config.home, f"{FILE_NAME}: [agents.{name}] {fault}")
@@ -188,6 +183,49 @@ def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
             yield with_path(config.home, warning)
 
 
-def _doubtful_skills(config: Config) -> Iterator[str]:
-    for warning in skills.doubtful(config):
+def _unknown_prices(config: Config) -> Iterator[str]:
+    """A budget of money can be enforced only if the price of every model is known."""
+    budget = next((name for name, settings in config.budgets.items() if settings.money is not None), None)
+    if budget is None:
+        return
+    from tidegate.models import Catalog  # imported only for a budget of money
+
+    catalog = Catalog.shipped()
+    for name, model in config.models.items():
+        if catalog.facts_of(model).prices is None:
+            yield (
+                f"{FILE_NAME}: [models.{name}] has no known price, but [budgets.{budget}] limits money: set its "
+                "price_input and price_output in dollars per million tokens (0 for a local model)."
+            )
+
+
+def _unusable_skills(config: Config) -> Iterator[str]:
+    """A warning for each skill that cannot be used, and for each named skill that does not exist."""
+    for warning in _skill_warnings(config):
         yield with_path(config.home, warning)
+
+
+def _skill_warnings(config: Config) -> Iterator[str]:
+    for name, agent in config.agents.items():
+        if agent.skills and SKILLS not in agent.tools:
+            yield f'{FILE_NAME}: [agents.{name}] skills: has no effect without "skills" among its tools; add it there'
+    agents = [name for name, agent in config.agents.items() if SKILLS in agent.tools]
+    if not agents:
+        return
+    from tidegate.skills import SkillDiscovery, unknown  # imported only if an agent has skills
+
+    for text in config.skills.folders:
+        if not (folder := config.path(text)).is_dir():
+            yield f"{FILE_NAME}: [skills] folders: there is no folder {folder}; create it, or remove it from the list"
+    discovery = SkillDiscovery(config)
+    warnings: dict[str, None] = {}
+    for name in agents:
+        skill_set, wanted = discovery.look(name), config.agents[name].skills
+        warnings |= dict.fromkeys(str(left) for left in skill_set.left_out if not left.covered)
+        if not (absent := unknown(skill_set, wanted)):
+            continue
+        found = [entry.name for entry in discovery.look(name, narrowed=False).entries]
+        for missing in absent:
+            fault = f"there is no skill {missing!r}{nearest(missing, found)}"
+            warnings[f"{FILE_NAME}: [agents.{name}] skills: {fault}"] = None
+    yield from warnings

@@ -1,8 +1,7 @@
-"""The agents' rules, looked at before a gateway starts.
+"""Checks of the agents' approval rules before a gateway starts.
 
-Guarantee: a rule that cannot be read is a fault, told with its agent and what is wrong with it; one that can never fit,
-because it names no tool, argument or channel that there is, is a warning: whoever wrote it believes that it protects
-something. Nothing is kept.
+An invalid rule is an error that names its agent and the fault. A rule that can never match, because it names a tool,
+argument or channel that does not exist, is a warning: its author believes that it protects something.
 """
 
 import fnmatch
@@ -16,8 +15,8 @@ from tidegate.security.policy import PolicyRule, parse
 from tidegate.tools import Tool, Toolset
 
 
-def unreadable(config: Config) -> Iterator[str]:
-    """A sentence for each rule that cannot be read."""
+def invalid(config: Config) -> Iterator[str]:
+    """An error for each rule that cannot be parsed."""
     for name, agent in config.agents.items():
         for line in agent.rules:
             try:
@@ -27,13 +26,13 @@ def unreadable(config: Config) -> Iterator[str]:
 
 
 def pointless(name: str, agent: AgentSettings, tools: Toolset) -> Iterator[str]:
-    """A sentence for each rule of the agent that fits nothing that its tools could do; all of them can be read."""
+    """A warning for each rule of the agent that can never match. All of its rules must be valid."""
     for line in agent.rules:
-        if (why := _never_fits(parse(line), tools)) is not None:
-            yield f"{FILE_NAME}: [agents.{name}] rules: the rule {line!r} never fits: {why}"
+        if (why := _why_never_matches(parse(line), tools)) is not None:
+            yield f"{FILE_NAME}: [agents.{name}] rules: the rule {line!r} never matches: {why}"
 
 
-def _never_fits(rule: PolicyRule, tools: Toolset) -> str | None:
+def _why_never_matches(rule: PolicyRule, tools: Toolset) -> str | None:
     about = [tool for tool in tools.tools if not rule.tool or fnmatch.fnmatchcase(tool.name, rule.tool)]
     if rule.tool and not about:
         return f"the agent's tools are {', '.join(tools.names) or 'none'}"
@@ -41,11 +40,13 @@ def _never_fits(rule: PolicyRule, tools: Toolset) -> str | None:
     taken = {name for tool in about for name in _arguments(tool)}
     for name, _ in rule.arguments:
         if about and name not in taken:
-            return f"no tool that it is about takes {name!r}; there are {', '.join(sorted(taken)) or 'no arguments'}"
+            return f"no tool that it applies to takes {name!r}; there are {', '.join(sorted(taken)) or 'no arguments'}"
     if rule.channel:
         from tidegate.turns import CHANNELS, DELEGATE  # a large package, and few rules name a channel
 
-        known = [channel.name for channel in CHANNELS if channel.name != DELEGATE]  # a task has its giver's
+        known = [
+            channel.name for channel in CHANNELS if channel.name != DELEGATE
+        ]  # a delegated task has the channel of its parent
         if rule.channel not in known:
             return f"there is no channel {rule.channel!r}; there are {', '.join(known)}"
     return None

@@ -30,7 +30,7 @@ class GrowingCall:
         self.index = index
         self.id = ""
         self.name = ""
-        self.arguments: list[str] = []  # house: allow `count_bytes` bounds an answer
+        self.arguments: list[str] = []  # lint: allow `count_bytes` bounds an answer
 
 
 class AnswerSize:

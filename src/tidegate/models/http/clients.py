@@ -100,7 +100,7 @@ class Clients:
         self._origins: dict[EndpointConnection, Origin] = {}
         self._idle: dict[Origin, list[EndpointConnection]] = {}
         self._counts: Counter[Origin] = Counter()  # open or being opened
-        self._waiting: deque[_Waiter] = deque()  # house: allow as many as there are running turns
+        self._waiting: deque[_Waiter] = deque()  # lint: allow as many as there are running turns
         self._expiry: asyncio.TimerHandle | None = None
         self._leases: Counter[str] = Counter()
 

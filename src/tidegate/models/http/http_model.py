@@ -89,7 +89,7 @@ class HttpModel:
         self._transport = transport
         self._endpoint = settings.base_url
         self.keys = keys
-        self.failures: Counter[ModelKind] = Counter()  # house: allow one for each kind
+        self.failures: Counter[ModelKind] = Counter()  # lint: allow one for each kind
         """Failed requests by kind, including those that were retried."""
         self._heads = {
             key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys

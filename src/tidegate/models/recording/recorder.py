@@ -29,6 +29,7 @@ from tidegate.models.recording.recording_file import (
 from tidegate.models.recording.redaction import redacted_body, redacted_head, redacted_headers, redacted_pieces
 from tidegate.models.recording.writer import RecordingWriter
 from tidegate.security import Redactor
+from tidegate.status_report import RecorderStatus
 
 
 class TransportRecorder:
@@ -63,14 +64,13 @@ class TransportRecorder:
     def lease(self, endpoint: str) -> Lease:
         return self._transport.lease(endpoint)
 
-    def status(self) -> dict[str, Any]:
-        return {
-            "does": "records",
-            "file": str(self.writer.path),
-            "exchanges": self._exchanges,
-            "bytes": self.writer.bytes,
-            "stopped": self.writer.stopped,
-        }
+    def status(self) -> RecorderStatus:
+        return RecorderStatus(
+            file=str(self.writer.path),
+            exchanges=self._exchanges,
+            bytes=self.writer.bytes,
+            stopped=self.writer.stopped,
+        )
 
     async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         if self.writer.stopped is not None:

@@ -25,6 +25,7 @@ from tidegate.models.recording.difference import Difference, described
 from tidegate.models.recording.recording_file import RecordedAnswer, RecordedRequest, digest, event_at, events
 from tidegate.models.recording.redaction import redacted_body, redacted_head, redacted_value
 from tidegate.security import Redactor
+from tidegate.status_report import ReplayerStatus
 
 COMPARED_BYTES = 32 * 1024 * 1024
 """Of recorded requests that are compared to find the nearest one, which takes about a second."""
@@ -53,9 +54,9 @@ class TransportReplayer:
         self._path = path
         self._redactor = redactor
         self._leases: Counter[str] = Counter()
-        self._exchanges: list[_Exchange] = []  # house: allow what is in the file, whose size is bounded
-        self._equal: dict[Request, list[_Exchange]] = {}  # house: allow the same, by request
-        self._given: dict[Request, int] = {}  # house: allow one entry for each that is in the file
+        self._exchanges: list[_Exchange] = []  # lint: allow what is in the file, whose size is bounded
+        self._equal: dict[Request, list[_Exchange]] = {}  # lint: allow the same, by request
+        self._given: dict[Request, int] = {}  # lint: allow one entry for each that is in the file
         self._replayed = self._again = self._unknown = 0
 
     @property
@@ -90,15 +91,14 @@ class TransportReplayer:
         """A lease that counts nothing, because there are no connections."""
         return Lease(endpoint, self._leases)
 
-    def status(self) -> dict[str, Any]:
-        return {
-            "does": "replays",
-            "file": str(self._path),
-            "exchanges": len(self._exchanges),
-            "replayed": self._replayed,
-            "again": self._again,
-            "unknown": self._unknown,
-        }
+    def status(self) -> ReplayerStatus:
+        return ReplayerStatus(
+            file=str(self._path),
+            exchanges=len(self._exchanges),
+            replayed=self._replayed,
+            again=self._again,
+            unknown=self._unknown,
+        )
 
     async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         asked, key = await to_thread.run_sync(self._read, head, tuple(body))

@@ -43,8 +43,8 @@ class Problem(Frozen, frozen=True):
 
 class Problems:
     def __init__(self) -> None:
-        self._standing: dict[ProblemKind, Problem] = {}  # house: allow one entry per kind
-        self._logged: dict[ProblemKind, float] = {}  # house: allow one entry per kind
+        self._standing: dict[ProblemKind, Problem] = {}  # lint: allow one entry per kind
+        self._logged: dict[ProblemKind, float] = {}  # lint: allow one entry per kind
         self._announced: set[ProblemKind] = set()
         """Those whose current spell is in the log."""
         self.counts: dict[ProblemKind, int] = dict.fromkeys(PROBLEM_KINDS, 0)

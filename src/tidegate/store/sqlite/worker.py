@@ -56,7 +56,7 @@ class Backlog(Generic[J]):
     def __init__(self, bound: int, what: str) -> None:
         self._bound = bound
         self._what = what
-        self._queue: SimpleQueue[J | None] = SimpleQueue()  # house: allow `add` refuses what is beyond the bound
+        self._queue: SimpleQueue[J | None] = SimpleQueue()  # lint: allow `add` refuses what is beyond the bound
         self.take = self._queue.get
         """Waits for the next job; None says that it is time to stop."""
         self.waiting = 0

@@ -89,7 +89,7 @@ class Converter(HTMLParser):
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)
         self._url = url
-        # house: allow the page was bounded; what parts a block, its text, whether within the content, around it
+        # lint: allow the page was bounded; what parts a block, its text, whether within the content, around it
         self._blocks: list[tuple[str, str, bool, bool]] = []
         self._inline: list[str] = []
         self._open = dict.fromkeys(_SILENT | _AROUND | _CONTENT, 0)

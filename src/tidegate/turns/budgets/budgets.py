@@ -20,9 +20,10 @@ from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Model
 from tidegate.security import Principal
+from tidegate.status_report import BudgetView, ModelUsage
 from tidegate.store import Db, SessionRow, SpentTotal, Store, principals, turns, usage
 from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of, window
-from tidegate.values import BILLION, Frozen, Usage
+from tidegate.values import BILLION, Usage
 
 ACCOUNTS_KEPT = 4096
 """Principals, agents, conversations and jobs whose spending is held in memory, at some hundred bytes each."""
@@ -51,33 +52,15 @@ class Meter:
         self.output += used.output
         self.cost += used.cost
 
-    def read(self) -> dict[str, float]:
-        """By name; `cost` in dollars."""
-        return {
-            "calls": self.calls,
-            "input": self.input,
-            "cached": self.cached,
-            "written": self.written,
-            "output": self.output,
-            "cost": self.cost / BILLION,
-        }
-
-
-class BudgetView(Frozen, frozen=True, omit_defaults=False):
-    """A budget, and the spending of one of its keys. `money` is in dollars; `used` is the share of the nearer limit;
-    `opens` is when its next window begins, null if it never does."""
-
-    setting: str
-    per: str
-    each: str
-    key: str
-    name: str
-    tokens: int
-    tokens_limit: int | None
-    money: float
-    money_limit: float | None
-    used: float
-    opens: float | None
+    def read(self) -> ModelUsage:
+        return ModelUsage(
+            calls=self.calls,
+            input=self.input,
+            cached=self.cached,
+            written=self.written,
+            output=self.output,
+            cost=self.cost / BILLION,
+        )
 
 
 class Budgets:

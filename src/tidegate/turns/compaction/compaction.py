@@ -82,10 +82,10 @@ class Compaction:
         self.settings = config
         self.summarizer = Summarizer(store, models, config, budgets, clock)
         self.clock = clock
-        self.counts: Counter[str] = Counter()  # house: allow one for each way of making a request smaller
+        self.counts: Counter[str] = Counter()  # lint: allow one for each way of making a request smaller
         """Number of reductions, by kind."""
         self.pens = asyncio.Semaphore(PREPARED_AT_ONCE)
-        self._marks: dict[str, WindowMarks] = {}  # house: allow one for each configured model
+        self._marks: dict[str, WindowMarks] = {}  # lint: allow one for each configured model
 
     def marks(self, model: Model) -> WindowMarks:
         found = self._marks.get(model.name)

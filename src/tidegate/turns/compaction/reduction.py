@@ -33,7 +33,7 @@ class RequestSize:
         self._least = least
         self._most = most
         self.marks = marks
-        self._weighed: list[tuple[View, int]] = []  # house: allow one for each stage
+        self._weighed: list[tuple[View, int]] = []  # lint: allow one for each stage
         self.view = view
         self.rate = conversation.tokens / self._bytes(view)
 

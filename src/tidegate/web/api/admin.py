@@ -4,7 +4,7 @@ Guarantee: what concerns everybody takes a right that few roles have; without a 
 lives, and gets the page; a code or a key never stands in an address.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,10 +13,11 @@ from msgspec import Meta
 
 from tidegate.errors import NotFound, Refused
 from tidegate.security import UserRole
+from tidegate.status_report import Readiness, SessionsStatus, StatusReport
 from tidegate.web.app.auth import Caller, Credentials, KeyView
 from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
-from tidegate.web.app.health import Health, Readiness
+from tidegate.web.app.health import Health
 from tidegate.web.app.page_files import PageFiles
 
 LOGIN_BYTES = 4096
@@ -86,7 +87,7 @@ class Admin:
         health: Health,
         load_metrics: Callable[[], Callable[[], HttpResponse]],
         pages: PageFiles,
-        status: Callable[[], Awaitable[Mapping[str, Any]]],
+        status: Callable[[], Awaitable[StatusReport | SessionsStatus]],
         agents: frozenset[str],
     ) -> None:
         self._keyring = keyring

@@ -20,6 +20,7 @@ from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
+from tidegate.status_report import SessionsStatus, StatusReport
 from tidegate.store import Store
 from tidegate.web.api.admin import Admin
 from tidegate.web.api.approvals import ApprovalsApi
@@ -57,7 +58,7 @@ _ROUTE = "tidegate.route"
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-Status = Callable[[], Awaitable[Mapping[str, Any]]]
+Status = Callable[[], Awaitable[StatusReport | SessionsStatus]]
 
 log = Log(__name__)
 

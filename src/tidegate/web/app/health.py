@@ -14,8 +14,8 @@ import anyio
 import anyio.lowlevel
 
 from tidegate.errors import StoreFailed
+from tidegate.status_report import Check, Readiness
 from tidegate.store import Store, maintenance
-from tidegate.values import Frozen
 
 CHECK_SECONDS = 5.0
 LAG_EVERY = 1.0
@@ -25,16 +25,6 @@ MISSED_BEATS = 3
 GRACE_SECONDS = 30.0
 """A timer is late after three missed beats and this much, so that a long run of a chore is no alarm."""
 REMEMBERED_SECONDS = 1.0
-
-
-class Check(Frozen, frozen=True, omit_defaults=False):
-    ok: bool
-    detail: str
-
-
-class Readiness(Frozen, frozen=True, omit_defaults=False):
-    ready: bool
-    checks: dict[str, Check]
 
 
 class _Beat:
@@ -49,8 +39,8 @@ class Health:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._beats: dict[str, _Beat] = {}  # house: allow timers are named in the code
-        self._looks: dict[str, Callable[[], Check]] = {}  # house: allow they are named in the code
+        self._beats: dict[str, _Beat] = {}  # lint: allow timers are named in the code
+        self._looks: dict[str, Callable[[], Check]] = {}  # lint: allow they are named in the code
         self._ticked: float | None = None
         self._lag = 0.0
         self._written: tuple[float, Check] | None = None

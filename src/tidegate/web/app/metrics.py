@@ -7,7 +7,6 @@ library.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -24,6 +23,7 @@ from prometheus_client.registry import Collector
 from tidegate import __version__
 from tidegate.config import LimitSettings
 from tidegate.lifetimes import CacheStats, Ledger
+from tidegate.status_report import ModelStatus, SessionsStatus
 from tidegate.store import StoreStats
 from tidegate.web.app.error_responses import HttpResponse
 from tidegate.web.app.traffic import SECONDS, HttpCounters
@@ -34,7 +34,7 @@ class Metrics:
         self,
         *,
         traffic: HttpCounters,
-        service: Callable[[], dict[str, Any]],
+        service: Callable[[], SessionsStatus],
         store: Callable[[], StoreStats],
         caches: Callable[[], Iterable[CacheStats]],
         gauges: Callable[[], dict[str, float]],
@@ -86,56 +86,56 @@ class Metrics:
             sum_value=self._traffic.seconds,
         )
 
-    def _door_metrics(self, status: dict[str, Any]) -> Iterator[Metric]:
-        turns, sessions = status["turns"], status["sessions"]
+    def _door_metrics(self, status: SessionsStatus) -> Iterator[Metric]:
+        turns, sessions = status.turns, status.sessions
         now = GaugeMetricFamily("tidegate_turns", "Turns in this process now, by state.", labels=("state",))
         for state in ("running", "waiting", "asking", "delegating"):
-            now.add_metric((state,), turns[state])
+            now.add_metric((state,), getattr(turns, state))
         yield now
         ended = CounterMetricFamily("tidegate_turns_ended", "Turns that ended here, by state.", labels=("state",))
         states = ("answered", "failed", "stopped")
         for state in states:
-            ended.add_metric((state,), turns[state])
+            ended.add_metric((state,), getattr(turns, state))
         yield ended
         yield SummaryMetricFamily(
             "tidegate_turn_seconds",
             "Time that turns ran.",
-            count_value=sum(turns[state] for state in states),
-            sum_value=turns["seconds"],
+            count_value=sum(getattr(turns, state) for state in states),
+            sum_value=turns.seconds,
         )
         for name, text in (
             ("present", "Sessions of which something is in memory."),
             ("residents", "Conversations kept ready in memory."),
             ("resident_bytes", "Bytes that those hold."),
         ):
-            yield GaugeMetricFamily(f"tidegate_sessions_{name}", text, value=sessions[name])
+            yield GaugeMetricFamily(f"tidegate_sessions_{name}", text, value=getattr(sessions, name))
         yield CounterMetricFamily(
             "tidegate_residents_over_cap_mid_turn",
             "Times that a resident over the cap was kept because it was in mid-turn.",
-            value=sessions["over_cap_mid_turn"],
+            value=sessions.over_cap_mid_turn,
         )
         unloads = CounterMetricFamily("tidegate_unloads", "Residents unloaded, by reason.", labels=("reason",))
-        for reason, count in sorted(sessions["unloads"].items()):
+        for reason, count in sorted(sessions.unloads.items()):
             unloads.add_metric((reason,), count)
         yield unloads
         yield GaugeMetricFamily(
             "tidegate_questions_waiting",
             "Approvals and questions of running turns that wait for a person's answer.",
-            value=status["questions"]["waiting"],
+            value=status.questions.waiting,
         )
         yield GaugeMetricFamily(
-            "tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status["audit"]["rows"]
+            "tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status.audit.rows
         )
         smaller = CounterMetricFamily(
             "tidegate_compactions", "Times that a request was made smaller to fit its model's window.", labels=("how",)
         )
-        for how, count in sorted(status["context"].items()):
+        for how, count in sorted(status.context.items()):
             smaller.add_metric((how,), count)
         yield smaller
         yield from self._usage_metrics(status)
-        yield from self._model_metrics(status["model_states"])
+        yield from self._model_metrics(status.model_states)
 
-    def _usage_metrics(self, status: dict[str, Any]) -> Iterator[Metric]:
+    def _usage_metrics(self, status: SessionsStatus) -> Iterator[Metric]:
         """Models are those of the configuration, budgets those of the whole gateway."""
         tokens = CounterMetricFamily(
             "tidegate_tokens",
@@ -144,25 +144,25 @@ class Metrics:
         )
         cost = CounterMetricFamily("tidegate_cost_dollars", "What that has cost.", labels=("model",))
         calls = CounterMetricFamily("tidegate_model_calls", "Model calls that were paid for.", labels=("model",))
-        for model, used in sorted(status["models"].items()):
+        for model, used in sorted(status.models.items()):
             for kind in ("input", "cached", "written", "output"):
-                tokens.add_metric((model, kind), used[kind])
-            cost.add_metric((model,), used["cost"])
-            calls.add_metric((model,), used["calls"])
+                tokens.add_metric((model, kind), getattr(used, kind))
+            cost.add_metric((model,), used.cost)
+            calls.add_metric((model,), used.calls)
         yield from (tokens, cost, calls)
         ratio = GaugeMetricFamily(
             "tidegate_budget_used_ratio",
             "Share that is spent of a budget of the whole gateway, in its current window.",
             labels=("budget",),
         )
-        for budget in status["budgets"]:
-            ratio.add_metric((budget["setting"],), budget["used"])
+        for budget in status.budgets:
+            ratio.add_metric((budget.setting,), budget.used)
         yield ratio
         yield GaugeMetricFamily(
-            "tidegate_day_tokens", "Tokens that models have used today (UTC).", value=status["budgets"][0]["tokens"]
+            "tidegate_day_tokens", "Tokens that models have used today (UTC).", value=status.budgets[0].tokens
         )
 
-    def _model_metrics(self, states: dict[str, Any]) -> Iterator[Metric]:
+    def _model_metrics(self, states: dict[str, ModelStatus]) -> Iterator[Metric]:
         """By the names of the configuration and our own kinds of failure."""
         failures = CounterMetricFamily(
             "tidegate_model_failures",
@@ -177,12 +177,12 @@ class Metrics:
             "tidegate_model_resting", "1 while a model is left alone after a failure.", labels=("model",)
         )
         for model, state in sorted(states.items()):
-            for kind, count in sorted(state["failures"].items()):
+            for kind, count in sorted(state.failures.items()):
                 failures.add_metric((model, kind), count)
-            fallbacks.add_metric((model,), state["fallbacks"])
-            keys.add_metric((model, "ready"), state["keys"] - state["keys_resting"])
-            keys.add_metric((model, "resting"), state["keys_resting"])
-            resting.add_metric((model,), float(state["rests_until"] is not None))
+            fallbacks.add_metric((model,), state.fallbacks)
+            keys.add_metric((model, "ready"), state.keys - state.keys_resting)
+            keys.add_metric((model, "resting"), state.keys_resting)
+            resting.add_metric((model,), float(state.rests_until is not None))
         yield from (failures, fallbacks, keys, resting)
 
     def _store_metrics(self, stats: StoreStats) -> Iterator[Metric]:

@@ -25,8 +25,8 @@ from tidegate.config import Config
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import Descriptors, Holding, Listener, Room, Scope
 from tidegate.log import Log
+from tidegate.status_report import Check, ConnectionStats
 from tidegate.web.app.app import App
-from tidegate.web.app.health import Check
 from tidegate.web.http1.protocol import HEAD_SECONDS, HttpConnection
 
 BACKLOG = 1024
@@ -175,16 +175,15 @@ class Server:
             return Check(ok=False, detail=f"all {self._most} connections are in use; new ones are refused or wait")
         return Check(ok=True, detail=f"{self.connections} of {self._most} connections are open")
 
-    def report(self) -> dict[str, int]:
-        """Figures for `/api/status` and `/metrics`."""
-        return {
-            "open": self.connections,
-            "limit": self._most,
-            "over_limit": self._over,
-            "not_accepted": self._listener.failures if self._listener is not None else 0,
-            "descriptors": self._descriptors.open,
-            "descriptors_limit": self._descriptors.limit or 0,
-        }
+    def report(self) -> ConnectionStats:
+        return ConnectionStats(
+            open=self.connections,
+            limit=self._most,
+            over_limit=self._over,
+            not_accepted=self._listener.failures if self._listener is not None else 0,
+            descriptors=self._descriptors.open,
+            descriptors_limit=self._descriptors.limit or 0,
+        )
 
     # -- requests --
 

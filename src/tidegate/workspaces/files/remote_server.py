@@ -49,7 +49,7 @@ def serve() -> None:
 
 
 def _mounts(read_only: list[str], project: bool) -> list[Mount]:
-    # house: allow it is the environment of a command, in which this runs
+    # lint: allow it is the environment of a command, in which this runs
     work, *beside = [Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])]
     own = [Mount(inner=str(work), folder=work, project=project)]
     own += [Mount(inner=str(folder), folder=folder) for folder in beside]

@@ -25,7 +25,7 @@ def write(path: Path, value: str) -> None:
 def count(folder: Path, file: str, word: str) -> int:
     """The number that stands behind a word; 0 where there is none."""
     try:
-        fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)  # house: allow it is in the kernel's memory
+        fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)  # lint: allow it is in the kernel's memory
         try:
             lines = os.read(fd, _COUNTS_BYTES).decode().splitlines()
         finally:

@@ -68,7 +68,7 @@ class ProcessTable:
     then."""
 
     def __init__(self, folder: str, names: Callable[[], Iterable[str]] | None = None) -> None:
-        self._folder = os.open(folder, _FOLDER)  # house: allow it is in the kernel's memory
+        self._folder = os.open(folder, _FOLDER)  # lint: allow it is in the kernel's memory
         self._chosen = names
         self._lock = threading.Lock()
 
@@ -184,7 +184,7 @@ class UnnamedFiles:
 
     def __init__(self, counted: frozenset[int]) -> None:
         self._counted = counted
-        self._sizes: dict[tuple[int, int], int] = {}  # house: allow it lives for one look, at so many descriptors
+        self._sizes: dict[tuple[int, int], int] = {}  # lint: allow it lives for one look, at so many descriptors
         self._anonymous = _anonymous_device()
         self.descriptors = 0
 

@@ -90,7 +90,7 @@ class ChildProcess:
         self.wait = spawned.wait
         self.signal = spawned.signal
         self.end = spawned.end
-        self._outputs: list[asyncio.BaseTransport] = []  # house: allow there are two, opened once
+        self._outputs: list[asyncio.BaseTransport] = []  # lint: allow there are two, opened once
         self._input: asyncio.StreamWriter | None = None
         self._output = asyncio.StreamReader(limit=READ_BYTES)
         self._state = asyncio.StreamReader(limit=READ_BYTES)

@@ -142,9 +142,9 @@ class AnthropicAnswer(StreamedAnswer):
         self._parted = 0
         self._call: GrowingCall | None = None
         self._standing_in = False
-        self._thinking: list[str] = []  # house: allow `count_bytes` bounds an answer
+        self._thinking: list[str] = []  # lint: allow `count_bytes` bounds an answer
         self._signature = ""
-        self._carried: list[OpaqueItem] = []  # house: allow `count_bytes` bounds an answer
+        self._carried: list[OpaqueItem] = []  # lint: allow `count_bytes` bounds an answer
 
     @property
     def complete(self) -> bool:

@@ -100,9 +100,9 @@ class ChatAnswer(StreamedAnswer):
         self._begun = False
         self._finish: str | None = None
         self._usage = b""
-        self._logprobs: list[bytes] = []  # house: allow `count_bytes` bounds an answer
+        self._logprobs: list[bytes] = []  # lint: allow `count_bytes` bounds an answer
         self._thoughts: EndpointReasoning | None = None
-        self._marks: dict[int, bytes] = {}  # house: allow one for each of the bounded calls
+        self._marks: dict[int, bytes] = {}  # lint: allow one for each of the bounded calls
         """Extra fields of calls, by the call's index."""
 
     @property

@@ -43,7 +43,7 @@ class EndpointReasoning:
     def __init__(self) -> None:
         self._content: io.StringIO | None = None
         self._plain = io.StringIO()
-        self._details: list[_Detail] = []  # house: allow `count_bytes` bounds an answer
+        self._details: list[_Detail] = []  # lint: allow `count_bytes` bounds an answer
         self._mark = b""
 
     def content(self, thought: object, count_bytes: CountBytes) -> None:

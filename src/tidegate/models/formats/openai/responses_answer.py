@@ -118,7 +118,7 @@ class ResponsesAnswer(StreamedAnswer):
     def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
         # The last event repeats the complete answer, escaped, together with fields of the request.
         super().__init__(limit, on_text, event_bytes=EVENT_BYTES + 2 * limit)
-        self._items: list[_Growing] = []  # house: allow bounded by ITEMS
+        self._items: list[_Growing] = []  # lint: allow bounded by ITEMS
         self._length = 0
         """Characters of the text so far."""
         self._finish = "stop"

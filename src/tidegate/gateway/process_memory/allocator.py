@@ -1,8 +1,8 @@
-"""The allocators below the program: what they may set aside, what they keep free, how it is given back.
+"""The memory allocators of the C library and the interpreter: tuning, free memory, and trimming.
 
-Guarantee: figures are read from the allocators themselves at the moment of asking; on a C library or an interpreter
-that does not tell, a figure is 0 and nothing else changes. What is free here is resident memory that nobody holds: it
-is used again before the process grows, and `trim` gives the C library's part of it back.
+Figures are read from the allocators at the moment of the request. On a C library or an interpreter that does not
+provide a figure, it is 0 and nothing else changes. Free memory here is resident memory that is not in use: it is reused
+before the process grows, and `trim` returns the C library's part of it to the system.
 """
 
 import ctypes
@@ -11,21 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # glibc's M_…
-_ARENAS = 2  # one for the loop, one shared by the store's threads: more only raises the high-water mark
-_LARGE = 512 << 10  # bytes: twice what the loop reads at once, for which nothing should be mapped or given back
-_ARENA_SPAN = 64 << 20  # address space that glibc sets aside for a heap of any arena but the first, and its alignment
+_ARENAS = 2  # one for the loop, one shared by the store's threads: more would only raise the high-water mark
+_LARGE = 512 << 10  # bytes: twice the size of one read by the loop, which should cause no mapping and no trim
+_ARENA_SPAN = 64 << 20  # address space that glibc reserves for a heap of any arena but the first, and its alignment
 _KIB = 1024
-_TRIM_ABOVE = 1 << 20  # free bytes in the allocator that are worth a trim, which takes a millisecond or two
+_TRIM_ABOVE = 1 << 20  # free bytes that are worth a trim, which takes a millisecond or two
 
 
 def tune() -> bool:
-    """Bound what glibc sets aside for this process; call it before the first thread. Its arenas are few. A large block
-    is a mapping of its own, and goes back when it is freed; so does as much at the end of the heap. Left alone, glibc
-    takes blocks as large as any that was freed before from the heap, and keeps twice that: the requests of a long
-    conversation leave holes of their size there.
+    """Bound the memory that glibc reserves for this process. Call it before the first thread starts. It limits the
+    number of arenas, gives each large block a mapping of its own that is returned when it is freed, and returns as much
+    free memory from the end of the heap. By default glibc raises its threshold to the largest block freed so far, takes
+    such blocks from the heap and retains twice that much: the requests of a long conversation leave holes of their
+    size there.
 
-    An operator's own choice in the environment stands; on another C library nothing happens. (The environment alone
-    would need a second start of the interpreter, which takes longer than this whole module.)"""
+    Values that the operator set in the environment take precedence; on another C library nothing happens. (Setting the
+    environment ourselves would need a second start of the interpreter, which takes longer than these calls.)"""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -56,20 +57,20 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def native_free() -> int:
-    """Bytes that the C library keeps free and resident."""
+    """Bytes that are free in the C library's heaps and resident."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return 0
     ask.restype = _Mallinfo2
     info = ask()
-    # What was given back to the system still counts as free there; only what is resident is ours.
+    # Memory returned to the system still counts as free there; only resident memory is ours.
     return int(min(info.fordblks, max(0, _heaps_resident() - info.uordblks)))
 
 
 def interpreter_free() -> int:
-    """Bytes that the interpreter keeps free in its own arenas. It tells them only as text, for people."""
-    libc, tell = ctypes.CDLL(None), getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
-    if tell is None or not hasattr(libc, "open_memstream"):
+    """Bytes that are free in the interpreter's arenas. The interpreter reports them only as text."""
+    libc, print_stats = ctypes.CDLL(None), getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
+    if print_stats is None or not hasattr(libc, "open_memstream"):
         return 0
     libc.open_memstream.restype = ctypes.c_void_p
     text, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -77,13 +78,13 @@ def interpreter_free() -> int:
     if not stream:
         return 0
     try:
-        tell(stream)
+        print_stats(stream)
     finally:
         libc.fclose(stream)
-    told = ctypes.string_at(text, size.value)
+    report = ctypes.string_at(text, size.value)
     libc.free(text)
     free = 0
-    for line in told.splitlines():
+    for line in report.splitlines():
         name, _, figure = line.partition(b"=")
         if b"bytes in available blocks" in name or b" unused pools * " in name:
             free += int(figure.replace(b",", b""))
@@ -91,7 +92,7 @@ def interpreter_free() -> int:
 
 
 def _heaps_resident() -> int:
-    """Resident bytes of the heap and of the other arenas, which are known by the room that is set aside behind them."""
+    """Resident bytes of the heap and of the other arenas, recognised by the address space reserved after them."""
     total = 0
     last_start = last_end = last_resident = 0
     for start, end, name, resident in _mappings():
@@ -104,8 +105,8 @@ def _heaps_resident() -> int:
 
 
 def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
-    """First and last address, name and resident bytes of each part of the address space."""
-    with Path("/proc/self/smaps").open("rb") as file:  # house: allow (the kernel's own memory, no disk)
+    """Start and end address, name and resident bytes of each mapping."""
+    with Path("/proc/self/smaps").open("rb") as file:  # lint: allow (procfs, no disk access)
         for line in file:
             first = line.split()
             if b"-" not in first[0] or first[0].endswith(b":"):
@@ -116,7 +117,7 @@ def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def trim(least: int = _TRIM_ABOVE) -> bool:
-    """Give back to the system what the C library keeps free, when that is worth the walk."""
+    """Return the C library's free memory to the system if there are at least `least` bytes."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is None or native_free() < least:
         return False

@@ -1,8 +1,8 @@
-"""How much memory the process may take, and whether the system is short of it: asked of the kernel.
+"""The memory ceiling of the process, and whether the system is short of memory, as the kernel reports them.
 
-Guarantee: both are read anew each time, so that a limit that an operator moves is followed; the ceiling is never above
-what the kernel would let this process have; what the kernel does not tell counts as no limit and no shortage. A look
-costs a few small files that are the kernel's own memory.
+Both are read anew each time, so a limit that an operator changes takes effect. The ceiling is never above what the
+kernel allows this process. A figure that the kernel does not provide counts as no limit and no shortage. A reading
+costs a few small files of procfs and cgroupfs.
 """
 
 import os
@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SHARE = 0.75
-"""Of the memory that there is: the rest is for children, for cached files, and for what comes between two looks."""
+"""Of the available memory: the rest is for child processes, cached files, and growth between two checks."""
 
 _GROUPS = "sys/fs/cgroup"
 _LIMITS = ("memory.max", "memory.high")
-_OLD_LIMIT = "memory.limit_in_bytes"  # of the first version of control groups
+_OLD_LIMIT = "memory.limit_in_bytes"  # of cgroup v1
 
 
 class MemoryLimit:
-    """`given` is limits.memory_bytes; without it the ceiling is a share of the machine's memory or, where that is less,
-    of a control group's limit, whichever group above the process has the least. `root` and `machine` are for tests."""
+    """`given` is limits.memory_bytes. Without it the ceiling is a share of the machine's memory or of the smallest
+    limit of the process's control groups, whichever is less. `root` and `machine` are for tests."""
 
     def __init__(self, given: int | None, *, root: Path = Path("/"), machine: int | None = None) -> None:
         self._given = given
@@ -35,8 +35,8 @@ class MemoryLimit:
         return int(min(found) * SHARE)
 
     def stalled(self) -> float:
-        """Per cent of the last ten seconds in which something had to wait for memory: in the process's own control
-        group, or in the machine where there is none that tells."""
+        """Percentage of the last ten seconds in which some task waited for memory: in the process's control group, or
+        in the whole machine if the group has no such figure."""
         own = [f"{_GROUPS}{path}/memory.pressure" for number, _, path in self._memberships() if number == "0"]
         for place in (*own, "proc/pressure/memory"):
             for line in self._lines(place):
@@ -45,7 +45,7 @@ class MemoryLimit:
         return 0.0
 
     def _limits(self) -> Iterator[str]:
-        """Files that may hold a limit: of the process's own group, and of every group above it."""
+        """Files that may hold a limit: of the process's control group and every group above it."""
         for number, controllers, path in self._memberships():
             parts = [part for part in path.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
@@ -56,14 +56,14 @@ class MemoryLimit:
                     yield f"{_GROUPS}/memory/{group}/{_OLD_LIMIT}"
 
     def _memberships(self) -> Iterator[tuple[str, str, str]]:
-        """(number, controllers, path) of each hierarchy; the number of the second version's is 0."""
+        """(number, controllers, path) of each hierarchy; cgroup v2 has the number 0."""
         for line in self._lines("proc/self/cgroup"):
             number, controllers, path = line.split(":", 2)
             yield number, controllers, path
 
     def _lines(self, path: str) -> list[str]:
         try:
-            text = (self._root / path).read_text()  # house: allow (the kernel's own memory, no disk)
-        except OSError:  # what the kernel does not have, or does not show, it does not limit
+            text = (self._root / path).read_text()  # lint: allow (procfs, no disk access)
+        except OSError:  # a file that is missing or unreadable sets no limit
             return []
         return text.splitlines()

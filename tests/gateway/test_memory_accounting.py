@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from tidegate.gateway.memory.allocator import interpreter_free
-from tidegate.gateway.memory.report import MemoryReport, kernel_figures, private_bytes
+from tidegate.gateway.process_memory.accounting import MemoryAccounting, kernel_figures, private_bytes
+from tidegate.gateway.process_memory.allocator import interpreter_free
 from tidegate.lifetimes import Holding, Ledger, Scope
 
 MANY = 40 << 20
 
 
-def _settled(ledger: Ledger) -> MemoryReport:
-    report = MemoryReport(ledger, Scope("process", account=ledger.account("process")))
-    report.settle()
+def _settled(ledger: Ledger) -> MemoryAccounting:
+    report = MemoryAccounting(ledger, Scope("process", account=ledger.account("process")))
+    report.record_base()
     return report
 
 
@@ -27,15 +27,15 @@ def test_growth_is_named_by_its_owner_and_explained() -> None:
     report = _settled(ledger)
     held.append(bytearray(b"x" * MANY))
     figures = report.read()
-    assert figures["growth"] > MANY // 2
-    assert figures["explained"] >= 0.9
-    assert figures["growth_explained"] >= 0.9
-    assert figures["kinds"]["history"] == {"count": 1, "bytes": MANY, "fds": 0, "children": 0}
-    (session,) = (owner for owner in figures["owners"] if owner["owner"] == "session s_1")
-    assert session["bytes"] == MANY
-    assert list(session["kinds"]) == ["history"]
+    assert figures.growth > MANY // 2
+    assert figures.explained >= 0.9
+    assert figures.growth_explained >= 0.9
+    assert figures.kinds["history"] == Holding(count=1, bytes=MANY)
+    (session,) = (owner for owner in figures.owners if owner.owner == "session s_1")
+    assert session.bytes == MANY
+    assert list(session.kinds) == ["history"]
     held.clear()
-    assert [owner["owner"] for owner in report.read()["owners"]] == ["process"]
+    assert [owner.owner for owner in report.read().owners] == ["process"]
 
 
 @pytest.mark.parametrize("said", [0, 8])
@@ -47,9 +47,9 @@ def test_growth_that_the_books_tell_wrongly_lowers_what_is_explained(said: int) 
     grown = bytearray(b"x" * (4 * before))
     ledger.account("process").add("history", bytes=said * before)
     figures = report.read()
-    assert figures["explained"] < 0.9
-    assert figures["growth_explained"] < 0.9
-    assert sum(kind["bytes"] for kind in figures["kinds"].values()) + figures["unexplained"] == figures["private"]
+    assert figures.explained < 0.9
+    assert figures.growth_explained < 0.9
+    assert sum(kind.bytes for kind in figures.kinds.values()) + figures.unexplained == figures.private
     del grown
 
 
@@ -58,11 +58,11 @@ def test_the_base_leaves_out_what_is_held_by_name_at_the_start() -> None:
     ledger = Ledger()
     grown = bytearray(b"x" * MANY)
     ledger.account("process").add("history", bytes=MANY, fds=2)
-    kinds = _settled(ledger).read()["kinds"]
+    kinds = _settled(ledger).read().kinds
     ledger = Ledger()
-    without = _settled(ledger).read()["kinds"]
-    assert abs(without["base"]["bytes"] - kinds["base"]["bytes"] - MANY) < MANY // 10
-    assert without["base"]["fds"] == kinds["base"]["fds"] + 2
+    without = _settled(ledger).read().kinds
+    assert abs(without["base"].bytes - kinds["base"].bytes - MANY) < MANY // 10
+    assert without["base"].fds == kinds["base"].fds + 2
     assert len(grown) == MANY
 
 
@@ -74,8 +74,8 @@ def test_private_memory_is_what_the_kernel_says() -> None:
 
 
 BURST = """
-from tidegate.gateway.memory.allocator import native_free, trim
-from tidegate.gateway.memory.report import private_bytes
+from tidegate.gateway.process_memory.allocator import native_free, trim
+from tidegate.gateway.process_memory.accounting import private_bytes
 
 before = native_free()
 burst = [bytearray(2000) for _ in range(40_000)]
@@ -98,7 +98,7 @@ def test_what_a_burst_left_free_is_told_and_given_back() -> None:
 
 HOLES = """
 import sys
-from tidegate.gateway.memory.allocator import native_free, tune
+from tidegate.gateway.process_memory.allocator import native_free, tune
 
 if "tuned" in sys.argv:
     assert tune()

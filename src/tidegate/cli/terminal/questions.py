@@ -1,0 +1,121 @@
+"""Agents' questions and approval requests at the terminal.
+
+A question is shown in full and stays open until it is closed here or elsewhere: an answer from another client, a stop
+or an expiry ends the prompt within moments. Ambiguous replies are ignored. A slash and a word is a command, as
+everywhere. A short absence of the gateway loses neither the question nor the answer.
+"""
+
+import os
+import re
+import select
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tidegate.cli.client import GatewayClient, GatewayUnanswered
+from tidegate.cli.output import plain, when
+from tidegate.cli.terminal.printer import Printer
+from tidegate.errors import TidegateError
+
+_POLL_SECONDS = 1.0  # between two checks whether the question was answered elsewhere
+_LINE_BYTES = 65536
+_YES = ("y", "yes", "approve", "approved")
+_NO = ("n", "no", "deny", "denied")
+_COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
+
+
+class QuestionPrompt:
+    """Asks the user on this terminal. `command` sends a slash command to the gateway and prints the reply."""
+
+    def __init__(self, api: GatewayClient, printer: Printer, command: Callable[[str], None]) -> None:
+        self._api = api
+        self._printer = printer
+        self._command = command
+
+    def ask(self, id: str, agent: str = "") -> bool:
+        """Ask until the question is closed; returns whether it was answered here. `agent` is set if the question comes
+        from another agent that works on a delegated task. Raises EOFError if the user leaves."""
+        question = self._api.call("GET", self._api.approval(id))
+        if question["state"] != "open":
+            return False
+        who = f"the agent {agent}" if agent else "the agent"
+        self._printer.note(f"{who} asks{' for your approval' if question['kind'] == 'approval' else ''}:")
+        for line in described(question):
+            self._printer.line(f"    {line}")
+        while self._is_open(id):
+            said = self._read(id, f"{hint(question)} ? ")
+            if said is None:
+                break
+            if said and self._say(question, said):
+                return True
+        return False
+
+    def _say(self, question: dict[str, Any], line: str) -> bool:
+        """Whether the line was an answer."""
+        try:
+            if _COMMAND.match(line):
+                self._command(line)
+                return False
+            said = answer_of(question, line)
+            if said is None:
+                self._printer.line(f"Not understood: {hint(question)}; /stop ends the turn.")
+                return False
+            self._api.call("POST", self._api.approval(question["id"]), said)
+        except TidegateError as error:
+            self._printer.line(error.message)
+            return False
+        return True
+
+    def _read(self, id: str, prompt: str) -> str | None:
+        """A line, or None if the question was closed meanwhile. The terminal delivers complete lines, one at a time."""
+        self._printer.prompt(prompt)
+        stdin = sys.stdin.fileno()
+        while not select.select([stdin], [], [], _POLL_SECONDS)[0]:
+            if not self._is_open(id):
+                self._printer.end_line()
+                return None
+        data = os.read(stdin, _LINE_BYTES)
+        self._printer.end_line(typed=True)
+        if not data:
+            raise EOFError
+        return data.decode(errors="replace").strip()
+
+    def _is_open(self, id: str) -> bool:
+        """Assumed to be open while the gateway does not answer."""
+        try:
+            return bool(self._api.call("GET", self._api.approval(id))["state"] == "open")
+        except GatewayUnanswered:
+            return True
+
+
+def described(question: dict[str, Any]) -> list[str]:
+    """The question in full, its choices numbered."""
+    lines = plain(question["summary"]).split("\n")
+    return [*lines, *(f"{number}. {plain(choice)}" for number, choice in enumerate(question.get("choices", ()), 1))]
+
+
+def heading(question: dict[str, Any]) -> str:
+    what = "an approval" if question["kind"] == "approval" else "a question"
+    until = f", until {when(question['expires'])}" if question.get("expires") else ""
+    whose = f"{plain(question['person'])}'s conversation {question['conversation']}"
+    return f"{question['id']}: {what} in {whose}, asked {when(question['asked'])}{until}"
+
+
+def hint(question: dict[str, Any]) -> str:
+    """The possible replies, for the prompt."""
+    if question["kind"] == "approval":
+        return "y approves, n [REASON] denies"
+    return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"
+
+
+def answer_of(question: dict[str, Any], text: str) -> dict[str, str] | None:
+    """The answer as the API takes it; None if the text is not an answer. The gateway checks choices."""
+    text = text.strip()
+    if question["kind"] == "question":
+        return {"decision": "answered", "text": text} if text else None
+    word, _, reason = text.partition(" ")
+    if word.lower() in _YES and not reason:
+        return {"decision": "approved"}
+    if word.lower() in _NO:
+        return {"decision": "denied", "text": reason.strip()}
+    return None

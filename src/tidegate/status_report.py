@@ -1,0 +1,286 @@
+"""The status of a gateway as frozen values with one JSON form.
+
+`GET /api/status`, the control socket and `tidegate status --json` return this form; the metrics are read from the same
+values. A field name here is a public JSON key. Each package fills in its own part at the moment it is asked; nothing
+here refers to a live object. The module imports nothing heavy, so that the command line can decode a status quickly.
+"""
+
+import msgspec
+
+from tidegate.values import Frozen
+
+
+class AgentModel(Frozen, frozen=True, omit_defaults=False):
+    """The model that answers for an agent. Contains no secret."""
+
+    agent: str
+    setting: str
+    """The model's name in the configuration."""
+    model: str
+    host: str
+    demo: bool
+
+    @property
+    def title(self) -> str:
+        return "the built-in demo model" if self.demo else f"{self.model} at {self.host}"
+
+    def __str__(self) -> str:
+        return f"agent {self.agent}: {self.title}"
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+class EngineStats(Frozen, frozen=True):
+    """Turns in this process by state, turns ended since it started, and the seconds that turns have run."""
+
+    running: int
+    waiting: int
+    asking: int
+    delegating: int
+    answered: int
+    failed: int
+    stopped: int
+    seconds: float
+
+
+class ResidentStats(Frozen, frozen=True):
+    """Sessions in memory. `over_cap_mid_turn` counts residents kept beyond the cap because a turn was running."""
+
+    present: int
+    residents: int
+    resident_bytes: int
+    over_cap_mid_turn: int
+    unloads: dict[str, int]
+    """Residents unloaded, by reason."""
+
+
+class WorkspacesStatus(Frozen, frozen=True):
+    """Where commands run, how their limits are enforced, and what runs now."""
+
+    backend: str
+    problem: str
+    warning: str
+    sandboxed: bool
+    enforced: dict[str, str]
+    limits: str
+    uncounted: list[str]
+    boxes: int
+    processes: int
+
+
+class QuestionStats(Frozen, frozen=True):
+    """Approvals and questions of running turns that wait for an answer."""
+
+    waiting: int
+
+
+class AuditStats(Frozen, frozen=True):
+    rows: int
+
+
+class BudgetView(Frozen, frozen=True, omit_defaults=False):
+    """A budget, and how much of it one account has spent. `money` is in dollars; `used` is the share of the limit that
+    is reached first; `opens` is when the next window begins, null for a budget without windows."""
+
+    setting: str
+    per: str
+    each: str
+    key: str
+    name: str
+    tokens: int
+    tokens_limit: int | None
+    money: float
+    money_limit: float | None
+    used: float
+    opens: float | None
+
+
+class ModelStatus(Frozen, frozen=True, omit_defaults=False):
+    """A configured model: its keys, its rest after a failure, failed requests by kind, and how often sessions fell
+    back to it."""
+
+    keys: int
+    keys_resting: int
+    rests_until: float | None
+    rests_because: str | None
+    failures: dict[str, int]
+    fallbacks: int
+
+
+class ModelUsage(Frozen, frozen=True):
+    """Usage of one model since the process started. `cost` is in dollars."""
+
+    calls: int
+    input: int
+    cached: int
+    written: int
+    output: int
+    cost: float
+
+
+class SessionsStatus(Frozen, frozen=True):
+    """The part of the status that `Sessions` fills in."""
+
+    turns: EngineStats
+    sessions: ResidentStats
+    workspaces: WorkspacesStatus
+    questions: QuestionStats
+    audit: AuditStats
+    context: dict[str, int]
+    """Requests made smaller to fit a model's window, by method."""
+    budgets: list[BudgetView]
+    """Budgets of the whole gateway; the first is limits.day_tokens."""
+    model_states: dict[str, ModelStatus]
+    models: dict[str, ModelUsage]
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+class Check(Frozen, frozen=True, omit_defaults=False):
+    ok: bool
+    detail: str
+
+
+class Readiness(Frozen, frozen=True, omit_defaults=False):
+    ready: bool
+    checks: dict[str, Check]
+
+
+class ConnectionStats(Frozen, frozen=True):
+    """Client connections and file descriptors. A limit of 0 descriptors means that there is none."""
+
+    open: int
+    limit: int
+    over_limit: int
+    not_accepted: int
+    descriptors: int
+    descriptors_limit: int
+
+
+class RecorderStatus(Frozen, frozen=True, tag_field="does", tag="records"):
+    """A recording of model traffic in progress. `stopped` is the reason if it has stopped."""
+
+    file: str
+    exchanges: int
+    bytes: int
+    stopped: str | None
+
+
+class ReplayerStatus(Frozen, frozen=True, tag_field="does", tag="replays"):
+    """A replay of recorded model traffic. `again` counts repeated replays of an exchange, `unknown` requests that the
+    recording does not contain."""
+
+    file: str
+    exchanges: int
+    replayed: int
+    again: int
+    unknown: int
+
+
+class MaintenanceStatus(Frozen, frozen=True):
+    """A maintenance task. `last` is how many seconds ago it last succeeded; `error` is its last failure since then."""
+
+    name: str
+    interval: float
+    runs: int
+    failures: int
+    last: float | None
+    took: float
+    error: str = ""
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """How much is held: things, and their bytes, file descriptors and child processes."""
+
+    count: int = 0
+    bytes: int = 0
+    fds: int = 0
+    children: int = 0
+
+    def __add__(self, other: "Holding") -> "Holding":
+        return Holding(
+            self.count + other.count, self.bytes + other.bytes, self.fds + other.fds, self.children + other.children
+        )
+
+    @property
+    def weight(self) -> tuple[int, int, int, int]:
+        """Sort key for the size of an owner: bytes first."""
+        return (self.bytes, self.children, self.fds, self.count)
+
+
+class OwnerHolding(Frozen, frozen=True):
+    """One owner's total, and its parts by kind."""
+
+    owner: str
+    count: int
+    bytes: int
+    fds: int
+    children: int
+    kinds: dict[str, Holding]
+
+
+class PressureStatus(Frozen, frozen=True, omit_defaults=False):
+    """The memory ceiling, whether memory is short now, and how often it has been."""
+
+    ceiling: int = 0
+    short: bool = False
+    spells: int = 0
+
+
+class MemoryStatus(Frozen, frozen=True, omit_defaults=False):
+    """Memory of the process as the kernel counts it, and the state of `MemoryPressure`."""
+
+    rss: int
+    anonymous: int
+    file: int
+    swap: int
+    peak: int
+    ceiling: int
+    short: bool
+    spells: int
+
+
+class MemoryBreakdown(MemoryStatus, frozen=True, omit_defaults=False):
+    """The same, with the private memory explained by kind and by owner."""
+
+    private: int
+    explained: float
+    unexplained: int
+    growth: int
+    growth_explained: float
+    threads: int
+    descriptors: int
+    kinds: dict[str, Holding]
+    owners: list[OwnerHolding]
+
+
+class StatusReport(Frozen, frozen=True, omit_defaults=False):
+    """The status of a gateway without its store and model clients (see `GatewayStatus`), as the command line reads it.
+    The JSON form has the fields of `SessionsStatus` beside the others."""
+
+    version: str
+    pid: int
+    home: str
+    address: str
+    uptime: float
+    demo: bool
+    agents: list[AgentModel]
+    turns: EngineStats
+    sessions: ResidentStats
+    workspaces: WorkspacesStatus
+    questions: QuestionStats
+    audit: AuditStats
+    context: dict[str, int]
+    budgets: list[BudgetView]
+    model_states: dict[str, ModelStatus]
+    models: dict[str, ModelUsage]
+    census: dict[str, int]
+    """Things that must return to their baseline when sessions have gone."""
+    health: Readiness
+    connections: ConnectionStats
+    tape: RecorderStatus | ReplayerStatus | None
+    chores: list[MaintenanceStatus]
+    memory: MemoryStatus
+    """A `MemoryBreakdown` if the caller asked for it."""
