@@ -12,7 +12,7 @@ import pytest
 from tests.workspaces.filing import INNER, SECRET, Yard
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import Mount
-from tidegate.workspaces.files import FileFilter, filesystem, line_pages, mounts
+from tidegate.workspaces.files import FileFilter, filesystem, mounts
 from tidegate.workspaces.files import walk as walking
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
@@ -255,7 +255,7 @@ async def test_every_line_is_in_exactly_one_page(yard: Yard, chunk: int, monkeyp
     """Whatever lies on the boundary of two readings: a line break, an empty line, a character of four bytes."""
     text = "\n\na\n🌊🌊\n" + "é" * 20 + "\n\n\nend"
     yard.put({"text": text})
-    monkeypatch.setattr(line_pages, "CHUNK", chunk)
+    monkeypatch.setattr(filesystem, "CHUNK", chunk)
     for count in (1, 2, 3, 50):
         pages, offset = "", 0
         while True:
@@ -274,7 +274,7 @@ async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, mon
         file.write(b"first\n" * 3000)
         file.truncate(10**12)
     assert await read(yard.files(), "huge", lines=2) == "first\nfirst\n"
-    monkeypatch.setattr(line_pages, "SCANNED_AT_MOST", 4 * 1024 * 1024)
+    monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 4 * 1024 * 1024)
     assert "too far to be reached" in await refusal(yard.files(), "huge", offset=10**9)
     with pytest.raises(ToolFailed, match="more than the 1000 that fit here"):
         await yard.files().load("huge", limit=1000)
@@ -284,7 +284,7 @@ async def test_a_long_reading_ends_when_it_is_cancelled(yard: Yard, monkeypatch:
     """L10: nobody waits for a page that nobody wants any more."""
     with (yard.work / "huge").open("wb") as file:
         file.truncate(10**12)
-    monkeypatch.setattr(line_pages, "SCANNED_AT_MOST", 10**13)
+    monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 10**13)
     with anyio.fail_after(30):
         with anyio.move_on_after(0.05) as scope:
             await read(yard.files(), "huge", offset=1)

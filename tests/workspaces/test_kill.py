@@ -21,7 +21,8 @@ from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes
 from tidegate.workspaces.backends import guardian
-from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend, BubblewrapSandbox
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
+from tidegate.workspaces.backends.bubblewrap_sandbox import BubblewrapSandbox
 from tidegate.workspaces.backends.interface import OWNER, owner_of
 from tidegate.workspaces.processes.children import Spawner
 

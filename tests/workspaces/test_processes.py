@@ -15,7 +15,8 @@ from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.agent import Conversation
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, workspaces
-from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend, BubblewrapSandbox
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
+from tidegate.workspaces.backends.bubblewrap_sandbox import BubblewrapSandbox
 from tidegate.workspaces.backends.interface import Backend, SandboxSpec
 from tidegate.workspaces.processes.background import MOST_RUNNING
 from tidegate.workspaces.processes.children import Spawner

@@ -5,10 +5,10 @@ ended or the gateway has; unloading a session touches none of it. The gateway's 
 """
 
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.processes.views import CommandEnd, OutputPage, ProcessView, WaitResult
+from tidegate.workspaces.folders import keep_within
+from tidegate.workspaces.processes.process_view import OutputPage, ProcessView
 from tidegate.workspaces.provenance import Provenance
-from tidegate.workspaces.trash import keep_within
-from tidegate.workspaces.workspace import Workspace
+from tidegate.workspaces.workspace import CommandEnd, WaitResult, Workspace
 from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Workspaces
 
 __all__ = [

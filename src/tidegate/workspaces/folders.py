@@ -17,10 +17,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from anyio import to_thread
+
+from tidegate.log import Log
+from tidegate.store import Store, workspaces
 from tidegate.workspaces.backends.interface import SandboxSpec
 from tidegate.workspaces.files import User
 
+log = Log(__name__)
+
 FOLDER_MODE = 0o700
+BATCH = 100
+"""Rows that are taken from the store at once."""
+
+BATCHES = 100
+"""Batches in one run: more than there is, and an end to it."""
+
 MEASURE_SECONDS = 5.0
 """How long the size of one workspace is added up at most: then it is at least what was found."""
 
@@ -196,3 +208,28 @@ def _used_behind_doors(places: list[str]) -> DiskUsage | None:
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):
             return None
     return DiskUsage(*counts)
+
+
+async def keep_within(store: Store, folders: Folders, most: int) -> None:
+    """Measure what is new in the trash, and remove what is too much."""
+    for _ in range(BATCHES):
+        new: list[str] = await store.read(workspaces.unmeasured, BATCH)
+        for session in new:
+            # On its way there it may still lie where it was.
+            places = (folders.of(session), folders.trash / session)
+            bytes = await to_thread.run_sync(used_bytes, places, most)
+            await store.write(workspaces.measured, session, bytes)
+        if len(new) < BATCH:
+            break
+    for _ in range(BATCHES):
+        old: list[str] = await store.read(workspaces.beyond, most, BATCH)
+        for session in old:
+            try:
+                await to_thread.run_sync(folders.remove, session)
+            except OSError as error:
+                log.warning("a folder in the trash cannot be removed", session=session, error=str(error))
+                return  # the next look tries again
+            await store.write(workspaces.remove, session)
+            log.info("a folder left the trash early, which holds no more than workspaces.trash_bytes", session=session)
+        if len(old) < BATCH:
+            break

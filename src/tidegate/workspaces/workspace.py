@@ -7,19 +7,18 @@ needs it. Cancelling `run` ends the command and all that came of it within a sec
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.errors import ToolFailed
 from tidegate.store import Db, workspaces
-from tidegate.values import new_id
+from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.disk import MeteredFiles
 from tidegate.workspaces.files import Files
 from tidegate.workspaces.processes.command_run import CommandResult, Sink, conduct
 from tidegate.workspaces.processes.live_sandbox import OUTSIDE, LiveSandbox, strained
-from tidegate.workspaces.processes.process_view import ProcessViewer, view
-from tidegate.workspaces.processes.views import CommandEnd, OutputPage, ProcessView, WaitResult
+from tidegate.workspaces.processes.process_view import OutputPage, ProcessView, ProcessViewer, view
 
 if TYPE_CHECKING:
     from tidegate.workspaces.workspaces import Workspaces
@@ -34,6 +33,23 @@ _TOO_LONG = (
 _REPLACED = (
     "The command replaced or killed its shell: the next one starts in the directory and with the variables from before."
 )
+
+
+class CommandEnd(Frozen, frozen=True):
+    """How a command ended. `code` is None when it was ended for its time; negative for a signal. `left_behind` counts
+    the background processes that were ended with it; `note` says what its caller should know besides."""
+
+    code: int | None
+    timed_out: bool = False
+    left_behind: int = 0
+    note: str = ""
+
+
+class WaitResult(NamedTuple):
+    """`matched` is the line in which the pattern was found; None when the time was over or the process is."""
+
+    process: ProcessView
+    matched: str | None
 
 
 class Workspace:

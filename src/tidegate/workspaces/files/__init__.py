@@ -15,11 +15,13 @@ from tidegate.workspaces.files.values import (
     FileHit,
     FileLines,
     Files,
+    FileStamp,
     HitLine,
     Listing,
     SearchQuery,
     SearchResult,
     WriteResult,
+    file_stamp,
 )
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "FileFilter",
     "FileHit",
     "FileLines",
+    "FileStamp",
     "Files",
     "HitLine",
     "Listing",
@@ -38,6 +41,7 @@ __all__ = [
     "SearchResult",
     "User",
     "WriteResult",
+    "file_stamp",
     "printable",
     "read_pattern",
     "shown",

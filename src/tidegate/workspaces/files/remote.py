@@ -72,8 +72,8 @@ class Frozen:
 
 _MODULES = (
     "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.file_user",
-    f"{_FILES}.protected_paths", f"{_FILES}.mounts", f"{_FILES}.walk", f"{_FILES}.line_pages", f"{_FILES}.atomic_write",
-    f"{_FILES}.globs", f"{_FILES}.excerpts", f"{_FILES}.line_matcher", f"{_FILES}.search_input", f"{_FILES}.filesystem",
+    f"{_FILES}.protected_paths", f"{_FILES}.mounts", f"{_FILES}.walk", f"{_FILES}.atomic_write",
+    f"{_FILES}.globs", f"{_FILES}.line_matcher", f"{_FILES}.search_input", f"{_FILES}.filesystem",
     remote_server.__name__,
 )  # fmt: skip
 

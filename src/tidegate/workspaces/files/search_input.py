@@ -8,15 +8,24 @@ should not read. It blocks: it is for worker threads, and, sent there, for other
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
+from anyio import from_thread
+
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files.excerpts import FileStamp, lines_around, mark
 from tidegate.workspaces.files.globs import Glob
 from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, refer, reopened
-from tidegate.workspaces.files.values import FileFilter, FileHit, SearchQuery, SearchResult
+from tidegate.workspaces.files.values import (
+    FileFilter,
+    FileHit,
+    FileStamp,
+    HitLine,
+    SearchQuery,
+    SearchResult,
+    file_stamp,
+)
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILE_BYTES = 32 * 1024 * 1024
@@ -29,13 +38,20 @@ BINARY_WITHIN = 8192
 
 CHUNK = 256 * 1024
 
+SHOWN_BYTES = 400
+"""Of one line; a longer one is rarely read for its whole length."""
+
+BEFORE_BYTES = 100
+LINE_CHUNK = 64 * 1024
+_LOOKS = 1024  # readings between two looks whether anybody still waits
+
 
 class SearchedFile(NamedTuple):
     """A file as it went into the stream: its lines are those from `first`, counted from 1 over all files."""
 
     first: int
     path: str
-    mark: FileStamp
+    stamp: FileStamp
 
 
 class SearchInput:
@@ -89,8 +105,8 @@ class SearchInput:
 
     def _file(self, fd: int, path: str) -> Iterator[bytes]:
         """All of a file, with a line break at its end."""
-        state = mark(fd)
-        if state.size > FILE_BYTES:
+        stamp = file_stamp(fd)
+        if stamp.size > FILE_BYTES:
             self.large += 1
             return
         left = FILE_BYTES  # it may grow while it is read
@@ -100,7 +116,7 @@ class SearchInput:
                 if b"\0" in chunk[:BINARY_WITHIN]:
                     self.binary += 1
                     return
-                self.searched.append(SearchedFile(self._next, path, state))
+                self.searched.append(SearchedFile(self._next, path, stamp))
                 first = False
             left -= len(chunk)
             self._bytes += len(chunk)
@@ -145,7 +161,7 @@ def hits(
             with at(mounts, file.path) as spot:
                 fd = open_file(spot)
                 try:
-                    lines = lines_around(fd, columns, context) if mark(fd) == file.mark else None
+                    lines = lines_around(fd, columns, context) if file_stamp(fd) == file.stamp else None
                 finally:
                     os.close(fd)
         except ToolFailed:
@@ -157,3 +173,55 @@ def hits(
 def _index(searched: Sequence[SearchedFile], number: int) -> int:
     """Which file a line of the stream is in."""
     return bisect_right(searched, number, key=lambda file: file.first) - 1
+
+
+def lines_around(fd: int, columns: Mapping[int, int], context: int) -> tuple[HitLine, ...]:
+    """The lines whose numbers `columns` has, with the column that matters, and as many around each as `context` says.
+    Both count from 1."""
+    wanted = {number for found in columns for number in range(max(1, found - context), found + context + 1)}
+    lines: list[HitLine] = []
+    with open(fd, "rb", buffering=LINE_CHUNK, closefd=False) as file:
+        number, place, readings = 1, 0, 0
+        part = _Part(columns.get(1, 1))
+        while wanted and number <= max(wanted) and (piece := file.readline(LINE_CHUNK)):
+            readings += 1
+            if readings % _LOOKS == 0:
+                from_thread.check_cancelled()
+            if number in wanted:
+                part.add(piece, place)
+            place += len(piece)
+            if piece.endswith(b"\n"):
+                if number in wanted:
+                    lines.append(part.line(number, number in columns))
+                    wanted.discard(number)
+                number, place = number + 1, 0
+                part = _Part(columns.get(number, 1))
+        if place and number in wanted:
+            lines.append(part.line(number, number in columns))
+    return tuple(lines)
+
+
+class _Part:
+    """The part of one line that is shown."""
+
+    def __init__(self, column: int) -> None:
+        # A match near the beginning is shown with the beginning.
+        self._start = 0 if column <= SHOWN_BYTES - BEFORE_BYTES else column - 1 - BEFORE_BYTES
+        self._kept = bytearray()
+        self._after = False
+
+    def add(self, piece: bytes, place: int) -> None:
+        """A further piece of the line, which begins at that place in it."""
+        piece = piece.removesuffix(b"\n").removesuffix(b"\r")
+        low = max(0, self._start - place)
+        high = max(low, self._start + SHOWN_BYTES - place)
+        self._kept += piece[low:high]
+        self._after = self._after or len(piece) > high
+
+    def line(self, number: int, found: bool) -> HitLine:
+        text = self._kept.decode("utf-8", "replace")
+        if self._start:
+            text = text.lstrip("\ufffd")
+        if self._after:
+            text = text.rstrip("\ufffd")
+        return HitLine(number, text, found, before=self._start > 0, after=self._after)

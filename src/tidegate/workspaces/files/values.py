@@ -5,6 +5,7 @@ A path is relative to the workspace, or absolute as the session's commands see i
 so when it is not all.
 """
 
+import os
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
@@ -114,6 +115,21 @@ class SearchResult(NamedTuple):
     left_out: tuple[str, ...] = ()
     large: int = 0
     binary: int = 0
+
+
+class FileStamp(NamedTuple):
+    """By which a file is known to be as it was."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+def file_stamp(fd: int) -> FileStamp:
+    status = os.fstat(fd)
+    return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Files(Protocol):

@@ -7,18 +7,18 @@ takes for ever takes nobody else's time.
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.store import ProcessRow, Store, processes
-from tidegate.values import new_id
+from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.processes.background import RunningProcess
 from tidegate.workspaces.processes.command_run import conduct, end
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.processes.process_log import LogPiece, ProcessLog
-from tidegate.workspaces.processes.views import OutputPage, ProcessView
 
 SCAN_BYTES = 48 * 1024
 """Of output in which a pattern is looked for at once."""
@@ -30,6 +30,34 @@ LISTED_NAMES = 20
 """Of processes that are named to who asks for one that is not there."""
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character behind its first
+
+
+class ProcessView(Frozen, frozen=True):
+    """A background process. `new` is false when one of that name was running already; `bytes` is all that it has put
+    out so far, also what is no longer kept."""
+
+    name: str
+    command: str
+    state: str
+    exit_code: int | None = None
+    started: float = 0.0
+    ended: float | None = None
+    restart: bool = False
+    notify: bool = False
+    bytes: int = 0
+    new: bool = True
+
+    @property
+    def live(self) -> bool:
+        return self.ended is None
+
+
+class OutputPage(NamedTuple):
+    """A piece of a process's output. `next` is where the following one starts; `dropped` bytes before it are gone."""
+
+    text: str
+    next: int
+    dropped: int = 0
 
 
 class ProcessViewer:

@@ -29,7 +29,7 @@ _FORBIDDING = (
 """What keeps a user from making namespaces, and what to do about it."""
 
 
-class Protection(NamedTuple):
+class SandboxFeature(NamedTuple):
     """`missing` says in a sentence what is not there and what provides it; empty when it is there."""
 
     name: str
@@ -37,12 +37,14 @@ class Protection(NamedTuple):
     missing: str
 
 
-def protections() -> Iterator[Protection]:
-    yield Protection("bubblewrap", "bwrap and what it needs are installed.", _bubblewrap())
-    yield Protection("user namespaces", "they can be made.", _user_namespaces())
-    yield Protection("control groups", "this user may divide them: they hold memory and processes.", _control_groups())
-    yield Protection("seccomp", "system calls that no command needs are closed.", seccomp.problem())
-    yield Protection("pasta", "commands can be given a network of their own.", sandbox_network.missing())
+def sandbox_features() -> Iterator[SandboxFeature]:
+    yield SandboxFeature("bubblewrap", "bwrap and what it needs are installed.", _bubblewrap())
+    yield SandboxFeature("user namespaces", "they can be made.", _user_namespaces())
+    yield SandboxFeature(
+        "control groups", "this user may divide them: they hold memory and processes.", _control_groups()
+    )
+    yield SandboxFeature("seccomp", "system calls that no command needs are closed.", seccomp.problem())
+    yield SandboxFeature("pasta", "commands can be given a network of their own.", sandbox_network.missing())
 
 
 def _bubblewrap() -> str:

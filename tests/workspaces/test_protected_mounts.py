@@ -13,10 +13,9 @@ from tests.workspaces.making import room, until
 from tidegate.errors import ToolFailed
 from tidegate.tools.files.edit import edit
 from tidegate.tools.files.write import write
-from tidegate.workspaces import project_protection
-from tidegate.workspaces.backends import bubblewrap
+from tidegate.workspaces import protected_mounts
 from tidegate.workspaces.files.file_user import acting_as, gateway_user
-from tidegate.workspaces.project_protection import protected
+from tidegate.workspaces.protected_mounts import protected
 
 pytestmark = pytest.mark.anyio
 
@@ -269,7 +268,7 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
     secret.mkdir()
     (secret / "key").write_text("sk-secret")
 
-    def then_exchange(folder: Path) -> tuple[project_protection.ProtectedMount, ...]:
+    def then_exchange(folder: Path) -> tuple[protected_mounts.ProtectedMount, ...]:
         found = protected(folder)
         (project / ".vscode").rename(project / "aside")
         if other == "a link":
@@ -329,7 +328,7 @@ async def test_a_protected_file_that_appears_while_no_command_runs_is_its_owners
         async with room(home) as rooms:
             done, _ = await rooms.run(session, "echo more > .idea/startup.xml", agent="project")
             assert done.code != 0
-    assert [line["path"] for line in lines if line["event"] == bubblewrap.NEW] == [f"{project}/.idea"]
+    assert [line["path"] for line in lines if line["event"] == bubblewrap_sandbox.NEW] == [f"{project}/.idea"]
 
 
 async def test_no_link_leads_to_another_head_that_is_renamed(home: Path, project: Path, tmp_path: Path) -> None:
@@ -394,7 +393,7 @@ async def test_settings_in_a_folder_that_a_command_closes_stay_as_they_are(home:
 
 def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project's own repository comes first, however many folders there are."""
-    monkeypatch.setattr(project_protection, "FOLDERS", 10)
+    monkeypatch.setattr(protected_mounts, "FOLDERS", 10)
     git(tmp_path, "init", "-q")
     for number in range(20):
         (tmp_path / f"{number:02}").mkdir()
