@@ -21,7 +21,7 @@ from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Backend, Child, Sandbox, SandboxLimits, SandboxSpec
 from tidegate.workspaces.processes.children import Spawner
-from tidegate.workspaces.processes.command_run import conduct
+from tidegate.workspaces.processes.command_run import run_child
 
 MIB = 1 << 20
 _numbers = itertools.count(900_000 + os.getpid())
@@ -45,12 +45,12 @@ class Place:
 
     backend: Backend
     spec: SandboxSpec
-    box: Sandbox
+    sandbox: Sandbox
     shell: bytes | None = None
 
     async def spawn(self, text: str) -> Child:
         mark = new_id("c")
-        return await self.box.spawn(self._script(text, mark), mark)
+        return await self.sandbox.spawn(self._script(text, mark), mark)
 
     async def run(self, text: str) -> Ran:
         printed = bytearray()
@@ -59,7 +59,7 @@ class Place:
             printed.extend(data)
 
         with anyio.fail_after(WAIT):
-            done = await conduct(await self.spawn(text), sink)
+            done = await run_child(await self.spawn(text), sink)
         saved = shell_script.read_state(done.state)
         if saved.shell is not None:
             self.shell = saved.shell
@@ -75,7 +75,7 @@ class Place:
         """A process that goes on, and reads."""
         mark = new_id("pr")
         inner = self.backend.inner(self.spec.folder)
-        return await self.box.spawn(shell_script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
+        return await self.sandbox.spawn(shell_script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
 
     def _script(self, text: str, mark: str) -> bytes:
         inner = self.backend.inner(self.spec.folder)
@@ -105,12 +105,12 @@ def spec_of(home: Path, **settings: Any) -> SandboxSpec:
 @contextlib.asynccontextmanager
 async def opened(backend: Backend, spec: SandboxSpec) -> AsyncIterator[Place]:
     with anyio.fail_after(WAIT):
-        box = await backend.open(spec)
+        sandbox = await backend.open(spec)
     try:
-        yield Place(backend, spec, box)
+        yield Place(backend, spec, sandbox)
     finally:
         with anyio.fail_after(WAIT):
-            await box.close()
+            await sandbox.close()
 
 
 async def output_of(child: Child) -> str:
@@ -199,7 +199,7 @@ class Conformance:
 
         with anyio.fail_after(WAIT):
             child = await place.spawn("yes 0123456789abcdef | head -c 5242880")
-            assert (await conduct(child, sink)).code == 0
+            assert (await run_child(child, sink)).code == 0
         expected = (b"0123456789abcdef\n" * (5 * MIB // 17 + 1))[: 5 * MIB]
         assert (size, digest.hexdigest()) == (5 * MIB, hashlib.sha256(expected).hexdigest())
 
@@ -251,7 +251,7 @@ class Conformance:
         assert (ran.code, ran.output) == (0, "started\n")
         if not self.finds_the_unmarked:
             with anyio.fail_after(WAIT):
-                await place.box.close()
+                await place.sandbox.close()
             assert not alive(mark)
             beside.close()
             return
@@ -340,7 +340,7 @@ class Conformance:
 
         with anyio.fail_after(WAIT):
             async with anyio.create_task_group() as group:
-                group.start_soon(conduct, child, sink)
+                group.start_soon(run_child, child, sink)
                 await started.wait()
                 group.cancel_scope.cancel()
         assert not alive(mark)
@@ -350,12 +350,12 @@ class Conformance:
         mark = token()
         children = [await place.start(f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}") for _ in range(2)]
         await until(lambda: len(alive(f"sleep\0{mark}")) == 4)
-        assert place.box.alive
+        assert place.sandbox.alive
         with anyio.fail_after(WAIT):
-            await place.box.close()
-            await place.box.wait()
-            await place.box.close()
-        assert not place.box.alive and not alive(mark)
+            await place.sandbox.close()
+            await place.sandbox.wait()
+            await place.sandbox.close()
+        assert not place.sandbox.alive and not alive(mark)
         with pytest.raises(ToolFailed):
             await place.start("true")
         for child in children:
@@ -367,22 +367,22 @@ class Conformance:
     # -- marks, limits and what is used --
 
     async def test_everything_that_comes_of_a_command_carries_its_mark(self, place: Place) -> None:
-        child = await place.box.spawn(place._script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
+        child = await place.sandbox.spawn(place._script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
         assert await output_of(child) == "TIDEGATE_MARK=mark-77\n"
         with anyio.fail_after(WAIT):
             await child.end(0)
         child.close()
 
     async def test_what_runs_is_counted(self, place: Place) -> None:
-        before = await place.box.load()
+        before = await place.sandbox.load()
         mark = token()
         child = await place.start(f"sleep {mark} & (setsid sleep {mark} &); echo up; sleep {mark}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
-        load = await place.box.load()
+        load = await place.sandbox.load()
         assert load.processes == before.processes + 4 and load.memory_bytes > before.memory_bytes
         with anyio.fail_after(WAIT):
             await child.end(0)
-        assert (await place.box.load()).processes == before.processes
+        assert (await place.sandbox.load()).processes == before.processes
         child.close()
 
     async def test_a_file_does_not_get_larger_than_it_may(self, place: Place) -> None:

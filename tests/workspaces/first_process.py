@@ -35,9 +35,9 @@ async def come_and_go(rooms: Room, harm: Callable[[int | None], None]) -> None:
     await rooms.of(session).start("server", f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}; :")
     command = asyncio.ensure_future(rooms.run(session, f"(setsid sleep {mark} &); sleep {mark}; :"))
     await until(lambda: len(alive(f"sleep\0{mark}")) >= 4)
-    site = rooms.site(session)
-    assert site is not None and site.box is not None
-    harm(site.box.pid)
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and live_sandbox.sandbox is not None
+    harm(live_sandbox.sandbox.pid)
     command.cancel()
     await asyncio.gather(command, return_exceptions=True)
     await rooms.end(session)
@@ -48,9 +48,9 @@ def no_harm(_: int | None) -> None:
     pass
 
 
-def kill_box(box: int | None) -> None:
-    if box is not None:
-        os.kill(box, signal.SIGKILL)
+def kill_box(sandbox: int | None) -> None:
+    if sandbox is not None:
+        os.kill(sandbox, signal.SIGKILL)
 
 
 def kill_between(_: int | None) -> None:

@@ -72,7 +72,7 @@ class Room:
     def of(self, session: str, agent: str = "main") -> Workspace:
         return self.workspaces.of(session, agent, "t_1")
 
-    def site(self, session: str) -> LiveSandbox | None:
+    def live_sandbox(self, session: str) -> LiveSandbox | None:
         return self.workspaces.present(session)
 
     async def run(self, session: str, command: str, **options: Any) -> tuple[CommandEnd, str]:

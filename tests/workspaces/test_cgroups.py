@@ -18,7 +18,7 @@ from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import LimitEvents, SandboxLimits
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.kernel.cgroup_hierarchy import CgroupTree, trees
-from tidegate.workspaces.kernel.cgroups import JOIN, Cgroup, Cgroups, CommandGroup, handed_over
+from tidegate.workspaces.kernel.cgroups import JOIN_SCRIPT, Cgroup, Cgroups, CommandGroup, handed_over
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ for place in range(0, 200 << 20, 4096):
 def groups(tmp_path: Path) -> Cgroups:
     made = Cgroups(tmp_path)
     made.find()
-    if made.held != BOTH:
+    if made.kernel_limits != BOTH:
         pytest.skip("this process may not make control groups here: what is looked at instead has tests of its own")
     return made
 
@@ -56,7 +56,7 @@ def prefix_of(home: Path) -> str:
 
 @contextlib.contextmanager
 def member(group: Cgroup | CommandGroup, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["/bin/sh", "-c", JOIN, "sh", *group.joins, "--", *command]) as process:
+    with subprocess.Popen(["/bin/sh", "-c", JOIN_SCRIPT, "sh", *group.joins, "--", *command]) as process:
         try:
             yield process
         finally:
@@ -75,7 +75,7 @@ class TestBubblewrapInAGroup(Conformance):
     @pytest.fixture
     async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
         async with opened(BubblewrapBackend(spawner(), groups), spec_of(tmp_path)) as made:
-            assert made.box.held == BOTH
+            assert made.sandbox.kernel_limits == BOTH
             yield made
         assert folders(prefix_of(tmp_path)) == []
 
@@ -84,7 +84,7 @@ class TestLocalInAGroup(Conformance):
     @pytest.fixture
     async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
         async with opened(LocalBackend(spawner(), groups), spec_of(tmp_path)) as made:
-            assert made.box.held == BOTH
+            assert made.sandbox.kernel_limits == BOTH
             yield made
         assert folders(prefix_of(tmp_path)) == []
 
@@ -120,7 +120,7 @@ async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgr
             "memory (workspaces.memory_bytes)."
         )
         assert await rooms.said(session, "echo $KEPT") == "yes"
-        assert set(rooms.site(session).running) == {"server"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]
         assert rooms.workspaces.status()["enforced"]["memory_bytes"] == "cgroup"
 
 
@@ -142,7 +142,7 @@ async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told
     async with room(home, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         await rooms.of(session).start("large", f"exec python3 -c '{SHARE}'")
-        await until(lambda: rooms.site(session).running == {})  # type: ignore[union-attr]
+        await until(lambda: rooms.live_sandbox(session).running == {})  # type: ignore[union-attr]
         told = await rooms.told(session)
         assert "'large'" in told and "was ended by signal 9" in told and "workspaces.memory_bytes" in told
 
@@ -203,10 +203,10 @@ async def test_only_groups_of_the_same_home_are_removed(groups: Cgroups, tmp_pat
     with member(mine, "/bin/sleep", mark) as one, member(others, "/bin/sleep", mark) as two:
         await until(lambda: inside(mine) == inside(others) == 1)
         await to_thread.run_sync(groups.sweep)  # its own, that lives
-        assert one.poll() is None and mine.there
+        assert one.poll() is None and mine.joinable
         await to_thread.run_sync(Cgroups(tmp_path).sweep)  # as after a restart
         assert one.wait(WAIT) == -9 and two.poll() is None
-        assert not mine.there and others.there
+        assert not mine.joinable and others.joinable
         assert await to_thread.run_sync(others.end) and two.wait(WAIT) == -9
     assert folders(prefix_of(tmp_path / "other")) == []
 
@@ -222,7 +222,7 @@ async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt
         await until(lambda: process.poll() is not None)
     assert process.returncode == 2  # it could not go on
     await to_thread.run_sync(leaf.remove)
-    assert group.strain == LimitEvents() and await to_thread.run_sync(group.end)
+    assert group.limit_events == LimitEvents() and await to_thread.run_sync(group.end)
 
 
 async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgroups) -> None:
@@ -237,7 +237,7 @@ async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgro
         assert await to_thread.run_sync(group.end)
         await until(lambda: alive(mark) == [])
         assert await to_thread.run_sync(group.end)  # again
-    assert group.strain == LimitEvents()
+    assert group.limit_events == LimitEvents()
 
 
 async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgroups, rooms: Room, session: str) -> None:
@@ -255,7 +255,7 @@ async def test_what_has_killed_its_guardian_and_hidden_ends_with_the_group(group
         session = await rooms.new_session()
         running = asyncio.ensure_future(rooms.run(session, f"(setsid env -i sleep {mark} &) ; sleep {mark}"))
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        [command] = rooms.site(session).box._commands  # type: ignore[union-attr]
+        [command] = rooms.live_sandbox(session).sandbox._commands  # type: ignore[union-attr]
         os.kill(command.guardian, signal.SIGKILL)  # a command can do that itself, unless root started the gateway
         await running
         assert alive(mark) == []
@@ -291,8 +291,12 @@ async def test_where_no_group_can_be_made_limits_are_looked_at(home: Path) -> No
     async with room(home, polled=True) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "true")
-        site = rooms.site(session)
-        assert site is not None and site.box is not None and site.box.held == frozenset()
+        live_sandbox = rooms.live_sandbox(session)
+        assert (
+            live_sandbox is not None
+            and live_sandbox.sandbox is not None
+            and live_sandbox.sandbox.kernel_limits == frozenset()
+        )
         status = rooms.workspaces.status()
         assert status["enforced"]["memory_bytes"] == "polled"
         assert "memory: polled" in status["limits"]

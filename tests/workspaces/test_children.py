@@ -13,11 +13,11 @@ import pytest
 
 from tests.workspaces.making import WAIT, alive, token, until
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.processes.children import READ_BYTES, Spawner, find
+from tidegate.workspaces.processes.children import READ_BYTES, Spawner, find_program
 
 pytestmark = pytest.mark.anyio
 
-BASH = find("bash") or "/bin/bash"
+BASH = find_program("bash") or "/bin/bash"
 
 
 @pytest.fixture

@@ -44,9 +44,9 @@ async def test_a_shell_outlives_its_sandbox_and_the_gateway(home: Path) -> None:
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "cd /tmp; export X=kept; f() { echo function; }; echo file > /tmp/there")
-        site = rooms.site(session)
-        assert site is not None
-        await rooms.workspaces.vacate(site)
+        live_sandbox = rooms.live_sandbox(session)
+        assert live_sandbox is not None
+        await rooms.workspaces.close_sandbox(live_sandbox)
         assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"
     async with room(home) as rooms:
         assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"

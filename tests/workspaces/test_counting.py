@@ -102,7 +102,7 @@ async def begin(rooms: Room, session: str, program: str, amount: int) -> None:
 
 async def ended(rooms: Room, session: str, setting: str) -> None:
     with anyio.fail_after(WAIT):
-        while rooms.site(session).running:  # type: ignore[union-attr]
+        while rooms.live_sandbox(session).running:  # type: ignore[union-attr]
             await rooms.workspaces.reconcile()
     assert setting in await rooms.told(session)
     assert await rooms.said(session, "echo fine") == "fine"
@@ -132,7 +132,7 @@ async def test_shared_memory_that_nobody_has_mapped_counts(home: Path, program: 
         amount = 100 if program is SEGMENT else 30
         await begin(rooms, session, program, amount)
         if program is SHM:  # of which there is never more than half of the memory
-            load = await rooms.site(session).box.load()  # type: ignore[union-attr]
+            load = await rooms.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
             assert 30 * MIB <= load.memory_bytes < 64 * MIB
         else:
             await ended(rooms, session, "workspaces.memory_bytes")
@@ -144,10 +144,10 @@ async def test_memory_that_is_seen_twice_counts_once(home: Path, backend: str) -
     async with room(home, backend=backend, polled=True, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         await begin(rooms, session, BOTH, 40)
-        load = await rooms.site(session).box.load()  # type: ignore[union-attr]
+        load = await rooms.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
         assert 40 * MIB <= load.memory_bytes < 64 * MIB
         await rooms.workspaces.reconcile()
-        assert set(rooms.site(session).running) == {"attack"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"attack"}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])

@@ -17,7 +17,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.files.edit import edit
 from tidegate.tools.files.write import write
 from tidegate.workspaces.files.filesystem import Filesystem
-from tidegate.workspaces.folders import DiskUsage, used
+from tidegate.workspaces.folders import DiskUsage, disk_usage
 
 pytestmark = pytest.mark.anyio
 
@@ -97,8 +97,8 @@ async def test_too_much_is_known_also_when_nothing_was_present_in_between(
             for number in range(3):
                 done, _ = await rooms.run(session, f"head -c 1500000 /dev/zero >> f; touch g{number}")
                 assert "workspaces.disk_bytes" in done.note
-                if (site := rooms.site(session)) is not None:
-                    await rooms.workspaces.vacate(site)
+                if (live_sandbox := rooms.live_sandbox(session)) is not None:
+                    await rooms.workspaces.close_sandbox(live_sandbox)
             assert (home / "workspaces" / session / "f").stat().st_size == 1_500_000
             assert (home / "workspaces" / session / "g2").exists()
             assert rooms.presence.get(session) is None
@@ -141,7 +141,7 @@ async def test_a_process_that_goes_on_does_not_outlast_a_full_disk(home: Path, m
         await until(lambda: last.exists() and last.stat().st_size == 1_000_000)
         await rooms.workspaces.reconcile()
         assert "workspaces.disk_bytes" in await rooms.told(session)
-        await until(lambda: not rooms.site(session) or not rooms.site(session).running)  # type: ignore[union-attr]
+        await until(lambda: not rooms.live_sandbox(session) or not rooms.live_sandbox(session).running)  # type: ignore[union-attr]
         assert [view.state for view in await rooms.of(session).list()] == ["ended"]
         await rooms.said(session, "rm f*")
         await rooms.of(session).start("server", "sleep 1000")
@@ -156,8 +156,8 @@ async def test_who_removes_files_is_let_go_on_while_there_is_too_much(
     async with room(home, disk_bytes=MIB) as rooms:
         session = await rooms.new_session()
         await rooms.run(session, "; ".join(WRITE.format(number) for number in range(3)))
-        site = rooms.site(session)
-        assert site is not None and site.disk is not None and site.disk.full
+        live_sandbox = rooms.live_sandbox(session)
+        assert live_sandbox is not None and live_sandbox.disk is not None and live_sandbox.disk.full
         removing = asyncio.ensure_future(
             rooms.run(session, "rm f0; touch one; until [ -e go ]; do sleep 0.01; done; rm f*")
         )
@@ -176,9 +176,9 @@ async def test_a_large_workspace_is_measured_seldom(home: Path, monkeypatch: pyt
 
     def counted(folders: Any, enough: DiskUsage) -> DiskUsage:
         measured.append(enough)
-        return used(folders, enough)
+        return disk_usage(folders, enough)
 
-    monkeypatch.setattr("tidegate.workspaces.disk.measured", counted)
+    monkeypatch.setattr("tidegate.workspaces.disk.disk_usage", counted)
     async with room(home) as rooms:
         session = await rooms.new_session()
         for _ in range(3):
@@ -244,8 +244,8 @@ async def test_who_is_cancelled_while_a_file_is_opened_leaves_no_descriptor(
     begun, go, over = asyncio.Event(), threading.Event(), asyncio.Event()
     loop, real = asyncio.get_running_loop(), Filesystem.open
 
-    def slow(skill_set: Filesystem, path: str) -> int:
-        fd = real(skill_set, path)
+    def slow(filesystem: Filesystem, path: str) -> int:
+        fd = real(filesystem, path)
         loop.call_soon_threadsafe(begun.set)
         go.wait(30)
         loop.call_soon_threadsafe(loop.call_later, 0.01, over.set)

@@ -142,8 +142,10 @@ async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
     for path in ("", "a\0b", "x/" * 4000):
         assert "must name a file or folder" in await refusal(files, path)
     assert '"a\\nb\\x1b[2J"' in await refusal(files, "a\nb\x1b[2J")
-    gone = LocalFiles((Mount(inner=INNER, folder=yard.work / "gone"),), Spawner(frozenset({0})))
-    assert "cannot be opened (No such file or directory); the operator must make it" in await refusal(gone, "x")
+    kill_and_close = LocalFiles((Mount(inner=INNER, folder=yard.work / "gone"),), Spawner(frozenset({0})))
+    assert "cannot be opened (No such file or directory); the operator must make it" in await refusal(
+        kill_and_close, "x"
+    )
 
 
 async def test_a_path_has_a_greatest_depth(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,10 +41,10 @@ def remote(place: Place) -> RemoteFiles:
 
 
 def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
-    async def box() -> Sandbox:
-        return place.box
+    async def sandbox() -> Sandbox:
+        return place.sandbox
 
-    return box
+    return sandbox
 
 
 async def told(call: Awaitable[Any]) -> Any:
@@ -184,14 +184,14 @@ async def test_a_search_that_takes_for_ever_is_stopped(
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     found = await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
     assert found.hits == () and found.stopped.startswith("it was stopped after 0.5 s")
-    assert (await place.box.load()).processes == 0
+    assert (await place.sandbox.load()).processes == 0
 
 
 async def test_who_no_longer_waits_leaves_nothing(place: Place, remote: RemoteFiles) -> None:
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     with anyio.move_on_after(0.5):
         await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
-    assert (await place.box.load()).processes == 0
+    assert (await place.sandbox.load()).processes == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tidegate.workspaces.files import (
     HitLine,
     SearchQuery,
     SearchResult,
-    excerpts,
     read_pattern,
     search_input,
     walk,
@@ -26,12 +25,12 @@ from tidegate.workspaces.files import (
 from tidegate.workspaces.files import (
     search as searching,
 )
-from tidegate.workspaces.processes.children import HELPERS, ChildProcess, find
+from tidegate.workspaces.processes.children import HELPERS, ChildProcess, find_program
 
 pytestmark = pytest.mark.anyio
 
 ENGINES = [
-    pytest.param(True, marks=pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here")),
+    pytest.param(True, marks=pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here")),
     False,
 ]
 
@@ -101,13 +100,13 @@ async def test_a_long_line_is_shown_around_the_match(
     yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than a reading, with characters of several bytes where it is cut."""
-    monkeypatch.setattr(excerpts, "CHUNK", 1000)
+    monkeypatch.setattr(search_input, "LINE_CHUNK", 1000)
     yard.put(
         {"far": "🌊" * 2000 + "hit" + "é" * 2000 + "\nnext\n", "near": "hit" + "é" * 500, "whole": "x" * 397 + "hit"}
     )
     far, near, whole = (hit.lines[0] for hit in (await search(yard, "hit", ripgrep=ripgrep)).hits)
     assert far.before and far.after and "🌊hité" in far.text and set(far.text) == set("🌊hité")
-    assert excerpts.SHOWN_BYTES - 8 <= len(far.text.encode()) <= excerpts.SHOWN_BYTES
+    assert search_input.SHOWN_BYTES - 8 <= len(far.text.encode()) <= search_input.SHOWN_BYTES
     assert near == HitLine(1, "hit" + "é" * 198, found=True, before=False, after=True)
     assert whole.text.endswith("hit") and whole.before and not whole.after
 
@@ -215,7 +214,7 @@ async def test_a_catastrophic_pattern_is_stopped(yard: Yard, monkeypatch: pytest
         scope.cancel()
     assert "stopped after 1 s" in found.stopped
     assert turns > 3
-    if find("rg") is not None:
+    if find_program("rg") is not None:
         monkeypatch.setattr(searching, "SECONDS", 60.0)
         found = await search(yard, "(a+)+b")
         assert places(found) == [("a", 1)] and not found.stopped
@@ -283,7 +282,7 @@ async def test_what_searches_gets_nothing_of_the_gateways_environment(
     spy.write_text(f"#!/bin/sh\nenv > {yard.work}/seen/env\nexit 1\n")
     spy.chmod(0o755)
     monkeypatch.setenv("TIDEGATE_SECRET", SECRET)
-    monkeypatch.setattr(searching, "find", lambda _program: str(spy))
+    monkeypatch.setattr(searching, "find_program", lambda _program: str(spy))
     yard.put({"a": "hit\n"})
     await search(yard, "hit")
     names = {line.partition("=")[0] for line in (yard.work / "seen/env").read_text().splitlines()}
@@ -292,7 +291,9 @@ async def test_what_searches_gets_nothing_of_the_gateways_environment(
 
 async def test_a_ripgrep_that_does_not_work_is_done_without(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too old for an option, say."""
-    monkeypatch.setattr(searching, "find", lambda _program: "/bin/false" if Path("/bin/false").exists() else None)
+    monkeypatch.setattr(
+        searching, "find_program", lambda _program: "/bin/false" if Path("/bin/false").exists() else None
+    )
     monkeypatch.setattr(searching, "_rg", lambda program, _query: searching._Engine((program,), (0,)))
     yard.put({"a": "hit\n", "b": "x\n" * 100_000})
     assert places(await search(yard, "hit")) == [("a", 1)]
@@ -336,7 +337,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here to be compared with")
+@pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREES, pattern=PATTERNS, options=OPTIONS)
 async def test_with_and_without_ripgrep_the_whole_answer_is_the_same(

@@ -34,7 +34,7 @@ class Guarded:
         theirs.close()
         self.ours.settimeout(WAIT)
         if told:
-            self.ours.send(guardian.task(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
+            self.ours.send(guardian.task_message(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
             said = self.ours.recv(100)
             end = said.find(guardian.OVER)  # of one that is over by then
             self.started, self.said = (said, b"") if end < 0 else (said[:end], said[end:])
@@ -132,7 +132,7 @@ def test_it_ends_everything_when_its_keeper_is_gone() -> None:
     mark = token()
     with (
         started("sleep", token()) as kept,
-        guarded(f"(setsid sleep {mark} &); sleep {mark}", keeper=guardian.known_as(kept.pid)) as one,
+        guarded(f"(setsid sleep {mark} &); sleep {mark}", keeper=guardian.process_identity(kept.pid)) as one,
     ):
         soon(lambda: len(alive(f"sleep\0{mark}")) == 2)
         kept.kill()
@@ -201,8 +201,8 @@ def test_what_is_sent_elsewhere_needs_nothing_but_an_old_python(module: object) 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) -> None:
-    task = guardian.task(["cat"], {}, LIMITS, "/")
-    sent = remote_program.program((guardian.__name__,), "guard_away") + task + b"the rest\n"
+    task = guardian.task_message(["cat"], {}, LIMITS, "/")
+    sent = remote_program.program((guardian.__name__,), "guard_remote") + task + b"the rest\n"
     ran = subprocess.run(
         [shell, "-c", remote_program.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False
     )
@@ -211,7 +211,7 @@ def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) ->
 
 
 def test_a_program_that_comes_only_in_part_does_nothing() -> None:
-    sent = remote_program.program((guardian.__name__,), "guard_away")[:-50]
+    sent = remote_program.program((guardian.__name__,), "guard_remote")[:-50]
     ran = subprocess.run(
         ["sh", "-c", remote_program.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False
     )
@@ -225,7 +225,7 @@ def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> N
     mark = token()
     with started("sh", "-c", f"sleep {mark} & exec sleep {mark}"):
         both = soon(lambda: len(seen := alive(f"sleep\0{mark}")) == 2 and seen)  # not before the shell has become one
-        found = guardian.below([os.getpid()])
+        found = guardian.descendants([os.getpid()])
         assert set(found) == set(both)
         assert guardian.load([os.getpid()], 1 << 40)[0] == 2
         guardian.send(signal.SIGKILL, found)
@@ -238,17 +238,17 @@ def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> N
 def test_a_signal_reaches_the_process_that_was_looked_at_or_none() -> None:
     """Numbers come back: a process is known by the time of its start as well."""
     with started("sleep", token()) as process:
-        start = int(guardian.known_as(process.pid).partition(":")[2])
+        start = int(guardian.process_identity(process.pid).partition(":")[2])
         guardian.send(signal.SIGKILL, {process.pid: start + 1})
         assert process.poll() is None
         guardian.send(signal.SIGKILL, {process.pid: start})
         assert process.wait(WAIT) == -signal.SIGKILL
-    assert guardian.known_as(process.pid) == ""
+    assert guardian.process_identity(process.pid) == ""
 
 
 def test_a_sweep_ends_what_has_a_variable_and_nothing_else() -> None:
     mark = token()
     with started("sleep", mark, env={"M": mark}) as one, started("sleep", mark) as other:
-        soon(lambda: one.pid in guardian.marked(f"M={mark}"))
+        soon(lambda: one.pid in guardian.marked_processes(f"M={mark}"))
         assert guardian.sweep(f"M={mark}") and guardian.sweep(f"M={mark}")
         assert one.wait(WAIT) == -signal.SIGKILL and other.poll() is None

@@ -131,9 +131,9 @@ async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_hold(rooms:
     assert "/proc/1/fd/6: No such device or address" in printed and printed.endswith("socket\n")
     await rooms.of(session).start("server", tree)
     await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
-    site = rooms.site(session)
-    assert site is not None and isinstance(site.box, BubblewrapSandbox)
-    site.box._lifeline.close()
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and isinstance(live_sandbox.sandbox, BubblewrapSandbox)
+    live_sandbox.sandbox._lifeline.close()
     await until(lambda: alive(mark) == [])
 
 
@@ -163,7 +163,7 @@ async def test_a_sandbox_whose_bwrap_is_killed_while_it_starts_leaves_nothing(
     backend = BubblewrapBackend(Spawner(frozenset(os.sched_getaffinity(0)), own))
     with pytest.raises(ToolFailed, match="The sandbox was not there"):
         await backend.open(spec_of(tmp_path))
-    assert await to_thread.run_sync(guardian.marked, f"{OWNER}={own}") == {}
+    assert await to_thread.run_sync(guardian.marked_processes, f"{OWNER}={own}") == {}
 
 
 # -- what is left all the same ---------------------------------------------------------------------------------------

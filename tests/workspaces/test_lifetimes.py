@@ -24,9 +24,9 @@ DAY = 86400.0
 
 
 def box_pid(rooms: Room, session: str) -> int:
-    site = rooms.site(session)
-    assert site is not None and site.box is not None and site.box.pid is not None
-    return site.box.pid
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and live_sandbox.sandbox is not None and live_sandbox.sandbox.pid is not None
+    return live_sandbox.sandbox.pid
 
 
 # -- the box -----------------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ async def test_a_session_gets_its_box_with_its_first_command_and_only_then(rooms
     """L29: a session that runs nothing has no box, no folder and no row."""
     mine = rooms.of(session)
     assert await mine.list() == () and await mine.sandboxed()
-    assert rooms.site(session) is None and not (rooms.home / "workspaces").exists()
+    assert rooms.live_sandbox(session) is None and not (rooms.home / "workspaces").exists()
     assert await rooms.store.read(workspaces.get, session) is None
     await rooms.said(session, "true")
     assert (rooms.home / "workspaces" / session).stat().st_mode & 0o777 == 0o700
@@ -57,7 +57,7 @@ async def test_a_box_that_was_removed_from_outside_is_made_again_and_the_agent_i
     await rooms.said(session, "cd /tmp; echo kept > file")
     await rooms.of(session).start("server", f"sleep {mark}")
     os.kill(box_pid(rooms, session), signal.SIGKILL)
-    await until(lambda: not rooms.site(session).running)  # type: ignore[union-attr]
+    await until(lambda: not rooms.live_sandbox(session).running)  # type: ignore[union-attr]
     assert await rooms.said(session, "pwd; cat file") == "/tmp\nkept"
     told = await rooms.told(session)
     assert "ended from outside" in told and "'server'" in told
@@ -69,10 +69,10 @@ async def test_the_loss_of_a_box_in_which_nothing_ran_is_told_too(rooms: Room, s
     """S10: what lay in its memory is gone; it is told once, on the timer or with the next command."""
     for look in (rooms.workspaces.reconcile, lambda: rooms.said(session, "true")):
         await rooms.said(session, "true")
-        site = rooms.site(session)
-        assert site is not None and site.box is not None
+        live_sandbox = rooms.live_sandbox(session)
+        assert live_sandbox is not None and live_sandbox.sandbox is not None
         os.kill(box_pid(rooms, session), signal.SIGKILL)
-        await site.box.wait()
+        await live_sandbox.sandbox.wait()
         await look()
         assert "The sandbox of this conversation's commands was ended from outside" in await rooms.told(session)
         assert await rooms.said(session, "echo fine") == "fine"
@@ -87,11 +87,11 @@ async def test_what_was_lost_with_a_box_is_known_also_when_the_next_command_come
     await rooms.of(session).start("kept", f"sleep {mark}", restart=True)
     await rooms.of(session).start("gone", f"sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-    site = rooms.site(session)
-    assert site is not None and site.box is not None
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and live_sandbox.sandbox is not None
     os.kill(box_pid(rooms, session), signal.SIGKILL)
-    await site.box.wait()
-    await site.mourn()
+    await live_sandbox.sandbox.wait()
+    await live_sandbox.note_lost()
     assert await rooms.said(session, "echo fine") == "fine"
     told = await until_told(rooms, session, "'kept'")
     assert "has been started again" in told
@@ -139,25 +139,25 @@ async def test_an_idle_box_is_closed_and_nobody_sees_the_difference(
     await rooms.of(busy).start("server", "sleep 1000")
     await rooms.said(session, "cd /tmp; echo kept > file")
     await rooms.workspaces.reconcile()
-    assert rooms.site(session) is not None
-    for site in (rooms.site(session), rooms.site(busy)):
-        assert site is not None
-        site.used -= IDLE_SECONDS + 1
+    assert rooms.live_sandbox(session) is not None
+    for live_sandbox in (rooms.live_sandbox(session), rooms.live_sandbox(busy)):
+        assert live_sandbox is not None
+        live_sandbox.used -= IDLE_SECONDS + 1
     await rooms.workspaces.reconcile()
-    assert rooms.site(session) is None and rooms.presence.get(session) is None
-    assert rooms.site(busy) is not None
+    assert rooms.live_sandbox(session) is None and rooms.presence.get(session) is None
+    assert rooms.live_sandbox(busy) is not None
     assert await rooms.said(session, "pwd; cat file") == "/tmp\nkept"
     assert await rooms.told(session) == ""
 
 
 async def test_idle_boxes_are_bounded_in_number(rooms: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """L04, L14: the longest unused go first."""
-    monkeypatch.setattr("tidegate.workspaces.workspaces.IDLE_BOXES", 2)
+    monkeypatch.setattr("tidegate.workspaces.workspaces.IDLE_SANDBOXES", 2)
     made = [await rooms.new_session() for _ in range(4)]
     for session in made:
         await rooms.said(session, "true")
     await rooms.workspaces.reconcile()
-    assert [rooms.site(session) is not None for session in made] == [False, False, True, True]
+    assert [rooms.live_sandbox(session) is not None for session in made] == [False, False, True, True]
 
 
 async def test_a_box_is_never_another_backends(home: Path) -> None:
@@ -185,11 +185,11 @@ async def test_a_box_is_never_another_backends(home: Path) -> None:
 async def test_opening_and_closing_leaves_nothing(rooms: Room, session: str) -> None:
     """L06, L15: descriptors, children and zombies after fifty boxes are as before."""
     await rooms.said(session, "true")
-    await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
+    await rooms.workspaces.close_sandbox(rooms.live_sandbox(session))  # type: ignore[arg-type]
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
         await rooms.said(session, "true")
-        await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
+        await rooms.workspaces.close_sandbox(rooms.live_sandbox(session))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
@@ -400,7 +400,7 @@ async def test_a_project_folder_that_is_missing_is_named_and_not_made(rooms: Roo
 
 async def test_the_demo_model_finds_its_notes_in_a_new_folder_once(rooms: Room, session: str) -> None:
     assert "demo model" in await rooms.said(session, "cat notes.txt; rm notes.txt", agent="demo")
-    await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
+    await rooms.workspaces.close_sandbox(rooms.live_sandbox(session))  # type: ignore[arg-type]
     assert await rooms.said(session, "ls", agent="demo") == ""
     assert await rooms.said(await rooms.new_session(), "ls") == ""
 
@@ -441,5 +441,5 @@ async def test_an_end_while_a_box_is_opened_leaves_none(rooms: Room) -> None:
             await asyncio.sleep(0)
         await rooms.end(session)
         await asyncio.gather(running, return_exceptions=True)
-        assert rooms.presence.get(session) is None or rooms.site(session) is None
+        assert rooms.presence.get(session) is None or rooms.live_sandbox(session) is None
     assert [entry.name for entry in Path("/proc/self/task").iterdir() if (entry / "children").read_text()] == []

@@ -15,8 +15,10 @@ EAT = "dd if=/dev/zero bs={0} count=1 2>/dev/null | sleep 1000"
 
 
 async def memory(rooms: Room, session: str) -> int:
-    site = rooms.site(session)
-    return 0 if site is None or site.box is None else (await site.box.load()).memory_bytes
+    live_sandbox = rooms.live_sandbox(session)
+    return (
+        0 if live_sandbox is None or live_sandbox.sandbox is None else (await live_sandbox.sandbox.load()).memory_bytes
+    )
 
 
 async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path) -> None:
@@ -29,9 +31,9 @@ async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path)
                 await asyncio.sleep(0.01)
             if number < 3:
                 await rooms.workspaces.reconcile()
-                assert len(rooms.site(session).running) == number  # type: ignore[union-attr]
+                assert len(rooms.live_sandbox(session).running) == number  # type: ignore[union-attr]
         await rooms.workspaces.reconcile()
-        await until(lambda: rooms.site(session).running == {})  # type: ignore[union-attr]
+        await until(lambda: rooms.live_sandbox(session).running == {})  # type: ignore[union-attr]
         told = await rooms.told(session)
         assert "workspaces.memory_bytes" in told and "eater1, eater2, eater3" in told
         assert {view.state for view in await rooms.of(session).list()} == {"ended"}
@@ -47,7 +49,7 @@ async def test_memory_that_is_shared_counts_once(home: Path) -> None:
         await rooms.of(session).start("forker", f"printf -v x '%{60 * MIB}s' ' '; {children}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 4)
         await rooms.workspaces.reconcile()
-        assert set(rooms.site(session).running) == {"forker"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"forker"}  # type: ignore[union-attr]
         assert 50 * MIB < await memory(rooms, session) < 200 * MIB
 
 
@@ -96,8 +98,10 @@ async def test_too_many_processes_in_the_background_are_ended(home: Path) -> Non
             await rooms.workspaces.reconcile()
             if len(alive(f"sleep\0{mark}")) <= 30:
                 break
-        site = rooms.site(session)
-        assert site is None or site.box is None or (await site.box.load()).processes <= 30
+        live_sandbox = rooms.live_sandbox(session)
+        assert (
+            live_sandbox is None or live_sandbox.sandbox is None or (await live_sandbox.sandbox.load()).processes <= 30
+        )
 
 
 async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
@@ -121,4 +125,4 @@ async def test_a_project_is_as_large_as_it_is(home: Path, monkeypatch: pytest.Mo
         session = await rooms.new_session()
         await rooms.of(session, "project").start("server", "sleep 1000")
         await rooms.workspaces.reconcile()
-        assert set(rooms.site(session).running) == {"server"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]

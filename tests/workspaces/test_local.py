@@ -52,14 +52,14 @@ async def test_it_works_in_the_folder_itself_with_a_home_and_temporary_files_bes
     spec = place.spec
     assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
     await place.said("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
-    files = place.backend.files(spec, box=lambda: anyio.sleep(0, place.box))
+    files = place.backend.files(spec, open_sandbox=lambda: anyio.sleep(0, place.sandbox))
     assert isinstance(files, LocalFiles)
     for path, content in (("here", b"1\n"), (f"{spec.home}/there", b"2\n"), (f"{spec.temporary}/then", b"3\n")):
         assert (await files.load(path, limit=10)).data == content
 
 
 async def test_no_process_is_there_while_nothing_runs(place: Place) -> None:
-    assert place.box.alive and place.box.pid is None and not guardians()
+    assert place.sandbox.alive and place.sandbox.pid is None and not guardians()
     child = await place.start("read -r line")
     assert len(guardians()) == 1
     child.close_input()

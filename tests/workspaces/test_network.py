@@ -135,9 +135,13 @@ async def test_nobody_reaches_into_a_sandbox(home: Path) -> None:
 
 def uplinks(rooms: Room, session: str) -> list[int]:
     """The pids of what joins a session's sandbox to the network."""
-    site = rooms.site(session)
+    live_sandbox = rooms.live_sandbox(session)
     running = rooms.workspaces.spawner.running
-    return [pid for pid in running if site is not None and site.box is not None and "passt" in _name(pid)]
+    return [
+        pid
+        for pid in running
+        if live_sandbox is not None and live_sandbox.sandbox is not None and "passt" in _name(pid)
+    ]
 
 
 def _name(pid: int) -> str:
@@ -201,7 +205,7 @@ async def test_a_sandbox_whose_uplink_was_killed_is_made_again(home: Path) -> No
 async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_install(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_network, "find", lambda _: None)
+    monkeypatch.setattr(sandbox_network, "find_program", lambda _: None)
     async with room(home, network=True) as rooms:
         with pytest.raises(ToolFailed, match="pasta and nft are not installed here: install passt and nftables"):
             await rooms.run(await rooms.new_session(), "true")

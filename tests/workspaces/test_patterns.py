@@ -13,7 +13,7 @@ from tidegate.errors import ToolFailed
 from tidegate.values import Frozen
 from tidegate.workspaces.files import Pattern, SearchQuery, line_matcher, read_pattern
 from tidegate.workspaces.files.search import _python, _rg
-from tidegate.workspaces.processes.children import find
+from tidegate.workspaces.processes.children import find_program
 
 Places = list[tuple[int, int]]
 
@@ -26,7 +26,7 @@ def by_python(pattern: Pattern, text: bytes) -> Places:
 
 
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
-    program = find("rg")
+    program = find_program("rg")
     assert program is not None
     command = _rg(program, SearchQuery(pattern=pattern, limit=10_000)).command
     reading = "/proc/self/fd/0"  # here the text comes by the standard input
@@ -41,7 +41,7 @@ def lines(pattern: str, *given: str, **options: bool) -> list[str]:
     text = "".join(f"{line}\n" for line in given).encode()
     read = read_pattern(pattern, **options)
     found = by_python(read, text)
-    if find("rg") is not None:
+    if find_program("rg") is not None:
         assert by_ripgrep(read, text) == found
     return [given[number - 1] for number, _column in found]
 
@@ -143,7 +143,7 @@ def test_classes_of_which_each_letters_case_would_be_looked_up_are_bounded() -> 
         read_pattern("[\\u0100-\\u0400]" * 6, ignore_case=True)
 
 
-@pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here to be compared with")
+@pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @pytest.mark.parametrize("pattern", ["a{1990}", "\\w{490}", "[^a]{400}", "(.|é){200}", "([^é]{20}){20}"])
 def test_the_largest_pattern_that_is_accepted_is_one_that_ripgrep_takes(pattern: str) -> None:
     assert by_ripgrep(read_pattern(pattern), b"abc\n" + b"b" * 3000 + b"\n") in ([], [(2, 1)])
@@ -189,7 +189,7 @@ class Given(Frozen, frozen=True):
     ignore_case: bool
 
 
-@pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here to be compared with")
+@pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @settings(max_examples=150)
 @given(case=st.builds(Given, pattern=PATTERNS, text=TEXTS, ignore_case=st.booleans()), chunk=st.integers(1, 40))
 def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:

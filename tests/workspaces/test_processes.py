@@ -89,8 +89,8 @@ async def test_a_start_that_is_cancelled_leaves_no_process(rooms: Room, session:
         await asyncio.gather(task, return_exceptions=True)
     views = await rooms.of(session).list()
     running = {view.name for view in views if view.live}
-    site = rooms.site(session)
-    assert running == (set() if site is None else set(site.running))
+    live_sandbox = rooms.live_sandbox(session)
+    assert running == (set() if live_sandbox is None else set(live_sandbox.running))
     for name in running:
         await rooms.of(session).stop(name)
     await until(lambda: alive(mark) == [])
@@ -341,15 +341,15 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
         await house.say(_calls("terminal", command="cd /tmp; export A=b"))
         await until(lambda: alive(f"sleep\0{mark}"))
         presence, before = house.service.presence, alive(mark)
-        site, record = house.service.workspaces.present(session), presence.get(session)
-        assert site is not None and record is not None and isinstance(record.resident, Conversation)
+        live_sandbox, record = house.service.workspaces.present(session), presence.get(session)
+        assert live_sandbox is not None and record is not None and isinstance(record.resident, Conversation)
         if how == "asked for":
             assert presence.unload(session, reason="test")
         else:
             assert presence.sweep(record.used + presence.idle_ttl + 1) == 1
         await until(lambda: presence.stats().residents == 0 and not presence._leaving)
         assert presence.get(session) is record and record.resident is None
-        assert house.service.workspaces.present(session) is site and list(site.running) == ["server"]
+        assert house.service.workspaces.present(session) is live_sandbox and list(live_sandbox.running) == ["server"]
         assert alive(mark) == before
         await house.say(_calls("terminal", command="echo $PWD $A"))
         assert results(house)[-1].startswith("/tmp b")
@@ -365,8 +365,8 @@ def _calls(tool: str, **arguments: str) -> str:
 
 
 def _running(rooms: Room, session: str) -> dict[str, Any]:
-    site = rooms.site(session)
-    return {} if site is None else site.running
+    live_sandbox = rooms.live_sandbox(session)
+    return {} if live_sandbox is None else live_sandbox.running
 
 
 def _written(rooms: Room, session: str, name: str) -> int:

@@ -14,6 +14,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.files.edit import edit
 from tidegate.tools.files.write import write
 from tidegate.workspaces import protected_mounts
+from tidegate.workspaces.backends import bubblewrap_sandbox
 from tidegate.workspaces.files.file_user import acting_as, gateway_user
 from tidegate.workspaces.protected_mounts import protected
 

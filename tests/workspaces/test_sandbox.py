@@ -189,7 +189,7 @@ async def test_where_bubblewrap_is_missing_the_message_says_what_to_install(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"bash": "/bin/bash", "nsenter": "/usr/bin/nsenter", "setpriv": "/x", "prlimit": "/x"}
-    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.find", found.get)
+    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.find_program", found.get)
     async with room(home, backend="auto") as rooms:
         session = await rooms.new_session()
         with pytest.raises(ToolFailed, match=r"install bubblewrap, .*workspaces\.backend = local"):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workspaces.apart import apart
 from tidegate.workspaces.kernel import sandbox_support, seccomp
-from tidegate.workspaces.processes.children import find
+from tidegate.workspaces.processes.children import find_program
 
 HIDE = 'for program in {}; do mount --bind /dev/null "$(command -v $program)"; done'
 LACKING = {
@@ -71,7 +71,9 @@ def test_whether_namespaces_can_be_made_is_tried_as_who_needs_them(
         folder.chmod(folder.stat().st_mode | 0o055)
     (tmp_path / "unshare").write_text('#!/bin/sh\n[ "$(id -u)" = 0 ]\n')
     (tmp_path / "unshare").chmod(0o755)
-    monkeypatch.setattr(sandbox_support, "find", lambda name: str(tmp_path / name) if name == "unshare" else find(name))
+    monkeypatch.setattr(
+        sandbox_support, "find_program", lambda name: str(tmp_path / name) if name == "unshare" else find_program(name)
+    )
     found = {each.name: each.missing for each in sandbox_support.sandbox_features()}
     assert "this user may not make them" in found["user namespaces"]
 

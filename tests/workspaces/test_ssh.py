@@ -72,8 +72,10 @@ async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
     monkeypatch.setenv("DISPLAY", ":7")
     monkeypatch.setenv("TIDEGATE_SECRET", "hidden")
     async with opened(backend, spec_of(tmp_path)) as place:
-        assert place.box.pid is not None
-        names = [field.partition(b"=")[0] for field in Path(f"/proc/{place.box.pid}/environ").read_bytes().split(b"\0")]
+        assert place.sandbox.pid is not None
+        names = [
+            field.partition(b"=")[0] for field in Path(f"/proc/{place.sandbox.pid}/environ").read_bytes().split(b"\0")
+        ]
         assert set(names) == {b"HOME", b"PATH", b"TIDEGATE_OWNER", b""}
         assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
 
@@ -186,15 +188,15 @@ async def test_the_folders_of_an_ended_session_go_to_the_trash_and_from_there_wh
         async with opened(backend, spec) as place:
             await place.said("mkdir -p deep; echo 1 > deep/file; chmod 500 deep")
     old, kept, removed = (spec.session for spec in specs)
-    await backend.put_away(old, keep=True, age=100)
+    await backend.discard_folders(old, keep=True, age=100)
     assert (server.trash / old / "work" / "deep" / "file").read_text() == "1\n"
     os.utime(server.trash / old, (1, 1))
-    await backend.put_away(kept, keep=True, age=100)
-    await backend.put_away(removed, keep=False, age=100)
+    await backend.discard_folders(kept, keep=True, age=100)
+    await backend.discard_folders(removed, keep=False, age=100)
     assert not (server.trash / old).exists() and not (server.trash / removed).exists()
     assert (server.trash / kept).is_dir()
     assert not any((server.sessions / spec.session).exists() for spec in specs)
-    await backend.put_away(kept, keep=True, age=100)
+    await backend.discard_folders(kept, keep=True, age=100)
     assert (server.trash / kept).is_dir()
 
 
@@ -217,10 +219,10 @@ async def test_files_over_there_are_read_written_and_found_as_they_are_here(plac
 
 
 def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
-    async def box() -> Sandbox:
-        return place.box
+    async def sandbox() -> Sandbox:
+        return place.sandbox
 
-    return box
+    return sandbox
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -238,11 +240,11 @@ async def test_a_connection_that_is_cut_ends_everything_over_there_and_is_seen(s
         ):  # a connection of a plain user's is two, and one ends with the other
             os.kill(pid, signal.SIGKILL)
     with anyio.fail_after(WAIT):
-        await place.box.wait()
+        await place.sandbox.wait()
         assert await child.wait() == -9
         await child.end(0)
     child.close()
-    assert not place.box.alive
+    assert not place.sandbox.alive
     await until(lambda: not alive(mark))
     with pytest.raises(ToolFailed, match=r"connection to the machine .* was lost"):
         await place.run("true")
@@ -252,12 +254,12 @@ async def test_a_keeper_that_is_killed_takes_everything_with_it(place: Place) ->
     mark = token()
     child = await place.start(f"(setsid env -i sleep {mark} &); sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-    os.kill(int(place.box.there.keeper.partition(":")[0]), signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(int(place.sandbox.remote.keeper.partition(":")[0]), signal.SIGKILL)  # type: ignore[attr-defined]
     await until(lambda: not alive(mark))
     with anyio.fail_after(WAIT):
         await child.wait()
         await child.end(0)
-        await place.box.wait()
+        await place.sandbox.wait()
     child.close()
 
 
@@ -269,7 +271,7 @@ async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_i
     with anyio.fail_after(WAIT):
         assert await child.end(0) == 0
         assert await child.wait() == -9
-    assert not alive(mark) and place.box.alive
+    assert not alive(mark) and place.sandbox.alive
     child.close()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.sessions.recovery import recover
 from tidegate.store import approvals, audit, maintenance, notes, receipts, search, usage
 from tidegate.values import Frozen
-from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
+from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
 if TYPE_CHECKING:
     from tidegate.sessions.service import Sessions
@@ -70,7 +70,7 @@ def maintenance_tasks(service: "Sessions") -> list[MaintenanceTask]:
 
     async def take_up() -> int:
         resumed = await recover(service, older=STRANDED_SECONDS)
-        await service.workspaces.processes.tell()
+        await service.workspaces.processes.report_ends()
         return resumed
 
     async def tidy() -> None:
@@ -89,7 +89,7 @@ def maintenance_tasks(service: "Sessions") -> list[MaintenanceTask]:
 
     async def folders() -> None:
         await service.workspaces.tidy()
-        await keep_within(store, service.workspaces.folders, service.config.workspaces.trash_bytes)
+        await enforce_trash_quota(store, service.workspaces.folders, service.config.workspaces.trash_bytes)
 
     async def close_late_questions() -> int:
         return await drain(service.questions.expire, approvals.EXPIRED_AT_ONCE)

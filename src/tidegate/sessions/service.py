@@ -447,7 +447,7 @@ class Sessions:
             await self._scope.enter(self.memory)
         await self.workspaces.start()
         resumed = await recover(self)
-        await self.workspaces.processes.tell()
+        await self.workspaces.processes.report_ends()
         self._scope.start(self.endings.finish, name="what ended sessions are owed")
         if self.extractor is not None:
             self._scope.start(self.endings.finish_slow, name="what is to be learnt from ended sessions")

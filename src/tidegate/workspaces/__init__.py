@@ -5,7 +5,7 @@ ended or the gateway has; unloading a session touches none of it. The gateway's 
 """
 
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.folders import keep_within
+from tidegate.workspaces.folders import enforce_trash_quota
 from tidegate.workspaces.processes.process_view import OutputPage, ProcessView
 from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.workspace import CommandEnd, WaitResult, Workspace
@@ -23,5 +23,5 @@ __all__ = [
     "WaitResult",
     "Workspace",
     "Workspaces",
-    "keep_within",
+    "enforce_trash_quota",
 ]

@@ -20,8 +20,7 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files import Files, WriteResult, shown
-from tidegate.workspaces.folders import DiskUsage
-from tidegate.workspaces.folders import used as measured
+from tidegate.workspaces.folders import DiskUsage, disk_usage
 
 BLOCK = 4096
 """What a file takes at least, and in whole numbers of."""
@@ -107,7 +106,7 @@ class DiskLimit:
     async def _measure(self) -> DiskUsage:
         begun, self._stale = time.monotonic(), False
         enough = DiskUsage(ENOUGH * self.most.bytes, ENOUGH * self.most.files)
-        self._used = found = await to_thread.run_sync(measured, self.folders, enough)
+        self._used = found = await to_thread.run_sync(disk_usage, self.folders, enough)
         took = time.monotonic() - begun
         self._again = time.monotonic() + (MEASURE_AGAIN * took if took > QUICK_SECONDS else 0)
         return found

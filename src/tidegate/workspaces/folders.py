@@ -73,12 +73,12 @@ class Folders:
                     _give(folder / NOTES_NAME, spec.user)
                 _give(folder, spec.user)
 
-    def foreign(self, spec: SandboxSpec) -> list[Path]:
+    def wrongly_owned(self, spec: SandboxSpec) -> list[Path]:
         """The session's own folders that belong to another user than they should. A project is never among them."""
         own = (spec.home, spec.temporary) if spec.project else (spec.folder, spec.home, spec.temporary)
         return [folder for folder in own if spec.user is not None and folder.stat().st_uid != spec.user.uid]
 
-    def throw_away(self, session: str) -> None:
+    def move_to_trash(self, session: str) -> None:
         """Its folder to the trash, and what it kept beside it; that is removed with the next sweep."""
         self.trash.mkdir(mode=FOLDER_MODE, exist_ok=True)
         for folder in (self.of(session), self.private(session)):
@@ -109,7 +109,7 @@ class Folders:
                         found.setdefault(named[1], []).append(entry)
         return found
 
-    def is_rubbish(self, path: Path) -> bool:
+    def is_leftover(self, path: Path) -> bool:
         """Whether it is to go although its session may still want its folder back."""
         return path.parent == self.trash and "." in path.name
 
@@ -162,7 +162,7 @@ class DiskUsage(NamedTuple):
         return self.bytes > most.bytes or self.files > most.files
 
 
-def used(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
+def disk_usage(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
     """What these take; it is not looked further when that is more than `enough`, nor for ever. What lies too deep to be
     measured, or cannot be looked into, counts as too much."""
     total, count, until = 0, 0, time.monotonic() + MEASURE_SECONDS
@@ -185,8 +185,8 @@ def used(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
     return DiskUsage(total, count)
 
 
-def used_bytes(folders: Iterable[Path], enough: int) -> int:
-    return used(folders, DiskUsage(enough, sys.maxsize)).bytes
+def disk_usage_bytes(folders: Iterable[Path], enough: int) -> int:
+    return disk_usage(folders, DiskUsage(enough, sys.maxsize)).bytes
 
 
 def _used_behind_doors(places: list[str]) -> DiskUsage | None:
@@ -210,14 +210,14 @@ def _used_behind_doors(places: list[str]) -> DiskUsage | None:
     return DiskUsage(*counts)
 
 
-async def keep_within(store: Store, folders: Folders, most: int) -> None:
+async def enforce_trash_quota(store: Store, folders: Folders, most: int) -> None:
     """Measure what is new in the trash, and remove what is too much."""
     for _ in range(BATCHES):
         new: list[str] = await store.read(workspaces.unmeasured, BATCH)
         for session in new:
             # On its way there it may still lie where it was.
             places = (folders.of(session), folders.trash / session)
-            bytes = await to_thread.run_sync(used_bytes, places, most)
+            bytes = await to_thread.run_sync(disk_usage_bytes, places, most)
             await store.write(workspaces.measured, session, bytes)
         if len(new) < BATCH:
             break

@@ -16,8 +16,8 @@ from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.disk import MeteredFiles
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.processes.command_run import CommandResult, Sink, conduct
-from tidegate.workspaces.processes.live_sandbox import OUTSIDE, LiveSandbox, strained
+from tidegate.workspaces.processes.command_run import CommandResult, Sink, run_child
+from tidegate.workspaces.processes.live_sandbox import ENDED_FROM_OUTSIDE, LiveSandbox, limit_notice
 from tidegate.workspaces.processes.process_view import OutputPage, ProcessView, ProcessViewer, view
 
 if TYPE_CHECKING:
@@ -72,37 +72,37 @@ class Workspace:
         """The session's files; the folder is made when there is none yet."""
         backend, spec = await self._owner.spec(self.session, self.agent)
         await self._owner.prepare(spec, backend, self.agent)
-        files, disk = backend.files(spec, self._box), self._owner.disk(spec, backend)
+        files, disk = backend.files(spec, self._open_sandbox), self._owner.disk(spec, backend)
         return files if disk is None else MeteredFiles(files, disk)
 
-    async def _box(self) -> Sandbox:
-        async with self._owner.at_work(self.session, self.agent) as site:
-            return await site.enter()
+    async def _open_sandbox(self) -> Sandbox:
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            return await live_sandbox.enter()
 
     # -- commands --
 
     async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> CommandEnd:
         """Run a command in the session's shell. Its output goes to `sink` as it comes."""
         text = _checked(command)
-        async with self._owner.at_work(self.session, self.agent) as site:
-            await site.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            await live_sandbox.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
             shell = await self._owner.store.read(workspaces.shell, self.session)
-            mark, inner = new_id("c"), site.backend.inner(site.spec.folder)
-            box, child = await site.spawn(
+            mark, inner = new_id("c"), live_sandbox.backend.inner(live_sandbox.spec.folder)
+            sandbox, child = await live_sandbox.spawn(
                 shell_script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark
             )
-            before, narrow = box.strain, site.disk is not None and site.disk.full
-            done = await conduct(child, sink, scope=site.scope, timeout=timeout, look=site.look)
-            full = await site.full() or (narrow and done.code != 0)
-            told = strained(before, box.strain, site.spec.limits)
-            notes = await self._keep_shell(site, box, done, shell, told)
-            if full and site.disk is not None and not any(site.disk.limit in note for note in notes):
-                notes.append(f"Note: {site.disk.too_much}.")
+            before, narrow = sandbox.limit_events, live_sandbox.disk is not None and live_sandbox.disk.full
+            done = await run_child(child, sink, scope=live_sandbox.scope, timeout=timeout, look=live_sandbox.look)
+            full = await live_sandbox.full() or (narrow and done.code != 0)
+            told = limit_notice(before, sandbox.limit_events, live_sandbox.spec.limits)
+            notes = await self._keep_shell(live_sandbox, sandbox, done, shell, told)
+            if full and live_sandbox.disk is not None and not any(live_sandbox.disk.limit in note for note in notes):
+                notes.append(f"Note: {live_sandbox.disk.too_much}.")
         left = max(done.left, shell_script.read_state(done.state).left)
         return CommandEnd(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
 
     async def _keep_shell(
-        self, site: LiveSandbox, box: Sandbox, done: CommandResult, before: bytes | None, told: str
+        self, live_sandbox: LiveSandbox, sandbox: Sandbox, done: CommandResult, before: bytes | None, told: str
     ) -> list[str]:
         """Save what the shell is like now; what the caller should know of that, beside what is `told` anyway."""
         notes = [told] if told else []
@@ -113,68 +113,73 @@ class Workspace:
             return notes
         if saved.too_long:
             return [*notes, _TOO_LONG]
-        if site.box is not box:
-            return [*notes, site.why or box.why or OUTSIDE]
+        if live_sandbox.sandbox is not sandbox:
+            return [*notes, live_sandbox.close_reason or sandbox.close_reason or ENDED_FROM_OUTSIDE]
         if done.code is None:
             return notes
-        return [*notes, box.why or OUTSIDE if await site.lost(box, done.code) else _REPLACED]
+        return [
+            *notes,
+            sandbox.close_reason or ENDED_FROM_OUTSIDE
+            if await live_sandbox.was_lost(sandbox, done.code)
+            else _REPLACED,
+        ]
 
     # -- background processes --
 
     async def start(self, name: str, command: str, *, restart: bool = False, notify: bool = False) -> ProcessView:
         """Start a process under a name, or find it running."""
         text = _checked(command)
-        async with self._owner.at_work(self.session, self.agent) as site:
-            if name not in site.running and await site.full() and site.disk is not None:
-                raise ToolFailed(f"The process was not started: {site.disk.too_much}.")
-            row = await self._owner.processes.start(site, name, text, restart=restart, notify=notify)
-            return await self._lookout().view(name, new=False) if row is None else view(row, 0)
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            if name not in live_sandbox.running and await live_sandbox.full() and live_sandbox.disk is not None:
+                raise ToolFailed(f"The process was not started: {live_sandbox.disk.too_much}.")
+            row = await self._owner.processes.start(live_sandbox, name, text, restart=restart, notify=notify)
+            return await self._viewer().view(name, new=False) if row is None else view(row, 0)
 
     async def list(self) -> tuple[ProcessView, ...]:
         """The session's processes, the latest first, with the last ones that have ended."""
-        return await self._lookout().list()
+        return await self._viewer().list()
 
     async def output(self, name: str, *, since: int | None = None, limit: int) -> OutputPage:
         """At most `limit` bytes of what it has put out from the offset `since` on; with None, the last of it."""
-        return await self._lookout().output(name, since, limit)
+        return await self._viewer().output(name, since, limit)
 
     async def write(self, name: str, data: bytes, *, close: bool = False) -> None:
         """To what the process reads; `close` ends its input after that."""
-        running = await self._lookout().running(name)
+        running = await self._viewer().running(name)
         await self._owner.processes.write(running, data, close=close)
 
     async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> WaitResult:
         """Until a line of its output from `since` on fits the extended regular expression, or it has ended."""
-        await self._lookout().row(name)
+        await self._viewer().row(name)
         if pattern is None:
             return await self._wait(name, None, timeout, since, None)
-        async with self._owner.at_work(self.session, self.agent) as site:
-            return await self._wait(name, pattern, timeout, since, site)
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            return await self._wait(name, pattern, timeout, since, live_sandbox)
 
     async def _wait(
         self, name: str, pattern: str | None, timeout: float, since: int, place: LiveSandbox | None
     ) -> WaitResult:
-        lookout, site = self._lookout(), self._owner.present(self.session)
-        running = None if site is None else site.running.get(name)
+        viewer, live_sandbox = self._viewer(), self._owner.present(self.session)
+        running = None if live_sandbox is None else live_sandbox.running.get(name)
         if running is not None:
             running.waited_for += 1
         try:
             async with asyncio.timeout(timeout):
-                matched = await lookout.until(name, pattern, since, place)
+                matched = await viewer.until(name, pattern, since, place)
         except TimeoutError:
             matched = None
         finally:
             if running is not None:
                 running.waited_for -= 1
-        return WaitResult(await lookout.view(name), matched)
+        return WaitResult(await viewer.view(name), matched)
 
     async def stop(self, name: str) -> ProcessView:
         """End it, with everything that came of it; it is asked first."""
-        lookout = self._lookout()
-        await self._owner.processes.stop(await lookout.running(name))
-        return await lookout.view(name)
+        viewer = self._viewer()
+        await self._owner.processes.stop(await viewer.running(name))
+        return await viewer.view(name)
 
-    def _lookout(self) -> ProcessViewer:
+    def _viewer(self) -> ProcessViewer:
         owner = self._owner
         return ProcessViewer(owner.store, self.session, owner.present(self.session), owner.processes.log_of)
 

@@ -28,7 +28,14 @@ from tidegate.security.addresses import networks
 from tidegate.spool import Spool
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
 from tidegate.workspaces.backends.backend_select import BackendSelection, NoCommands
-from tidegate.workspaces.backends.interface import CALLED, Backend, RemoteBackend, SandboxLimits, SandboxSpec, owner_of
+from tidegate.workspaces.backends.interface import (
+    LIMIT_NAMES,
+    Backend,
+    RemoteBackend,
+    SandboxLimits,
+    SandboxSpec,
+    owner_of,
+)
 from tidegate.workspaces.backends.remote_cleanup import RemoteCleanup
 from tidegate.workspaces.disk import DiskLimit
 from tidegate.workspaces.files import User
@@ -40,7 +47,7 @@ from tidegate.workspaces.kernel.process_table import start_ticks
 from tidegate.workspaces.kernel.users import user_of
 from tidegate.workspaces.processes import reaper
 from tidegate.workspaces.processes.background import BackgroundProcesses, OnFinished
-from tidegate.workspaces.processes.children import Spawner, find, gone
+from tidegate.workspaces.processes.children import Spawner, find_program, kill_and_close
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.workspace import Workspace
@@ -56,7 +63,7 @@ TIDY_SECONDS = 300.0
 IDLE_SECONDS = 60.0
 """A box in which nothing runs is closed after this: to make it again takes some milliseconds and loses nothing."""
 
-IDLE_BOXES = 64
+IDLE_SANDBOXES = 64
 """Boxes in which nothing runs that are kept; beyond that the longest unused are closed earlier."""
 
 AT_ONCE = 8
@@ -77,8 +84,8 @@ HAND_OVER_SECONDS = 120.0
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
 """What commands find where nothing else is said: text in any language, and nobody who would turn pages."""
 
-_BOX_FDS = 5  # its namespaces, its processes, its lifeline, and the watch on its life
-_UPLINK_FDS = 2  # of what joins it to the network: its lifeline, and the watch on its life
+_SANDBOX_FDS = 5  # its namespaces, its processes, its lifeline, and the watch on its life
+_NETWORK_FDS = 2  # of what joins it to the network: its lifeline, and the watch on its life
 _PROCESS_FDS = 4  # of one process: input, output, log, and the watch on its life
 
 
@@ -110,8 +117,8 @@ class Workspaces:
         self._clock = clock
         self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
         self._groups = Cgroups(config.home)
-        self._strays = reaper.Reaper()
-        self._remains = RemoteCleanup(store, clock, self.settings.trash)
+        self._reaper = reaper.Reaper()
+        self._remote_cleanup = RemoteCleanup(store, clock, self.settings.trash)
         owner = owner_of(config.home)
         self.spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
         self._choice = BackendSelection(self.settings, self.spawner, self._groups, backends)
@@ -178,40 +185,40 @@ class Workspaces:
 
     def present(self, session: str) -> LiveSandbox | None:
         record = self._presence.get(session)
-        site = None if record is None else record.workspace
-        return site if isinstance(site, LiveSandbox) and not site.closed else None
+        live_sandbox = None if record is None else record.workspace
+        return live_sandbox if isinstance(live_sandbox, LiveSandbox) and not live_sandbox.closed else None
 
-    def _sites(self) -> list[LiveSandbox]:
+    def _live_sandboxes(self) -> list[LiveSandbox]:
         return [record.workspace for record in self._presence if isinstance(record.workspace, LiveSandbox)]
 
     async def _occupy(self, spec: SandboxSpec, backend: Backend, agent: str) -> LiveSandbox:
         """What is present there. What was made for another backend or folder is closed."""
         if isinstance(backend, NoCommands):
-            raise ToolFailed(backend.why)
+            raise ToolFailed(backend.reason)
         there = self.present(spec.session)
         if there is not None and there.fits(spec, backend):
             return there
         if not self._scope.open:
             raise ToolFailed("The gateway is stopping: no command is started any more.")
         self._presence.obtain(spec.session)  # what is known of its disk hangs on it, too
-        site = LiveSandbox(
+        live_sandbox = LiveSandbox(
             spec,
             backend,
             self._scope,
             disk=self.disk(spec, backend),
             prepare=lambda: self.prepare(spec, backend, agent),
-            tell=self._tell,
+            tell=self._add_notice,
         )
-        self._presence.lodge(spec.session, site)
+        self._presence.lodge(spec.session, live_sandbox)
         if there is not None:
             names = ", ".join(sorted(there.running))
             await there.close()
-            await self._tell(
+            await self._add_notice(
                 spec.session,
                 "Commands run in another place from now on."
                 + (f" What ran in the old one was ended: {names}." if names else ""),
             )
-        return site
+        return live_sandbox
 
     async def prepare(self, spec: SandboxSpec, backend: Backend, agent: str) -> None:
         """The folders are there, and it is written down whose they are."""
@@ -237,7 +244,7 @@ class Workspaces:
         """These belong to the session's user from now on, with all that is in them. No link is followed. A folder is
         given away after its contents: so what was begun and not finished is begun again, and what is done is not
         repeated."""
-        chown = [find("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
+        chown = [find_program("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
         child = await self.spawner.spawn(chown, {})
         try:
             async with asyncio.timeout(HAND_OVER_SECONDS):
@@ -245,7 +252,7 @@ class Workspaces:
         except TimeoutError:
             raise ToolFailed("The workspace's files are still being given to their user; try again.") from None
         finally:
-            await gone(child)
+            await kill_and_close(child)
         if code != 0:
             raise ToolFailed(f"The workspace's files cannot be given to the user {user.uid} (workspaces.user).")
 
@@ -259,29 +266,31 @@ class Workspaces:
         settings = self._config.agents.get(agent)
         model = None if settings is None else self._config.models.get(settings.model)
         self.folders.make(spec, here=here, notes=model is not None and model.api == "demo")
-        return self.folders.foreign(spec) if here else []
+        return self.folders.wrongly_owned(spec) if here else []
 
     @asynccontextmanager
-    async def at_work(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
+    async def use_sandbox(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
         """What is present of the session's workspace, for as long as somebody works in it."""
         backend, spec = await self.spec(session, agent)
-        site = await self._occupy(spec, backend, agent)
+        live_sandbox = await self._occupy(spec, backend, agent)
         try:
-            with site.in_use():
-                yield site
+            with live_sandbox.in_use():
+                yield live_sandbox
         finally:
-            if site.box is None and site.idle:  # it never came to that, or is over: nothing is present
+            if (
+                live_sandbox.sandbox is None and live_sandbox.idle
+            ):  # it never came to that, or is over: nothing is present
                 with CancelScope(shield=True):
-                    await self.vacate(site)
+                    await self.close_sandbox(live_sandbox)
 
-    async def vacate(self, site: LiveSandbox) -> None:
+    async def close_sandbox(self, live_sandbox: LiveSandbox) -> None:
         """It is not present any more; what is new of the session meanwhile stays."""
-        site.closed = True
-        if (record := self._presence.get(site.session)) is not None and record.workspace is site:
-            self._presence.vacate(site.session)
-        await site.close()
+        live_sandbox.closed = True
+        if (record := self._presence.get(live_sandbox.session)) is not None and record.workspace is live_sandbox:
+            self._presence.vacate(live_sandbox.session)
+        await live_sandbox.close()
 
-    async def _tell(self, session: str, text: str) -> None:
+    async def _add_notice(self, session: str, text: str) -> None:
         await self.store.write(notices.add, session, text, self._clock())
 
     # -- start and stop of the gateway --
@@ -296,13 +305,13 @@ class Workspaces:
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
-            await self._remains.recover(there)
+            await self._remote_cleanup.recover(there)
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
             for row in rows:
                 await to_thread.run_sync(_end_leftover, row)
-                await self.processes.lose(row)
+                await self.processes.mark_lost(row)
             if len(rows) < BATCH:
                 break
             last = rows[-1].id
@@ -311,7 +320,7 @@ class Workspaces:
     async def _end_orphans(self) -> None:
         """End the processes of this home that descend from none of our children. As the home is locked, no other
         gateway owns them."""
-        marked = await to_thread.run_sync(reaper.marked, self.spawner.owner)
+        marked = await to_thread.run_sync(reaper.marked_processes, self.spawner.owner)
         # Children are started on this thread: every one that was found and still runs is known by now.
         running = self.spawner.running
         if orphans := [process for process in marked if not process.line & running]:
@@ -332,18 +341,18 @@ class Workspaces:
             return
         try:
             spec = await self._spec(row.session, Path(place.folder) if place.project else None)
-            site = await self._occupy(spec, await self.backend(), "")
-            with site.in_use():
-                await self.processes.again(site, row)
+            live_sandbox = await self._occupy(spec, await self.backend(), "")
+            with live_sandbox.in_use():
+                await self.processes.restart_lost(live_sandbox, row)
         except (ToolFailed, Refused) as error:  # refused: its session has ended meanwhile, and hears of nothing
-            await self._tell(row.session, f"The process {row.name!r} could not be started again: {error.message}")
+            await self._add_notice(row.session, f"The process {row.name!r} could not be started again: {error.message}")
 
     async def _close(self) -> None:
         """Everything ends; the rows stay as they are, so that the next start finds what was lost, as after a kill."""
-        sites = self._sites()
-        for site in sites:
-            site.leaving = True
-        await _side_by_side([self.vacate(site) for site in sites])
+        live_sandboxes = self._live_sandboxes()
+        for live_sandbox in live_sandboxes:
+            live_sandbox.leaving = True
+        await _side_by_side([self.close_sandbox(live_sandbox) for live_sandbox in live_sandboxes])
 
     # -- the end of a session --
 
@@ -352,28 +361,28 @@ class Workspaces:
         row = await self._let_go(session)
         if row is not None:
             # Whatever the row says of its folder, only what has the session's name is moved: no project has.
-            await to_thread.run_sync(self.folders.throw_away, session)
-            await self._put_away(row, keep=True)
+            await to_thread.run_sync(self.folders.move_to_trash, session)
+            await self._discard_remote_folders(row, keep=True)
 
     async def discard(self, session: str) -> None:
         """The same, and nothing of it is kept: for what is deleted, also when its rows have gone before."""
         row = await self._let_go(session)
         await to_thread.run_sync(self.folders.remove, session)
         if row is not None:
-            await self._put_away(row, keep=False)
+            await self._discard_remote_folders(row, keep=False)
             await self.store.write(workspaces.remove, session)
 
-    async def _put_away(self, row: WorkspaceRow, *, keep: bool) -> None:
+    async def _discard_remote_folders(self, row: WorkspaceRow, *, keep: bool) -> None:
         """What the session has on another machine."""
         backend = await self.backend()
         if isinstance(backend, RemoteBackend) and backend.name == row.backend:
-            await self._remains.put_away(backend, row.session, keep=keep)
+            await self._remote_cleanup.discard_folders(backend, row.session, keep=keep)
 
     async def _let_go(self, session: str) -> WorkspaceRow | None:
         """What runs there is gone when this returns; None when the session never had a workspace, as most."""
         record = self._presence.get(session)
         if record is not None and isinstance(record.workspace, LiveSandbox):
-            await self.vacate(record.workspace)
+            await self.close_sandbox(record.workspace)
         row: WorkspaceRow | None = await self.store.read(workspaces.get, session)
         if row is not None:
             await self.processes.forget(session)
@@ -384,22 +393,29 @@ class Workspaces:
     async def reconcile(self) -> None:
         """Compare what is alive with what should be: boxes that went without us, what uses more than its limits,
         boxes in which nothing has run for a while, and what nobody else would reap."""
-        await to_thread.run_sync(self._strays.reap)
-        sites = self._sites()
-        await _side_by_side([self._look(site) for site in sites])
-        idle = sorted((site for site in sites if site.idle and not site.closed), key=lambda site: site.used)
-        too_many = len(idle) - IDLE_BOXES
+        await to_thread.run_sync(self._reaper.reap)
+        live_sandboxes = self._live_sandboxes()
+        await _side_by_side([self._look(live_sandbox) for live_sandbox in live_sandboxes])
+        idle = sorted(
+            (live_sandbox for live_sandbox in live_sandboxes if live_sandbox.idle and not live_sandbox.closed),
+            key=lambda live_sandbox: live_sandbox.used,
+        )
+        too_many = len(idle) - IDLE_SANDBOXES
         late = time.monotonic() - IDLE_SECONDS
         await _side_by_side(
-            [self.vacate(site) for rank, site in enumerate(idle) if rank < too_many or site.used < late]
+            [
+                self.close_sandbox(live_sandbox)
+                for rank, live_sandbox in enumerate(idle)
+                if rank < too_many or live_sandbox.used < late
+            ]
         )
 
-    async def _look(self, site: LiveSandbox) -> None:
+    async def _look(self, live_sandbox: LiveSandbox) -> None:
         try:
-            await site.mourn()
-            await site.look()
+            await live_sandbox.note_lost()
+            await live_sandbox.look()
         except Exception:
-            log.exception("a workspace could not be looked after; that is tried again", session=site.session)
+            log.exception("a workspace could not be looked after; that is tried again", session=live_sandbox.session)
 
     async def tidy(self) -> None:
         """Processes and folders that nobody owns, folders whose time in the trash is over, and rows that nothing is
@@ -408,7 +424,7 @@ class Workspaces:
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
-            await self._remains.retry(there)
+            await self._remote_cleanup.retry(there)
         await self._tidy_rows()
         for row in await self.store.read(workspaces.due_for_removal, self._clock() - self.settings.trash):
             if await to_thread.run_sync(self._remove_all, row.session):
@@ -419,7 +435,7 @@ class Workspaces:
             known = await self.store.read(workspaces.existing, names[start : start + BATCH])
             for name in names[start : start + BATCH]:
                 for path in found[name]:
-                    if name not in known or self.folders.is_rubbish(path):
+                    if name not in known or self.folders.is_leftover(path):
                         await to_thread.run_sync(_remove, path)
 
     def _remove_all(self, session: str) -> bool:
@@ -435,11 +451,11 @@ class Workspaces:
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
             for row in rows:
-                site = self.present(row.session)
-                if row.started < before and (site is None or row.name not in site.running):
+                live_sandbox = self.present(row.session)
+                if row.started < before and (live_sandbox is None or row.name not in live_sandbox.running):
                     log.warning("a process that should run does not", session=row.session, process=row.id)
                     await to_thread.run_sync(_end_leftover, row)
-                    await self.processes.lose(row)
+                    await self.processes.mark_lost(row)
             if len(rows) < BATCH:
                 break
             last = rows[-1].id
@@ -448,26 +464,26 @@ class Workspaces:
 
     def status(self) -> dict[str, Any]:
         """What the operator is shown. The backend is found out when it is first needed."""
-        sites, backend = self._sites(), self._choice.known
+        live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return {
             "backend": self.settings.backend if backend is None else backend.name,
-            "problem": backend.why if isinstance(backend, NoCommands) else "",
+            "problem": backend.reason if isinstance(backend, NoCommands) else "",
             "warning": " ".join(filter(None, (self._choice.warning, seccomp.problem() if sandboxed else ""))),
             "sandboxed": sandboxed,
             "enforced": {} if backend is None else dict(backend.enforced),
             "limits": "" if backend is None else _kept(backend.enforced),
             "uncounted": [] if backend is None else list(backend.uncounted),
-            "boxes": sum(site.box is not None for site in sites),
-            "processes": sum(len(site.running) for site in sites),
+            "boxes": sum(live_sandbox.sandbox is not None for live_sandbox in live_sandboxes),
+            "processes": sum(len(live_sandbox.running) for live_sandbox in live_sandboxes),
         }
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
-        for site in self._sites():
-            boxes, running = int(site.box is not None), len(site.running)
-            uplinks = boxes * (site.spec.network and site.backend.sandboxed)
-            fds = boxes * _BOX_FDS + uplinks * _UPLINK_FDS + running * _PROCESS_FDS
-            yield f"session {site.session}", Holding(1, fds=fds, children=boxes + uplinks + running)
+        for live_sandbox in self._live_sandboxes():
+            sandboxes, running = int(live_sandbox.sandbox is not None), len(live_sandbox.running)
+            uplinks = sandboxes * (live_sandbox.spec.network and live_sandbox.backend.sandboxed)
+            fds = sandboxes * _SANDBOX_FDS + uplinks * _NETWORK_FDS + running * _PROCESS_FDS
+            yield f"session {live_sandbox.session}", Holding(1, fds=fds, children=sandboxes + uplinks + running)
 
 
 async def _side_by_side(jobs: list[Any]) -> None:
@@ -482,7 +498,7 @@ async def _side_by_side(jobs: list[Any]) -> None:
 
 def _kept(enforced: Mapping[str, str]) -> str:
     """Which limit is held by what, in one sentence."""
-    return "; ".join(f"{called}: {enforced[name]}" for name, called in CALLED.items() if name in enforced)
+    return "; ".join(f"{called}: {enforced[name]}" for name, called in LIMIT_NAMES.items() if name in enforced)
 
 
 def _claim(db: Db, row: WorkspaceRow) -> None:

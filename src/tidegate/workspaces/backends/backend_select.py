@@ -35,8 +35,8 @@ class NoCommands:
     name = "none"
     sandboxed = False
 
-    def __init__(self, why: str, spawner: Spawner) -> None:
-        self.why = why
+    def __init__(self, reason: str, spawner: Spawner) -> None:
+        self.reason = reason
         self._spawner = spawner
 
     @property
@@ -50,7 +50,7 @@ class NoCommands:
     def inner(self, folder: Path) -> str:
         return "/workspace"
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
 
         mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
@@ -60,7 +60,7 @@ class NoCommands:
         return None
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        raise ToolFailed(self.why)
+        raise ToolFailed(self.reason)
 
 
 class BackendSelection:

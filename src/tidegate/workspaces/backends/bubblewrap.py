@@ -47,8 +47,15 @@ from tidegate.workspaces.backends.interface import (
 from tidegate.workspaces.files import Files, Mount
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import Cgroup, Cgroups
-from tidegate.workspaces.kernel.users import becoming, becoming_in
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, kill_with, or_gone
+from tidegate.workspaces.kernel.users import as_user, as_user_reaching
+from tidegate.workspaces.processes.children import (
+    ChildProcess,
+    Spawner,
+    find_program,
+    kill_and_close,
+    kill_when_closed,
+    killed_on_error,
+)
 from tidegate.workspaces.protected_mounts import (
     ProtectedMount,
     protected,
@@ -117,7 +124,7 @@ class BubblewrapBackend:
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        return enforced(self._groups.held if self._groups else (), {"processes": "rlimit"})
+        return enforced(self._groups.kernel_limits if self._groups else (), {"processes": "rlimit"})
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -126,7 +133,7 @@ class BubblewrapBackend:
     def inner(self, folder: Path) -> str:
         return INNER
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         """They lie on this machine: nothing has to be entered to read them."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
@@ -155,7 +162,7 @@ class BubblewrapBackend:
     async def _try(self, nesting: tuple[str, ...]) -> str | None:
         try:
             programs = _programs()
-            arguments = becoming(self._spawner.user, programs.setpriv)
+            arguments = as_user(self._spawner.user, programs.setpriv)
             arguments += [programs.bwrap, *self._isolation(), *nesting]
             arguments += await to_thread.run_sync(_system)
             arguments += ["--", programs.bash, "-c", ":"]
@@ -171,14 +178,14 @@ class BubblewrapBackend:
         except TimeoutError:
             return "bwrap does not come to an end here."
         finally:
-            await gone(child)
+            await kill_and_close(child)
         return None if code == 0 else f"bwrap does not work here: {said or f'exit code {code}'}."
 
     async def open(self, spec: SandboxSpec) -> BubblewrapSandbox:
         programs = _programs()
         joining = sandbox_network.programs(programs.nsenter) if spec.network else None
         reached = (spec.folder, spec.home, spec.temporary, *spec.read_only)
-        arguments = [*becoming_in(spec.user, *reached), programs.bwrap, *self._isolation(), *self._nesting]
+        arguments = [*as_user_reaching(spec.user, *reached), programs.bwrap, *self._isolation(), *self._nesting]
         arguments += await to_thread.run_sync(_system, spec.limits.memory_bytes // 2)
         arguments += ["--bind", str(spec.temporary), "/tmp", "--bind", str(spec.temporary), "/var/tmp"]
         arguments += ["--bind", str(spec.home), HOME, "--bind", str(spec.folder), INNER, "--chdir", INNER]
@@ -240,7 +247,7 @@ class BubblewrapBackend:
                 child.close_input()
                 await _standing(child)
                 first = int(msgspec.json.decode(os.pread(info, _INFO_BYTES, 0))["child-pid"])
-                kill_with(theirs, child)
+                kill_when_closed(theirs, child)
                 sandbox = BubblewrapSandbox(self._spawner, programs, spec, child, first, lifeline, group, guarded)
                 failed.pop_all()
                 if joining is not None:
@@ -284,7 +291,7 @@ def _holding(text: str) -> int:
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
     """What fails in the block ends the child, and also a process of its set-up that somebody has orphaned."""
     try:
-        async with or_gone(child):
+        async with killed_on_error(child):
             yield
     except BaseException:
         with CancelScope(shield=True):
@@ -305,7 +312,7 @@ async def _standing(child: ChildProcess) -> None:
 
 
 def _programs() -> SandboxPrograms:
-    found = {name: find(name) for name in SandboxPrograms._fields}
+    found = {name: find_program(name) for name in SandboxPrograms._fields}
     missing = [name for name, path in found.items() if path is None]
     if missing:
         package = "bubblewrap" if missing == ["bwrap"] else "bubblewrap and util-linux"

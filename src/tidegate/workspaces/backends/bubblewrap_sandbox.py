@@ -28,10 +28,10 @@ from tidegate.workspaces.backends.interface import (
 )
 from tidegate.workspaces.files.protected_paths import REPOSITORY
 from tidegate.workspaces.kernel import seccomp
-from tidegate.workspaces.kernel.cgroups import JOIN, UNGROUPED, Cgroup, CommandGroup, leaf_for
+from tidegate.workspaces.kernel.cgroups import GROUP_REMOVED, JOIN_SCRIPT, Cgroup, CommandGroup, command_group
 from tidegate.workspaces.kernel.process_table import ProcessTable, segment_bytes
-from tidegate.workspaces.kernel.users import becoming
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, gone, or_gone
+from tidegate.workspaces.kernel.users import as_user
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, kill_and_close, killed_on_error
 from tidegate.workspaces.protected_mounts import (
     LOST,
     MADE,
@@ -55,7 +55,7 @@ LISTING_SECONDS = 10.0
 
 SEGMENTS = "/proc/sysvipc/shm"
 
-CROWDED = (
+TOO_MANY_PROCESSES = (
     "All that ran in the workspace was ended, because a command made more processes than could be ended one by one."
 )
 
@@ -106,14 +106,14 @@ class BubblewrapSandbox:
         self._guarded = guarded
         self._appeared: tuple[str, ...] = ()
         self._ran = False  # whether a command has run since the project was looked at
-        self.held: frozenset[str] = group.held if group else frozenset()
-        self._uplink: sandbox_network.SandboxNetwork | None = None
+        self.kernel_limits: frozenset[str] = group.kernel_limits if group else frozenset()
+        self._network: sandbox_network.SandboxNetwork | None = None
         self._commands: set[SandboxCommand] = set()
         self._service = asyncio.Lock()
         self._closed = False
         self._segments = 0
         self._list_again = 0.0
-        self.why = ""
+        self.close_reason = ""
         with contextlib.ExitStack() as opened:
             self._user = _namespace(first, "user")
             opened.callback(os.close, self._user)
@@ -127,7 +127,7 @@ class BubblewrapSandbox:
     @property
     def alive(self) -> bool:
         """One whose network is gone is made again, as one that is gone itself."""
-        connected = self._uplink is None or self._uplink.running
+        connected = self._network is None or self._network.running
         return self._holder.running and connected and not self._closed
 
     @property
@@ -135,25 +135,25 @@ class BubblewrapSandbox:
         return self._holder.pid
 
     @property
-    def strain(self) -> LimitEvents:
-        return self._group.strain if self._group else LimitEvents()
+    def limit_events(self) -> LimitEvents:
+        return self._group.limit_events if self._group else LimitEvents()
 
     async def connect(self, programs: sandbox_network.Programs, environment: Mapping[str, str]) -> None:
         """To the network, before the first command enters. Raises ToolFailed when that cannot be done."""
-        user = becoming(self._spec.user, self._programs.setpriv)
+        user = as_user(self._spec.user, self._programs.setpriv)
         place = sandbox_network.Namespaces(self._first, self._owner, user)
-        self._uplink = await sandbox_network.connect(self._spawner, programs, place, environment, self._spec.reachable)
+        self._network = await sandbox_network.connect(self._spawner, programs, place, environment, self._spec.reachable)
 
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "SandboxCommand":
-        if self._group and self.alive and not self._group.there:
-            self.why = UNGROUPED
+        if self._group and self.alive and not self._group.joinable:
+            self.close_reason = GROUP_REMOVED
             await self.close()
         await self.is_intact()
         if not self.alive:
             raise ToolFailed("The sandbox is gone.")
-        async with leaf_for(self._group) as leaf:
+        async with command_group(self._group) as leaf:
             command = await self._enter(mark, leaf, full)
-        async with or_gone(command):
+        async with killed_on_error(command):
             with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
                 await command.write(text)
         return command
@@ -171,7 +171,7 @@ class BubblewrapSandbox:
             self._ran = bool(self._commands)
             return True
         if self.alive:
-            self.why = MADE.format(names=", ".join(made)) if whole else LOST
+            self.close_reason = MADE.format(names=", ".join(made)) if whole else LOST
             await self.close()
         return False
 
@@ -188,8 +188,8 @@ class BubblewrapSandbox:
 
     async def _enter(self, mark: str, leaf: CommandGroup | None, full: bool) -> "SandboxCommand":
         programs, limits = self._programs, self._spec.limits
-        enter = ["/bin/sh", "-c", JOIN, "sh", *leaf.joins, "--"] if leaf else []
-        enter += becoming(self._spec.user, programs.setpriv)
+        enter = ["/bin/sh", "-c", JOIN_SCRIPT, "sh", *leaf.joins, "--"] if leaf else []
+        enter += as_user(self._spec.user, programs.setpriv)
         enter += [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
         if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
@@ -197,7 +197,7 @@ class BubblewrapSandbox:
             enter += [programs.nsenter, "--user=/proc/self/fd/4", "--preserve-credentials", "--"]
         # What is reserved and not used does not count as data: programs reserve more than any machine has.
         confine = [programs.prlimit, f"--data={limits.memory_bytes}"]
-        if "processes" not in self.held:  # else the kernel refuses in two ways, of which it counts one
+        if "processes" not in self.kernel_limits:  # else the kernel refuses in two ways, of which it counts one
             confine.append(f"--nproc={limits.processes}")
         confine += [f"--fsize={0 if full else limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
         # The descriptors of the namespaces are for entering only: what runs inside does not get them.
@@ -228,7 +228,7 @@ class BubblewrapSandbox:
         return command
 
     async def load(self) -> SandboxUsage:
-        if "memory_bytes" not in self.held and time.monotonic() >= self._list_again:
+        if "memory_bytes" not in self.kernel_limits and time.monotonic() >= self._list_again:
             self._segments = await self._listed()
             self._list_again = time.monotonic() + LIST_SECONDS
         look = partial(self._table.load, places=_IN_MEMORY, beside=self._segments)
@@ -237,7 +237,7 @@ class BubblewrapSandbox:
     async def _listed(self) -> int:
         """What shared memory of System V takes here. The kernel shows that only to who is in there."""
         enter = [self._programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
-        listing = [*becoming(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", SEGMENTS]
+        listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", SEGMENTS]
         try:
             child = await self._spawner.spawn(listing, {}, passing={self._owner: 3})
         except OSError:  # the next look tries again
@@ -250,7 +250,7 @@ class BubblewrapSandbox:
         except TimeoutError:
             log.warning("the shared memory of a sandbox cannot be listed", session=self._spec.session)
         finally:
-            await gone(child)
+            await kill_and_close(child)
         return segment_bytes(data)
 
     async def wait(self) -> None:
@@ -273,8 +273,8 @@ class BubblewrapSandbox:
             for command in tuple(self._commands):
                 await command.reaped()
         finally:
-            if self._uplink is not None:
-                await self._uplink.close()
+            if self._network is not None:
+                await self._network.close()
             self._holder.close()
             await to_thread.run_sync(self._let_go)
 
@@ -309,7 +309,7 @@ class BubblewrapSandbox:
 
     async def give_up(self) -> None:
         """What cannot be ended otherwise ends with the sandbox."""
-        self.why = CROWDED
+        self.close_reason = TOO_MANY_PROCESSES
         await self.close()
 
     def forget(self, command: "SandboxCommand") -> None:

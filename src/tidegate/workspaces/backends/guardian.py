@@ -51,12 +51,12 @@ _FILE_BYTES = 4 * 1024 * 1024  # the longest is an environment, of which the ker
 # -- what is to be started, as it is sent ------------------------------------------------------------------------------
 
 
-def packed(fields: list[str]) -> bytes:
+def pack_fields(fields: list[str]) -> bytes:
     data = "\0".join(fields).encode("utf-8", "surrogateescape")
     return b"%d\n%s" % (len(data), data)
 
 
-def task(
+def task_message(
     command: list[str],
     environment: dict[str, str],
     limits: tuple[int, int, int],
@@ -69,10 +69,10 @@ def task(
     the command itself writes 0 before it begins."""
     variables = [f"{name}={value}" for name, value in environment.items()]
     numbers = (*limits, len(joins), len(variables))
-    return packed([folder, keeper, *map(str, numbers), *joins, *variables, *command])
+    return pack_fields([folder, keeper, *map(str, numbers), *joins, *variables, *command])
 
 
-def received(source: int) -> list[str]:
+def receive_fields(source: int) -> list[str]:
     """The fields that were packed; none when whoever was to send them is gone."""
     length = b""
     while not length.endswith(b"\n"):
@@ -107,13 +107,13 @@ def _numbers(folder: str) -> list[int]:
         return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
 
-def known_as(pid: int) -> str:
+def process_identity(pid: int) -> str:
     """What tells a process from a later one with the same number; empty when there is none that is alive."""
     found = _stat(pid)
     return f"{pid}:{found[2]}" if found and found[0] not in "ZX" else ""
 
 
-def below(roots: list[int]) -> dict[int, int]:
+def descendants(roots: list[int]) -> dict[int, int]:
     """Everything alive below these processes, with the time of its start. What only waits to be reaped is not alive,
     but may have children that are."""
     children: dict[int, list[tuple[int, str, int]]] = {}
@@ -144,7 +144,7 @@ def send(number: int, processes: dict[int, int]) -> None:
                 os.close(reference)
 
 
-def marked(variable: str) -> dict[int, int]:
+def marked_processes(variable: str) -> dict[int, int]:
     """Everything that has a variable of this text in its environment, with the time of its start."""
     found: dict[int, int] = {}
     for pid in _numbers("/proc"):
@@ -159,7 +159,7 @@ def sweep(variable: str) -> bool:
     left."""
     until = time.monotonic() + KILLED_SECONDS
     while time.monotonic() < until:
-        found = marked(variable)
+        found = marked_processes(variable)
         if not found:
             return True
         send(signal.SIGKILL, found)
@@ -170,7 +170,7 @@ def sweep(variable: str) -> bool:
 def load(roots: list[int], most: int) -> tuple[int, int]:
     """How many processes are below these, and the bytes of memory that they use. What several share counts for each,
     unless that makes it more than `most`: then it is divided among them, which takes a closer look."""
-    found = below(roots)
+    found = descendants(roots)
     used = sum(map(_own_bytes, found))
     return len(found), used if used <= most else sum(map(_shared_bytes, found))
 
@@ -240,7 +240,7 @@ class Guardian:
         if self._main == 0:
             _become(command, environment, limits, folder, joins)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _say(self._report, UP + b"%s %d\n" % (known_as(os.getpid()).encode(), self._main))
+        _say(self._report, UP + b"%s %d\n" % (process_identity(os.getpid()).encode(), self._main))
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(nothing, fd)
@@ -261,7 +261,7 @@ class Guardian:
             pid = int(self._keeper.partition(":")[0])
             with contextlib.suppress(ProcessLookupError):
                 self._poll.register(os.pidfd_open(pid), select.POLLIN)
-            self._alone = known_as(pid) != self._keeper
+            self._alone = process_identity(pid) != self._keeper
 
     def run(self) -> None:
         """Until nothing is below, or nothing that could be ended."""
@@ -299,13 +299,13 @@ class Guardian:
             self._until = min(self._until, now + ORPHANED_SECONDS)
         if now < self._until:
             return True
-        send(signal.SIGKILL, below([os.getpid()]))
+        send(signal.SIGKILL, descendants([os.getpid()]))
         return now < self._until + KILLED_SECONDS
 
     def _ask(self) -> int:
         """Everything to end; how many it is."""
         self._asked = True
-        found = below([os.getpid()])
+        found = descendants([os.getpid()])
         send(signal.SIGTERM, found)
         send(signal.SIGCONT, found)  # one that was stopped could not hear it
         return len(found)
@@ -359,7 +359,7 @@ def _say(fd: int, text: bytes) -> None:
 
 
 def guard(source: int, report: int, owner: int) -> None:
-    fields = received(source)
+    fields = receive_fields(source)
     if not fields:
         return
     folder, keeper = fields[:2]
@@ -374,7 +374,7 @@ def guard(source: int, report: int, owner: int) -> None:
     guardian.run()
 
 
-def guard_away() -> None:
+def guard_remote() -> None:
     """By its three streams: what it says is the beginning and the end of the state channel."""
     report = os.dup(2)
     guard(0, report, report)

@@ -32,12 +32,14 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
 """How limits are kept where nothing else is there to keep them."""
 
 
-def enforced(held: Iterable[str], besides: Mapping[str, Enforcement] | None = None) -> Mapping[str, Enforcement]:
+def enforced(
+    kernel_limits: Iterable[str], besides: Mapping[str, Enforcement] | None = None
+) -> Mapping[str, Enforcement]:
     """How limits are kept where control groups hold some, and `besides` says more of the others."""
-    return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(held, "cgroup")})
+    return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(kernel_limits, "cgroup")})
 
 
-CALLED: Mapping[str, str] = MappingProxyType(
+LIMIT_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "processes": "process count",
         "memory_bytes": "memory",
@@ -49,7 +51,7 @@ CALLED: Mapping[str, str] = MappingProxyType(
 )
 """What the limits are called where people are told of them."""
 
-IN_FLIGHT = "files that lie in sockets and are open in no process"
+FILES_IN_SOCKETS = "files that lie in sockets and are open in no process"
 BUFFERS = "buffers of sockets and pipes"
 SEGMENTS = "shared memory of System V that is not mapped"
 UNMAPPED = "memfds and shared memory that are not mapped"
@@ -60,7 +62,7 @@ CLOSED = "memfds and deleted files of processes that no other may look at (PR_SE
 def uncounted(enforced: Mapping[str, Enforcement], *besides: str) -> tuple[str, ...]:
     """Of a backend on this machine; `besides` only where no control group counts memory. To root, no process is
     closed."""
-    unseen = (IN_FLIGHT,) if os.geteuid() == 0 else (CLOSED, IN_FLIGHT)
+    unseen = (FILES_IN_SOCKETS,) if os.geteuid() == 0 else (CLOSED, FILES_IN_SOCKETS)
     return unseen if enforced["memory_bytes"] == "cgroup" else (BUFFERS, *besides, *unseen)
 
 
@@ -180,14 +182,14 @@ class Sandbox(Protocol):
     @property
     def pid(self) -> int | None: ...
 
-    why: str
+    close_reason: str
     """Why it closed itself, in a sentence; empty when it did not."""
 
-    held: frozenset[str]
+    kernel_limits: frozenset[str]
     """The settings among its limits that the kernel holds for all that is in it together: nobody has to look."""
 
     @property
-    def strain(self) -> LimitEvents: ...
+    def limit_events(self) -> LimitEvents: ...
 
     async def spawn(self, script: bytes, mark: str, *, full: bool = False) -> Child:
         """Starts bash on a script. Whatever comes of it carries the mark. Where the disk is `full`, it can remove files
@@ -231,7 +233,7 @@ class Backend(Protocol):
         """The path of the session's folder as commands see it."""
         ...
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         """The files that the commands of such a box see. Opens nothing; `box` opens the session's."""
         ...
 
@@ -252,7 +254,7 @@ class RemoteBackend(Protocol):
     where: str
     """Which machine that is."""
 
-    async def put_away(self, session: str, *, keep: bool, age: float) -> None:
+    async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
         """The folders of an ended session go to the trash there, or are removed if they are not to be kept; what has
         been in that trash for `age` seconds is removed. Raises ToolFailed when that cannot be done now."""
         ...

@@ -37,10 +37,10 @@ from tidegate.workspaces.backends.interface import (
 )
 from tidegate.workspaces.files import Files, Mount, User
 from tidegate.workspaces.files.file_user import gateway_user
-from tidegate.workspaces.kernel.cgroups import UNGROUPED, Cgroup, Cgroups, CommandGroup, leaf_for
+from tidegate.workspaces.kernel.cgroups import GROUP_REMOVED, Cgroup, Cgroups, CommandGroup, command_group
 from tidegate.workspaces.kernel.process_table import ProcessTable
-from tidegate.workspaces.kernel.users import becoming_in
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, or_gone
+from tidegate.workspaces.kernel.users import as_user_reaching
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, killed_on_error
 
 log = Log(__name__)
 
@@ -66,7 +66,7 @@ class LocalBackend:
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
         """Without groups, the kernel counts the processes of a user, not those of a session."""
-        return enforced(self._groups.held if self._groups else ())
+        return enforced(self._groups.kernel_limits if self._groups else ())
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class LocalBackend:
     def inner(self, folder: Path) -> str:
         return str(folder)
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
         own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
@@ -84,7 +84,7 @@ class LocalBackend:
         return LocalFiles((*own, *seen), self._spawner, user=spec.user)
 
     async def check(self) -> str | None:
-        if find("bash") is None:
+        if find_program("bash") is None:
             return "bash is not installed here: install it, or choose another workspaces.backend."
         if self._groups is not None:
             await to_thread.run_sync(self._groups.find)
@@ -102,10 +102,10 @@ class LocalSandbox:
         self._spawner = spawner
         self._spec = spec
         self._group = group
-        self.held: frozenset[str] = group.held if group else frozenset()
+        self.kernel_limits: frozenset[str] = group.kernel_limits if group else frozenset()
         self._commands: set[LocalCommand] = set()
         self._closed = asyncio.Event()
-        self.why = ""
+        self.close_reason = ""
 
     @property
     def alive(self) -> bool:
@@ -116,14 +116,14 @@ class LocalSandbox:
         return None
 
     @property
-    def strain(self) -> LimitEvents:
-        return self._group.strain if self._group else LimitEvents()
+    def limit_events(self) -> LimitEvents:
+        return self._group.limit_events if self._group else LimitEvents()
 
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "LocalCommand":
-        if self._group and self.alive and not self._group.there:
-            self.why = UNGROUPED
+        if self._group and self.alive and not self._group.joinable:
+            self.close_reason = GROUP_REMOVED
             await self.close()
-        async with leaf_for(self._group if self.alive else None) as leaf:
+        async with command_group(self._group if self.alive else None) as leaf:
             return await self._start(text, mark, leaf, full)
 
     async def _start(self, text: bytes, mark: str, leaf: CommandGroup | None, full: bool) -> "LocalCommand":
@@ -145,7 +145,7 @@ class LocalSandbox:
             theirs.close()
         command = LocalCommand(self, child, ours, mark, leaf)
         self._commands.add(command)
-        async with or_gone(command):
+        async with killed_on_error(command):
             if not self.alive:
                 raise ToolFailed("The workspace is closed.")
             await command.start(told)
@@ -171,9 +171,9 @@ class LocalSandbox:
         limits = (spec.limits.memory_bytes, largest, int(spec.limits.cpu_seconds))
         joins = leaf.joins if leaf else ()
         bash, *rest = shell_script.ENTRY
-        become = becoming_in(spec.user, spec.folder, spec.home, spec.temporary)
-        command = [*become, find(bash) or bash, *rest] if become else list(shell_script.ENTRY)
-        told = guardian.task(command, environment, limits, str(spec.folder), joins=joins)
+        become = as_user_reaching(spec.user, spec.folder, spec.home, spec.temporary)
+        command = [*become, find_program(bash) or bash, *rest] if become else list(shell_script.ENTRY)
+        told = guardian.task_message(command, environment, limits, str(spec.folder), joins=joins)
         if len(told) > SPEC_BYTES:
             raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
         return told
@@ -186,7 +186,7 @@ class LocalSandbox:
         return await to_thread.run_sync(self._load, guardians) if guardians else SandboxUsage()
 
     def _load(self, guardians: list[int]) -> SandboxUsage:
-        found = [str(pid) for pid in guardian.below(guardians)]
+        found = [str(pid) for pid in guardian.descendants(guardians)]
         table = ProcessTable("/proc", lambda: found)
         try:
             return table.load(self._spec.limits)
@@ -225,9 +225,9 @@ class LocalCommand:
     whoever kills that one leaves the rest to the guardian."""
 
     def __init__(
-        self, quarters: LocalSandbox, child: ChildProcess, guard: socket.socket, mark: str, leaf: CommandGroup | None
+        self, sandbox: LocalSandbox, child: ChildProcess, guard: socket.socket, mark: str, leaf: CommandGroup | None
     ) -> None:
-        self._quarters = quarters
+        self._sandbox = sandbox
         self._child = child
         self._guard = guard
         self._guard.setblocking(False)
@@ -275,13 +275,13 @@ class LocalCommand:
                 await self._child.end(0)
             told = self._report()
             if told is None:
-                await self._quarters.purge(self)
+                await self._sandbox.purge(self)
             if self.leaf is not None:
                 await to_thread.run_sync(self.leaf.remove)
             return told[1] if told else 0
         finally:
             if not self._child.running:
-                self._quarters.forget(self)
+                self._sandbox.forget(self)
                 self._guard.close()
 
     def close(self) -> None:

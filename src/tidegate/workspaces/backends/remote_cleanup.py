@@ -35,9 +35,9 @@ class RemoteCleanup:
         self._clock = clock
         self._age = age
 
-    async def put_away(self, there: RemoteBackend, session: str, *, keep: bool) -> None:
+    async def discard_folders(self, there: RemoteBackend, session: str, *, keep: bool) -> None:
         try:
-            await there.put_away(session, keep=keep, age=self._age)
+            await there.discard_folders(session, keep=keep, age=self._age)
         except ToolFailed as error:
             log.warning("folders on another machine stay there for now", session=session, reason=error.message)
             await self._store.write(
@@ -64,7 +64,7 @@ class RemoteCleanup:
         for row in await self._store.write(outbox.claim_due, now, AT_ONCE, (_channel(there),)):
             if not reason:
                 try:
-                    await there.put_away(row.target, keep=bool(row.body), age=self._age)
+                    await there.discard_folders(row.target, keep=bool(row.body), age=self._age)
                     await self._store.write(outbox.mark_sent, row.id)
                     continue
                 except ToolFailed as error:

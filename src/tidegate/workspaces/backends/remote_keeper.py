@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from tidegate.workspaces.backends.guardian import UP, known_as, load, received, sweep
+from tidegate.workspaces.backends.guardian import UP, load, process_identity, receive_fields, sweep
 
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 90.0
@@ -36,7 +36,7 @@ _FOLDER_MODE = 0o700
 
 
 def keep() -> None:
-    fields = received(0)
+    fields = receive_fields(0)
     if not fields:
         return
     try:
@@ -47,7 +47,7 @@ def keep() -> None:
     except OSError as error:
         _answer(REFUSED + str(error).encode("utf-8", "replace"))
         return
-    known = (known_as(os.getpid()), pwd.getpwuid(os.geteuid()).pw_name, str(root), str(folder))
+    known = (process_identity(os.getpid()), pwd.getpwuid(os.geteuid()).pw_name, str(root), str(folder))
     _answer(UP + "\0".join(known).encode("utf-8", "surrogateescape"))
     _attend()
 
@@ -85,7 +85,7 @@ def _obey(words: list[str]) -> None:
     if words[:1] == ["signal"]:
         question, name, known = words[1:]
         pid = int(known.partition(":")[0])
-        there = name in SIGNALS and known_as(pid) == known
+        there = name in SIGNALS and process_identity(pid) == known
         if there:
             os.kill(pid, getattr(signal, f"SIG{name}"))
         _answer(b"%d %d" % (int(question), there))
@@ -100,10 +100,10 @@ def _answer(line: bytes) -> None:
     os.write(1, line + b"\n")
 
 
-def put_away() -> None:
+def discard_folders() -> None:
     """The folder of an ended session goes to the trash, or is removed if it is not to be kept; and what has been in the
     trash for more than `age` seconds is removed."""
-    fields = received(0)
+    fields = receive_fields(0)
     if not fields:
         return
     session, kept, age = fields

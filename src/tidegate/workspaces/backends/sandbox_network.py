@@ -23,7 +23,14 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.security.addresses import GLOBAL, ISATAP, NAT64, V4, V6, Address, Network
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, kill_with, or_gone
+from tidegate.workspaces.processes.children import (
+    ChildProcess,
+    Spawner,
+    find_program,
+    kill_and_close,
+    kill_when_closed,
+    killed_on_error,
+)
 
 _Network = TypeVar("_Network", IPv4Network, IPv6Network)
 
@@ -80,12 +87,12 @@ class Namespaces(NamedTuple):
 
     first: int
     owner: int
-    becoming: Sequence[str] = ()
+    as_user: Sequence[str] = ()
 
 
 def missing() -> str:
     """Why sandboxes get no network here, and what to install; empty when they do."""
-    absent = [program for program in PACKAGES if find(program) is None]
+    absent = [program for program in PACKAGES if find_program(program) is None]
     if not absent:
         return ""
     packages = " and ".join(PACKAGES[program] for program in absent)
@@ -97,7 +104,7 @@ def programs(nsenter: str) -> Programs:
     """Raises ToolFailed where one is missing."""
     if why := missing():
         raise ToolFailed(f"Commands cannot be given a network: {why}")
-    return Programs(nsenter, *(str(find(program)) for program in PACKAGES))
+    return Programs(nsenter, *(str(find_program(program)) for program in PACKAGES))
 
 
 class SandboxNetwork:
@@ -113,7 +120,7 @@ class SandboxNetwork:
 
     async def close(self) -> None:
         self._lifeline.close()
-        await gone(self._child)
+        await kill_and_close(self._child)
 
 
 async def connect(
@@ -124,7 +131,7 @@ async def connect(
     allowed: Sequence[Network],
 ) -> SandboxNetwork:
     """The network of a sandbox in which nothing runs yet. Raises ToolFailed with the reason why there is none."""
-    enter = [*sandbox.becoming, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
+    enter = [*sandbox.as_user, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
     network = f"/proc/{sandbox.first}/ns/net"
     close = [*enter, f"--net={network}", "--", programs.nft, "-f", "-"]
     child = await spawner.spawn(close, environment, passing={sandbox.owner: 3})
@@ -135,7 +142,7 @@ async def connect(
             if await child.wait() != 0:
                 raise EOFError
     finally:
-        await gone(child)
+        await kill_and_close(child)
     join = [*enter, "--", programs.pasta, "--netns-only", "--netns", network, *_OPTIONS]
     join += () if await to_thread.run_sync(_online) else _OFFLINE
     lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -143,8 +150,8 @@ async def connect(
         failed.callback(lifeline.close)
         passing = {sandbox.owner: 3, theirs.fileno(): 4}
         child = await spawner.spawn(["/bin/sh", "-c", _WAIT, "sh", *join], environment, passing=passing)
-        async with or_gone(child), _told(child, "pasta"):
-            kill_with(theirs, child)
+        async with killed_on_error(child), _told(child, "pasta"):
+            kill_when_closed(theirs, child)
             await child.write(b"\n")
             child.close_input()
             if not await child.read():

@@ -40,7 +40,7 @@ from tidegate.workspaces.backends.ssh_connection import (
 )
 from tidegate.workspaces.files import Files
 from tidegate.workspaces.files.remote import RemoteFiles
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, or_gone
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close, killed_on_error
 
 _FIXED = (
     "BatchMode=yes", "ClearAllForwardings=yes", "ControlPersist=no", "EscapeChar=none", "ForkAfterAuthentication=no",
@@ -75,48 +75,48 @@ class SshBackend:
         """Commands start there, wherever that is."""
         return "."
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
-        return RemoteFiles(box, spec.read_only, spec.temporary, project=spec.project)
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
+        return RemoteFiles(open_sandbox, spec.read_only, spec.temporary, project=spec.project)
 
     async def check(self) -> str | None:
         """Whether it could work: the machine itself may be away for a while, and tells so when it is needed."""
         if not self._host or self._host.startswith("-"):
             return "set workspaces.ssh_host to the machine that commands are to run on."
-        if find("ssh") is None:
+        if find_program("ssh") is None:
             return "ssh is not installed here: install openssh-client, or choose another workspaces.backend."
         return None
 
     async def open(self, spec: SandboxSpec) -> SshConnection:
-        meeting = ControlSocket(spec.private)
+        control_socket = ControlSocket(spec.private)
         child: ChildProcess | None = None
         try:
-            keeping, guarding = await to_thread.run_sync(_programs, meeting)
+            keeping, guarding = await to_thread.run_sync(_programs, control_socket)
             project = str(spec.folder) if spec.project else ""
-            told = keeping + guardian.packed([spec.session, project])
-            child = await self._call(("ControlMaster=yes", f"ControlPath={meeting.path}"), told)
-            there = RemoteSession(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
+            told = keeping + guardian.pack_fields([spec.session, project])
+            child = await self._call(("ControlMaster=yes", f"ControlPath={control_socket.path}"), told)
+            remote = RemoteSession(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
         except BaseException:
             if child is not None:
-                await gone(child)
-            meeting.close()
+                await kill_and_close(child)
+            control_socket.close()
             raise
         # A further call never makes a way of its own: that would be authenticated anew.
-        options = _options(("ControlMaster=no", f"ControlPath={meeting.path}", "ProxyCommand=false", *_FIXED))
+        options = _options(("ControlMaster=no", f"ControlPath={control_socket.path}", "ProxyCommand=false", *_FIXED))
         over = [_ssh(), "-F", "none", *options, "--", "workspace", BOOTSTRAP]
-        connection = SshConnection(self._spawner, spec, child, there, over, guarding, meeting)
+        connection = SshConnection(self._spawner, spec, child, remote, over, guarding, control_socket)
         connection.beat()
         return connection
 
-    async def put_away(self, session: str, *, keep: bool, age: float) -> None:
+    async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
         """The folders of an ended session go to the trash over there, or are removed if they are not to be kept; what
         has been in that trash for `age` seconds is removed."""
-        away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "put_away")
-        told = guardian.packed([session, "kept" if keep else "", str(age)])
+        away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
+        told = guardian.pack_fields([session, "kept" if keep else "", str(age)])
         child = await self._call(("ControlMaster=no", "ControlPath=none"), away + told)
         try:
             await self._answer(child)
         finally:
-            await gone(child)
+            await kill_and_close(child)
 
     async def _call(self, options: Sequence[str], told: bytes) -> ChildProcess:
         """A connection to the machine, on which the first thing is told."""
@@ -129,7 +129,7 @@ class SshBackend:
             )
         except OSError as error:
             raise ToolFailed(f"ssh cannot be started ({error.strerror}).") from None
-        async with or_gone(child):
+        async with killed_on_error(child):
             with contextlib.suppress(ToolFailed):  # then it says why
                 await child.write(told)
         return child
@@ -153,15 +153,15 @@ class SshBackend:
         )
 
 
-def _programs(meeting: ControlSocket) -> tuple[bytes, bytes]:
+def _programs(control_socket: ControlSocket) -> tuple[bytes, bytes]:
     """The keeper's and the guardian's; and the meeting place is there. For a thread."""
-    meeting.open()
+    control_socket.open()
     keeping = program((guardian.__name__, remote_keeper.__name__), "keep")
-    return keeping, program((guardian.__name__,), "guard_away")
+    return keeping, program((guardian.__name__,), "guard_remote")
 
 
 def _ssh() -> str:
-    return find("ssh") or "/usr/bin/ssh"
+    return find_program("ssh") or "/usr/bin/ssh"
 
 
 def _options(options: Sequence[str]) -> list[str]:

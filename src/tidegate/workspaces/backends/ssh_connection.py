@@ -18,7 +18,7 @@ from tidegate.log import Log
 from tidegate.workspaces.backends import guardian, shell_script
 from tidegate.workspaces.backends import remote_keeper as keeper
 from tidegate.workspaces.backends.interface import MARK, OWNER, LimitEvents, SandboxSpec, SandboxUsage
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, or_gone
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, killed_on_error
 
 log = Log(__name__)
 
@@ -84,21 +84,21 @@ class SshConnection:
         spawner: Spawner,
         spec: SandboxSpec,
         first: ChildProcess,
-        there: RemoteSession,
+        remote: RemoteSession,
         over: list[str],
         program: bytes,
-        meeting: ControlSocket,
+        control_socket: ControlSocket,
     ) -> None:
         self._spawner = spawner
         self._spec = spec
         self._first = first
         self._over = over
         self._program = program
-        self._meeting = meeting
-        self.there = there
-        self.why = ""
-        self.held: frozenset[str] = frozenset()
-        self.strain = LimitEvents()
+        self._control_socket = control_socket
+        self.remote = remote
+        self.close_reason = ""
+        self.kernel_limits: frozenset[str] = frozenset()
+        self.limit_events = LimitEvents()
         self._commands: set[RemoteCommand] = set()
         self._closed = False
         self._asking = asyncio.Lock()
@@ -133,7 +133,7 @@ class SshConnection:
             raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
         command = RemoteCommand(self, child, mark)
         self._commands.add(command)
-        async with or_gone(command):
+        async with killed_on_error(command):
             await command.start(self._program + self._task(mark))
             if not self.alive:
                 raise ToolFailed(LOST)
@@ -141,20 +141,20 @@ class SshConnection:
         return command
 
     def _task(self, mark: str) -> bytes:
-        there, limits = self.there, self._spec.limits
-        home = f"{there.root}/home"
+        remote, limits = self.remote, self._spec.limits
+        home = f"{remote.root}/home"
         environment = {
             "HOME": home,
-            "LOGNAME": there.user,
+            "LOGNAME": remote.user,
             "PATH": f"{home}/.local/bin:/usr/local/bin:/usr/bin:/bin",
             "SHELL": "/bin/bash",
-            "TMPDIR": f"{there.root}/tmp",
-            "USER": there.user,
+            "TMPDIR": f"{remote.root}/tmp",
+            "USER": remote.user,
             **self._spec.environment,
             MARK: mark,
         }
         each = (limits.memory_bytes, limits.file_bytes, int(limits.cpu_seconds))
-        return guardian.task(list(shell_script.ENTRY), environment, each, there.folder, there.keeper)
+        return guardian.task_message(list(shell_script.ENTRY), environment, each, remote.folder, remote.keeper)
 
     async def is_intact(self) -> bool:
         return True  # nothing is protected from commands here
@@ -174,7 +174,7 @@ class SshConnection:
     async def wait(self) -> None:
         await self._first.wait()
         if not self._closed:
-            self.why = LOST
+            self.close_reason = LOST
 
     async def close(self) -> None:
         self._closed = True
@@ -187,7 +187,7 @@ class SshConnection:
                 await self._first.wait()
         await self._first.end(0)
         self._first.close()
-        self._meeting.close()
+        self._control_socket.close()
 
     async def signal(self, name: str, known: str) -> bool:
         """To a guardian; false when that is not known to be there."""

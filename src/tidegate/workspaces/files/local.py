@@ -33,8 +33,8 @@ class _Opening:
         self._fd = -1
         self._unwanted = False
 
-    def open(self, skill_set: Filesystem, path: str) -> int:
-        fd = skill_set.open(path)
+    def open(self, filesystem: Filesystem, path: str) -> int:
+        fd = filesystem.open(path)
         with self._lock:
             if self._unwanted:
                 os.close(fd)
@@ -57,30 +57,30 @@ class LocalFiles:
         self, mounts: Sequence[Mount], spawner: Spawner, *, ripgrep: bool = True, user: User | None = None
     ) -> None:
         self.mounts = tuple(mounts)
-        self._skill_set = Filesystem(mounts)
+        self._filesystem = Filesystem(mounts)
         self._spawner = spawner
         self._ripgrep = ripgrep
         self._user = user
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
-        return await in_thread(self._user, self._skill_set.lines, path, offset, lines, max_bytes)
+        return await in_thread(self._user, self._filesystem.lines, path, offset, lines, max_bytes)
 
     async def load(self, path: str, *, limit: int) -> FileContents:
-        return await in_thread(self._user, self._skill_set.load, path, limit)
+        return await in_thread(self._user, self._filesystem.load, path, limit)
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[int]:
         opening = _Opening()
         try:
-            yield await in_thread(self._user, opening.open, self._skill_set, path)
+            yield await in_thread(self._user, opening.open, self._filesystem, path)
         finally:
             opening.close()
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        return await in_thread(self._user, self._skill_set.write, path, data, expected)
+        return await in_thread(self._user, self._filesystem.write, path, data, expected)
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
-        return await in_thread(self._user, self._skill_set.list, path, choice, recursive, limit)
+        return await in_thread(self._user, self._filesystem.list, path, choice, recursive, limit)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
         return await search(self.mounts, self._spawner, path, query, ripgrep=self._ripgrep, user=self._user)

@@ -31,7 +31,7 @@ from tidegate.workspaces.files.values import (
     SearchResult,
     WriteResult,
 )
-from tidegate.workspaces.processes.children import gone
+from tidegate.workspaces.processes.children import kill_and_close
 
 if TYPE_CHECKING:
     from tidegate.workspaces.backends.interface import Child, OpenSandbox
@@ -82,8 +82,10 @@ class RemoteFiles:
     """`box` opens the session's; `read_only` are folders over there that may be read besides its own, which is a
     `project` of the user's or not; what is handed on is copied to `folder`, which is here."""
 
-    def __init__(self, box: "OpenSandbox", read_only: Sequence[Path], folder: Path, *, project: bool = False) -> None:
-        self._box = box
+    def __init__(
+        self, open_sandbox: "OpenSandbox", read_only: Sequence[Path], folder: Path, *, project: bool = False
+    ) -> None:
+        self._open_sandbox = open_sandbox
         self._project = project
         self._read_only = [str(path) for path in read_only]
         self._folder = folder
@@ -136,8 +138,8 @@ class RemoteFiles:
     async def _asked(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
         told = json.dumps({"what": what, "read_only": self._read_only, "project": self._project, **question}).encode()
-        box = await self._box()
-        child = await box.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
+        sandbox = await self._open_sandbox()
+        child = await sandbox.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
                 with contextlib.suppress(ToolFailed):  # then it says why
@@ -148,10 +150,10 @@ class RemoteFiles:
         except (ValueError, msgspec.ValidationError):
             raise ToolFailed("The other machine gave an answer that cannot be read.") from None
         finally:
-            await gone(child)
+            await kill_and_close(child)
 
 
-class _Said(Frozen, frozen=True):
+class _AnswerHeader(Frozen, frozen=True):
     """What an answer begins with: what is told and how many bytes follow, or why there is none."""
 
     told: Any = None
@@ -162,7 +164,7 @@ class _Said(Frozen, frozen=True):
 class _Answer:
     """What the other side said, and the data that follow."""
 
-    def __init__(self, child: "Child", said: _Said, rest: bytes) -> None:
+    def __init__(self, child: "Child", said: _AnswerHeader, rest: bytes) -> None:
         self._child = child
         self._told = said.told
         self._left = said.bytes
@@ -186,7 +188,7 @@ class _Answer:
         while sum(map(len, pieces)) < size and (piece := await child.read()):
             pieces.append(piece)
         rest = b"".join(pieces)
-        said = msgspec.convert(json.loads(rest[:size]), _Said)
+        said = msgspec.convert(json.loads(rest[:size]), _AnswerHeader)
         if said.failed:
             raise ToolFailed(said.failed)
         return cls(child, said, rest[size:])

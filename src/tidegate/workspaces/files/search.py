@@ -27,7 +27,7 @@ from tidegate.workspaces.files.file_user import User, in_thread
 from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.search_input import SearchInput, found
 from tidegate.workspaces.files.values import SearchQuery, SearchResult
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close
 
 log = Log(__name__)
 
@@ -58,7 +58,7 @@ async def _searched(
     mounts: Sequence[Mount], spawner: Spawner, path: str, query: SearchQuery, *, ripgrep: bool, user: User | None
 ) -> tuple[SearchInput, list[tuple[int, int]]]:
     """What went into the engine that came to its end, and the lines and columns that it told."""
-    program = await to_thread.run_sync(find, "rg") if ripgrep else None
+    program = await to_thread.run_sync(find_program, "rg") if ripgrep else None
     engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
     for engine in engines:
         places: list[tuple[int, int]] = []
@@ -120,7 +120,7 @@ async def _run(
     finally:
         pipe.close()
         if child is not None:
-            await gone(child)
+            await kill_and_close(child)
 
 
 def _confine(pid: int) -> None:

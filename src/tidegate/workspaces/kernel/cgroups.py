@@ -45,14 +45,14 @@ log = Log(__name__)
 END_SECONDS = 5.0
 """Within which what was killed is gone and its group can be removed."""
 
-ASIDE = "gateway"
+GATEWAY_GROUP = "gateway"
 """The group that the gateway steps into; also what `DelegateSubgroup=` may name."""
 
-UNGROUPED = (
+GROUP_REMOVED = (
     "The control group of the workspace's commands was removed from outside. It is made again with the next command."
 )
 
-JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
+JOIN_SCRIPT = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
 """For a shell, which enters the groups whose files come before `--`, and becomes the command behind it."""
 
 _LOOKS = 20  # at a leaf whose last process is just ending
@@ -71,7 +71,7 @@ class Cgroups:
         self._trees: tuple[CgroupTree, ...] | None = None
         self._numbers = itertools.count()
         self._living: set[str] = set()
-        self.held: frozenset[str] = frozenset()
+        self.kernel_limits: frozenset[str] = frozenset()
         """The settings that groups hold; known when `find` has returned."""
 
     def find(self) -> None:
@@ -79,7 +79,7 @@ class Cgroups:
         with self._lock:
             if self._trees is None:
                 self._trees = tuple(_usable(f"{self._prefix}{os.getpid()}-try"))
-                self.held = _settings_of(self._trees)
+                self.kernel_limits = _settings_of(self._trees)
 
     async def make(self, limits: SandboxLimits) -> "Cgroup | None":
         """A new group; None where none can be made, or not now."""
@@ -133,7 +133,7 @@ class Cgroup:
         self._counting_lock = threading.Lock()  # never held while something is waited for
         self._lock = threading.Lock()
         self._over = False
-        self.held = _settings_of(trees)
+        self.kernel_limits = _settings_of(trees)
         self.joins = tuple(str(folder / PROCESSES) for folder in self._folders)
         """A process that writes 0 to each of these is in it."""
 
@@ -165,12 +165,12 @@ class Cgroup:
                 self._leaves.discard(leaf)
 
     @property
-    def there(self) -> bool:
+    def joinable(self) -> bool:
         """Whether it can be joined: one in which nothing is can be removed by anybody who may."""
         return all(os.access(path, os.W_OK) for path in self.joins)
 
     @property
-    def strain(self) -> LimitEvents:
+    def limit_events(self) -> LimitEvents:
         """How often its limits were felt so far; once it is gone, as it was before. Version 1 counts a refusal where
         the process is that was refused, version 2 where the limit is."""
         felt = {
@@ -190,7 +190,7 @@ class Cgroup:
 
     def end(self) -> bool:
         """Nothing is in it any more and it is gone; false when that cannot be had. May be asked again."""
-        self._felt = self.strain
+        self._felt = self.limit_events
         until = time.monotonic() + END_SECONDS
         with self._lock:
             self._over = True
@@ -241,7 +241,7 @@ class CommandGroup:
 
 
 @contextlib.asynccontextmanager
-async def leaf_for(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
+async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
     """One for a command that is started in here, and that goes with it from then on; None where there are no groups.
     When it comes to no command, it is removed."""
     try:
@@ -260,7 +260,7 @@ async def leaf_for(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
 def handed_over(tree: CgroupTree) -> CgroupTree | None:
     """Of a tree of version 2: where groups with limits can be made, from now on; None where that is not ours to do."""
     own = tree.folder
-    root = own.parent if own.name == ASIDE else own
+    root = own.parent if own.name == GATEWAY_GROUP else own
     try:
         if _SYSTEMD.exists() and not _is_delegated(root):
             return None
@@ -276,20 +276,20 @@ def handed_over(tree: CgroupTree) -> CgroupTree | None:
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
-            _step_aside(root)
+            _move_gateway_aside(root)
         log.warning("others are in the gateway's control group, so that it can make none", group=str(root))
     except OSError as error:
         log.info("no control groups can be made here", group=str(root), reason=str(error))
     with contextlib.suppress(OSError):
         write(own / PROCESSES, "0")
         if own == root:
-            (root / ASIDE).rmdir()
+            (root / GATEWAY_GROUP).rmdir()
     return None
 
 
-def _step_aside(root: Path) -> None:
+def _move_gateway_aside(root: Path) -> None:
     """This process and its children out of a group that is to have others below it."""
-    aside = root / ASIDE
+    aside = root / GATEWAY_GROUP
     aside.mkdir(exist_ok=True)
     me = os.getpid()
     for pid in members(root):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tidegate.workspaces.backends import sandbox_network
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroup_hierarchy import trees
-from tidegate.workspaces.kernel.users import becoming, user_of
-from tidegate.workspaces.processes.children import find
+from tidegate.workspaces.kernel.users import as_user, user_of
+from tidegate.workspaces.processes.children import find_program
 
 _PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "prlimit": "util-linux"}
 _TRY_SECONDS = 10
@@ -48,7 +48,7 @@ def sandbox_features() -> Iterator[SandboxFeature]:
 
 
 def _bubblewrap() -> str:
-    absent = [program for program in _PACKAGES if find(program) is None]
+    absent = [program for program in _PACKAGES if find_program(program) is None]
     if not absent:
         return ""
     packages = " and ".join(dict.fromkeys(_PACKAGES[program] for program in absent))
@@ -56,12 +56,12 @@ def _bubblewrap() -> str:
 
 
 def _user_namespaces() -> str:
-    unshare = find("unshare")
+    unshare = find_program("unshare")
     if unshare is None:
         return "it cannot be tried whether they can be made: install util-linux."
     try:
         # As whom commands run as: root may where others may not. Where there is nobody else to become, as who this is.
-        for before in (becoming(user_of("", None, ""), find("setpriv") or "setpriv"), []):
+        for before in (as_user(user_of("", None, ""), find_program("setpriv") or "setpriv"), []):
             attempt = [*before, unshare, "--user", "true"]
             done = subprocess.run(attempt, capture_output=True, timeout=_TRY_SECONDS, check=False)
             if done.returncode != _NOT_BECOME:

@@ -71,14 +71,14 @@ def _group_of(uid: int, folders: int) -> int:
     return group if group != _ROOT else uid
 
 
-def becoming(user: User | None, setpriv: str) -> list[str]:
+def as_user(user: User | None, setpriv: str) -> list[str]:
     """What is put before a command, so that it runs as that user."""
     if user is None:
         return []
     return [setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--"]
 
 
-def becoming_in(user: User | None, *folders: Path) -> list[str]:
+def as_user_reaching(user: User | None, *folders: Path) -> list[str]:
     """The same for a command that is to reach these folders, wherever they lie."""
     if user is None:
         return []

@@ -23,8 +23,8 @@ from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Child, Sandbox
 from tidegate.workspaces.kernel.process_table import start_ticks
-from tidegate.workspaces.processes.command_run import END_GRACE, conduct
-from tidegate.workspaces.processes.live_sandbox import LiveSandbox, strained
+from tidegate.workspaces.processes.command_run import END_GRACE, run_child
+from tidegate.workspaces.processes.live_sandbox import LiveSandbox, limit_notice
 from tidegate.workspaces.processes.process_log import ProcessLog
 
 log = Log(__name__)
@@ -41,7 +41,7 @@ WRITE_SECONDS = 10.0
 PACE_BYTES = 8 * 1024 * 1024
 """Of output that are taken from one process in a second: one that prints without end costs a few percent of a core."""
 
-TOLD_BYTES = 1200
+REPORTED_BYTES = 1200
 """Of a finished process's last output that are told with its end."""
 
 BATCH, BATCHES = 200, 100
@@ -60,19 +60,19 @@ was told is written with the turn. Raises when there is to be none."""
 class RunningProcess:
     """A process that runs. `over` is set when its end is recorded; `news` whenever something has come of it."""
 
-    def __init__(self, row: ProcessRow, child: Child, box: Sandbox, log: ProcessLog) -> None:
+    def __init__(self, row: ProcessRow, child: Child, sandbox: Sandbox, log: ProcessLog) -> None:
         self.row = row
         self.child = child
-        self.box = box
+        self.sandbox = sandbox
         self.log = log
         self.over = asyncio.Event()
         self.news = asyncio.Event()
-        self.before = box.strain
+        self.before = sandbox.limit_events
         self.stopping = False
         self.late = False
         self.waited_for = 0
 
-    def tell(self) -> None:
+    def signal_news(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
 
@@ -100,14 +100,14 @@ class BackgroundProcesses:
     # -- starting --
 
     async def start(
-        self, site: LiveSandbox, name: str, command: str, *, restart: bool, notify: bool
+        self, live_sandbox: LiveSandbox, name: str, command: str, *, restart: bool, notify: bool
     ) -> ProcessRow | None:
         """The row of the process; None when one of that name runs already."""
         if not _NAME.fullmatch(name):
             raise ToolFailed("A process's name has 1 to 64 letters, digits, dots, dashes and underscores.")
-        if name in site.running:
+        if name in live_sandbox.running:
             return None
-        if len(site.running) >= MOST_RUNNING:
+        if len(live_sandbox.running) >= MOST_RUNNING:
             raise ToolFailed(f"{MOST_RUNNING} processes run in this conversation already: stop one of them first.")
         id = new_id("pr")
         try:
@@ -115,10 +115,10 @@ class BackgroundProcesses:
                 lambda db: processes.begin(
                     db,
                     id=id,
-                    session=site.session,
+                    session=live_sandbox.session,
                     name=name,
                     command=command,
-                    backend=site.backend.name,
+                    backend=live_sandbox.backend.name,
                     log=id,
                     restart=restart,
                     notify=notify,
@@ -131,41 +131,41 @@ class BackgroundProcesses:
             raise ToolFailed(error.message) from None
         except Refused as error:
             raise ToolFailed(error.message) from None
-        await self._spawn(site, row)
+        await self._spawn(live_sandbox, row)
         return row
 
-    async def again(self, site: LiveSandbox, lost: ProcessRow) -> None:
+    async def restart_lost(self, live_sandbox: LiveSandbox, lost: ProcessRow) -> None:
         """Start what was lost and is marked `restart` anew, once, and tell how that went."""
         id = new_id("pr")
         row = await self._store.write(lambda db: processes.again(db, lost.id, new_id=id, log=id, now=self._clock()))
         if row is None:
             return
         try:
-            await self._spawn(site, row)
-            told = f"The process {called(row)} was lost and has been started again."
+            await self._spawn(live_sandbox, row)
+            told = f"The process {process_label(row)} was lost and has been started again."
         except ToolFailed as error:
-            told = f"The process {called(row)} was lost and could not be started again: {error.message}"
-        await self._store.write(notices.add, site.session, told, self._clock())
+            told = f"The process {process_label(row)} was lost and could not be started again: {error.message}"
+        await self._store.write(notices.add, live_sandbox.session, told, self._clock())
 
-    async def _spawn(self, site: LiveSandbox, row: ProcessRow) -> None:
+    async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
         """The row is there; now the process is, or the row says that it is not."""
         child: Child | None = None
         try:
-            await site.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
-            shell = await self._store.read(workspaces.shell, site.session)
-            inner = site.backend.inner(site.spec.folder)
+            await live_sandbox.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
+            shell = await self._store.read(workspaces.shell, live_sandbox.session)
+            inner = live_sandbox.backend.inner(live_sandbox.spec.folder)
             text = shell_script.background(row.command, mark=row.id, folder=inner, shell=shell)
-            box, child = await site.spawn(text, row.id)
+            sandbox, child = await live_sandbox.spawn(text, row.id)
             if not await self._store.write(_spawned, row.id, child.pid):
                 raise ToolFailed("The process was to end before it had begun.")
-            running = RunningProcess(row, child, box, self.log_of(row))
-            site.scope.start(self._attend, site, running, name=f"process {row.id}")
-            site.running[row.name] = running
+            running = RunningProcess(row, child, sandbox, self.log_of(row))
+            live_sandbox.scope.start(self._attend, live_sandbox, running, name=f"process {row.id}")
+            live_sandbox.running[row.name] = running
         except BaseException:
-            await self._abandon(site, row, child)
+            await self._abandon(live_sandbox, row, child)
             raise
 
-    async def _abandon(self, site: LiveSandbox, row: ProcessRow, child: Child | None) -> None:
+    async def _abandon(self, live_sandbox: LiveSandbox, row: ProcessRow, child: Child | None) -> None:
         """It came to nothing: what there is of it ends, and its row says so."""
 
         async def over() -> None:
@@ -174,8 +174,10 @@ class BackgroundProcesses:
                 child.close()
             await self._store.write(self._record, row, "ended", None, True, "")
 
-        if site.scope.open:  # else the box is being closed, and the next start finds the row
-            cancelled = await outlast(site.scope.start(over, name=f"end of process {row.id}", at_close="finish"))
+        if live_sandbox.scope.open:  # else the box is being closed, and the next start finds the row
+            cancelled = await outlast(
+                live_sandbox.scope.start(over, name=f"end of process {row.id}", at_close="finish")
+            )
             if cancelled is not None:
                 raise cancelled
         elif child is not None:
@@ -183,53 +185,57 @@ class BackgroundProcesses:
 
     # -- its life --
 
-    async def _attend(self, site: LiveSandbox, running: RunningProcess) -> None:
+    async def _attend(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
         loop = asyncio.get_running_loop()
         since, taken = loop.time(), 0
 
         async def keep(data: bytes) -> None:
             nonlocal since, taken
             await to_thread.run_sync(running.log.append, data)
-            running.tell()
+            running.signal_news()
             taken += len(data)
             if taken >= PACE_BYTES:
                 await asyncio.sleep(max(0.0, since + 1 - loop.time()))
                 since, taken = loop.time(), 0
 
         most = self._settings.process_seconds
-        end_late = loop.call_later(most, self._end_late, site, running) if most else None
+        end_late = loop.call_later(most, self._end_late, live_sandbox, running) if most else None
         try:
-            ended = await conduct(running.child, keep, scope=site.scope, grace=lambda: running.grace)
-            if not site.leaving:
-                await self._ended(site, running, ended.code or 0, ended.left)
+            ended = await run_child(running.child, keep, scope=live_sandbox.scope, grace=lambda: running.grace)
+            if not live_sandbox.leaving:
+                await self._ended(live_sandbox, running, ended.code or 0, ended.left)
         finally:
             if end_late is not None:
                 end_late.cancel()
             running.log.close()
-            if site.running.get(running.row.name) is running:
-                del site.running[running.row.name]
+            if live_sandbox.running.get(running.row.name) is running:
+                del live_sandbox.running[running.row.name]
             running.over.set()
-            running.tell()
+            running.signal_news()
 
-    def _end_late(self, site: LiveSandbox, running: RunningProcess) -> None:
-        if site.scope.open:
+    def _end_late(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
+        if live_sandbox.scope.open:
             running.late = True
-            site.scope.start(running.child.end, STOP_GRACE, name=f"end of process {running.row.id}, which is late")
+            live_sandbox.scope.start(
+                running.child.end, STOP_GRACE, name=f"end of process {running.row.id}, which is late"
+            )
 
-    async def _ended(self, site: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
+    async def _ended(self, live_sandbox: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
         row = running.row
         state: ProcessEnd = "exited"
-        if running.stopping or site.closed or running.box.why:  # whoever ended it tells it, or was told to
+        if (
+            running.stopping or live_sandbox.closed or running.sandbox.close_reason
+        ):  # whoever ended it tells it, or was told to
             state = "ended"
-        elif await site.lost(running.box, code):
+        elif await live_sandbox.was_lost(running.sandbox, code):
             state = "lost"
         known = state == "ended" or running.waited_for > 0
         again = state == "lost" and row.restart
         by_turn = row.notify and state == "exited" and not known
-        told = strained(running.before, running.box.strain, site.spec.limits)
+        told = limit_notice(running.before, running.sandbox.limit_events, live_sandbox.spec.limits)
         if running.late:
             told = f"It had run for {self._settings.process_seconds:g} s (workspaces.process_seconds). {told}".strip()
-        text = "" if known or again else await self._how(row, state, code, left, running.log, told)
+        text = "" if known or again else await self._describe_end(row, state, code, left, running.log, told)
         ended = await self._store.write(self._record, row, state, code, known or again, "" if by_turn else text)
         if ended is None:
             return
@@ -237,8 +243,8 @@ class BackgroundProcesses:
             await self._begin_turn(ended, text)
         await self._prune(row.session)
         if again:
-            site.running.pop(row.name, None)
-            await self.again(site, ended)
+            live_sandbox.running.pop(row.name, None)
+            await self.restart_lost(live_sandbox, ended)
 
     async def _begin_turn(self, row: ProcessRow, text: str) -> None:
         try:
@@ -253,14 +259,14 @@ class BackgroundProcesses:
             return
         await self._store.write(_tell_later, row, text, self._clock())
 
-    async def tell(self) -> None:
+    async def report_ends(self) -> None:
         """Of each end that was recorded and, for a kill or a fault, not told. May be asked at any time when turns can
         begin: who is about to tell of one tells it once all the same."""
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self._store.read(processes.untold, after=last, limit=BATCH)
             for row in rows:
-                how = await self._how(row, "exited", row.exit_code or 0, 0, self.log_of(row), "")
+                how = await self._describe_end(row, "exited", row.exit_code or 0, 0, self.log_of(row), "")
                 await self._begin_turn(row, how)
             if len(rows) < BATCH:
                 break
@@ -280,14 +286,16 @@ class BackgroundProcesses:
             notices.add(db, row.session, text, now)
         return ended
 
-    async def _how(self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, told: str) -> str:
+    async def _describe_end(
+        self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, told: str
+    ) -> str:
         if state == "lost":
-            return f"The process {called(row)} is gone: its sandbox was ended from outside."
+            return f"The process {process_label(row)} is gone: its sandbox was ended from outside."
         how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
         rest = f" It had left {left} processes running, which were ended." if left else ""
         rest += f" {told}" if told else ""
-        said = (await to_thread.run_sync(log.read, None, TOLD_BYTES)).data.decode("utf-8", "replace").strip()
-        return f"The process {called(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
+        said = (await to_thread.run_sync(log.read, None, REPORTED_BYTES)).data.decode("utf-8", "replace").strip()
+        return f"The process {process_label(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
 
     # -- what is done to it --
 
@@ -313,9 +321,9 @@ class BackgroundProcesses:
     def log_of(self, row: ProcessRow) -> ProcessLog:
         return ProcessLog(self._spool.file(row.session, row.log), self._settings.process_log_bytes)
 
-    async def lose(self, row: ProcessRow) -> ProcessRow | None:
+    async def mark_lost(self, row: ProcessRow) -> ProcessRow | None:
         """It should be alive and is not, because the gateway was not."""
-        text = "" if row.restart else f"The process {called(row)} ended when the gateway was stopped."
+        text = "" if row.restart else f"The process {process_label(row)} ended when the gateway was stopped."
         ended: ProcessRow | None = await self._store.write(self._record, row, "lost", None, row.restart, text)
         await self._prune(row.session)
         return ended
@@ -328,7 +336,7 @@ class BackgroundProcesses:
             await to_thread.run_sync(self.log_of(row).remove)
 
 
-def called(row: ProcessRow) -> str:
+def process_label(row: ProcessRow) -> str:
     command = " ".join(row.command.split())
     shown = command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}…"
     return f"{row.name!r} ({shown})"

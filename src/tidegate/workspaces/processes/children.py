@@ -29,7 +29,7 @@ HELPERS = 4
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
-def find(program: str) -> str | None:
+def find_program(program: str) -> str | None:
     """Where a program of the system is. The gateway's own PATH is not asked: it may begin with anything."""
     for folder in _SEARCH:
         path = f"{folder}/{program}"
@@ -163,7 +163,7 @@ class ChildEnd(Protocol):
     def close(self) -> None: ...
 
 
-async def gone(child: ChildEnd) -> None:
+async def kill_and_close(child: ChildEnd) -> None:
     """It is killed at once; its end is waited for unless the caller is cancelled again. Its streams are closed."""
     try:
         with CancelScope(shield=True):
@@ -173,16 +173,16 @@ async def gone(child: ChildEnd) -> None:
 
 
 @contextlib.asynccontextmanager
-async def or_gone(child: ChildEnd) -> AsyncIterator[None]:
+async def killed_on_error(child: ChildEnd) -> AsyncIterator[None]:
     """What fails in the block ends the child."""
     try:
         yield
     except BaseException:
-        await gone(child)
+        await kill_and_close(child)
         raise
 
 
-def kill_with(end: socket.socket, child: ChildProcess) -> None:
+def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
     """The kernel kills the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG), as long as
     somebody holds this one."""
     if not child.running:  # then its number may be another's

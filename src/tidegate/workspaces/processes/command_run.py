@@ -36,7 +36,7 @@ class CommandResult(NamedTuple):
     state: bytes
 
 
-async def conduct(
+async def run_child(
     child: Child,
     sink: Sink,
     *,

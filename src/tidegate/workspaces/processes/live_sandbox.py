@@ -35,19 +35,19 @@ log = Log(__name__)
 CLOSE_SECONDS = 5.0
 """Within which what was watching the processes of a closed box has seen their ends."""
 
-BOX_SECONDS = 0.5
+LOST_SECONDS = 0.5
 """Within which a box is seen to be gone after what ran in it was killed with it."""
 
 _LOOKED_AT = frozenset(("memory_bytes", "processes"))  # by what is told of processes, unless the kernel holds them
 _KILLED = (-9, 137)  # as a process says it, and as a shell says it of one
 
-OUTSIDE = (
+ENDED_FROM_OUTSIDE = (
     "The sandbox of this conversation's commands was ended from outside. It is made again with the next command; "
     "files are as they were, what ran in it is gone."
 )
-GONE = "The workspace is closed: its conversation has ended."
+CONVERSATION_ENDED = "The workspace is closed: its conversation has ended."
 
-Tell = Callable[[str, str], Awaitable[None]]
+AddNotice = Callable[[str, str], Awaitable[None]]
 """Writes down, for a session, what its agent is to be told."""
 
 
@@ -60,14 +60,14 @@ class LiveSandbox:
         *,
         disk: DiskLimit | None,
         prepare: Callable[[], Awaitable[None]],
-        tell: Tell,
+        tell: AddNotice,
     ) -> None:
         self.spec = spec
         self.backend = backend
         self.scope = scope
         self.running: dict[str, RunningProcess] = {}
-        self.box: Sandbox | None = None
-        self.why = ""
+        self.sandbox: Sandbox | None = None
+        self.close_reason = ""
         """Why everything that ran here was ended by us, the last time."""
         self.closed = False
         self.leaving = False
@@ -78,7 +78,7 @@ class LiveSandbox:
         self._users = 0
         self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
-        self._tell = tell
+        self._add_notice = tell
 
     @property
     def session(self) -> str:
@@ -108,9 +108,9 @@ class LiveSandbox:
         """The session's box: the one that is there, or else a new one."""
         while True:
             if self.closed:
-                raise ToolFailed(self.why or GONE)
-            if self.box is not None and self.box.alive:
-                return self.box
+                raise ToolFailed(self.close_reason or CONVERSATION_ENDED)
+            if self.sandbox is not None and self.sandbox.alive:
+                return self.sandbox
             if self._opening is None:
                 self._opening = SingleFlight()
                 try:
@@ -124,44 +124,46 @@ class LiveSandbox:
         full = await self.full()
         if self.disk is not None:
             self.disk.changed()  # from now on, however it ends
-        box = await self.enter()
+        sandbox = await self.enter()
         try:
-            return box, await box.spawn(text, mark, full=full)
+            return sandbox, await sandbox.spawn(text, mark, full=full)
         except ToolFailed:
-            if box.alive or self.closed:
+            if sandbox.alive or self.closed:
                 raise
-        box = await self.enter()
-        return box, await box.spawn(text, mark, full=full)
+        sandbox = await self.enter()
+        return sandbox, await sandbox.spawn(text, mark, full=full)
 
     async def _open(self) -> Sandbox:
-        await self.mourn()
+        await self.note_lost()
         await self._prepare()
-        box = await self.backend.open(self.spec)
+        sandbox = await self.backend.open(self.spec)
         if self.closed:
-            await box.close()
-            raise ToolFailed(self.why or GONE)
-        self.box, self.why = box, ""
-        return box
+            await sandbox.close()
+            raise ToolFailed(self.close_reason or CONVERSATION_ENDED)
+        self.sandbox, self.close_reason = sandbox, ""
+        return sandbox
 
-    async def mourn(self) -> None:
+    async def note_lost(self) -> None:
         """Take note of a box that has gone without us."""
-        box = self.box
-        if box is None or box.alive:
+        sandbox = self.sandbox
+        if sandbox is None or sandbox.alive:
             return
-        self.box = None
-        await box.close()
+        self.sandbox = None
+        await sandbox.close()
         if not self.leaving:
-            log.warning("a box is gone", session=self.session, reason=box.why or "it was ended from outside")
-            await self._tell(self.session, box.why or OUTSIDE)
+            log.warning(
+                "a box is gone", session=self.session, reason=sandbox.close_reason or "it was ended from outside"
+            )
+            await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
-    async def lost(self, box: Sandbox, code: int) -> bool:
+    async def was_lost(self, sandbox: Sandbox, code: int) -> bool:
         """Whether something that has just ended in this box with that code did so because the box was removed: it was
         killed with it, or could not enter it any more."""
         if code not in _KILLED:
-            return code != 0 and not box.alive
+            return code != 0 and not sandbox.alive
         try:
-            async with asyncio.timeout(BOX_SECONDS):
-                await box.wait()
+            async with asyncio.timeout(LOST_SECONDS):
+                await sandbox.wait()
         except TimeoutError:
             return False
         return True
@@ -170,36 +172,36 @@ class LiveSandbox:
 
     async def look(self) -> None:
         """End everything here if it uses more than it may. What the kernel holds is not looked at."""
-        box = self.box
-        if box is None or not box.alive:
+        sandbox = self.sandbox
+        if sandbox is None or not sandbox.alive:
             return
-        if not await box.is_intact():
-            await self.mourn()
+        if not await sandbox.is_intact():
+            await self.note_lost()
             return
-        load = await self._load(box)
-        reason = _over(load, self.spec.limits, box.held)
-        if reason and self.box is box:
+        load = await self._load(sandbox)
+        reason = _over(load, self.spec.limits, sandbox.kernel_limits)
+        if reason and self.sandbox is sandbox:
             await self.end_all(reason)
         elif not reason:
             await self.measure(load, running=not self.idle)
 
-    async def _load(self, box: Sandbox | None) -> SandboxUsage:
+    async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
         """Of what runs, where somebody wants to know it: the kernel holds what it holds, and a project has no limit."""
-        if box is None or not box.alive or (self.disk is None and box.held >= _LOOKED_AT):
+        if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _LOOKED_AT):
             return SandboxUsage()
-        return await box.load()
+        return await sandbox.load()
 
     async def end_all(self, reason: str) -> None:
-        box, self.box = self.box, None
-        if box is None:
+        sandbox, self.sandbox = self.sandbox, None
+        if sandbox is None:
             return
         names = ", ".join(sorted(self.running))
         for running in self.running.values():
             running.stopping = True
-        self.why = f"Everything that ran in the workspace was ended, because {reason}."
-        await box.close()
+        self.close_reason = f"Everything that ran in the workspace was ended, because {reason}."
+        await sandbox.close()
         log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)
-        await self._tell(self.session, f"{self.why}{f' Among it: {names}.' if names else ''}")
+        await self._add_notice(self.session, f"{self.close_reason}{f' Among it: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
         """Look at the disk; what is running, and may have filled it, is ended when there is too much on it."""
@@ -209,7 +211,7 @@ class LiveSandbox:
 
     async def full(self) -> bool:
         """Whether commands can only remove files now. What was started before it came to that is ended."""
-        await self.measure(await self._load(self.box), running=bool(self.running) or self._users > 1)
+        await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 
     # -- the end --
@@ -219,9 +221,9 @@ class LiveSandbox:
         self.closed = True
         if self._opening is not None:
             await self._opening.over()
-        box, self.box = self.box, None
-        if box is not None:
-            await box.close()
+        sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            await sandbox.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 for running in tuple(self.running.values()):
@@ -230,7 +232,7 @@ class LiveSandbox:
             log.error("the end of a process was not seen", session=self.session, processes=sorted(self.running))
 
 
-def strained(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
+def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
     """What the kernel did to what ran in a box meanwhile, because of its limits; empty when it did nothing."""
     told = []
     if after.killed > before.killed:
@@ -251,11 +253,11 @@ def _counted(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _over(load: SandboxUsage, limits: SandboxLimits, held: frozenset[str]) -> str:
-    if load.memory_bytes > limits.memory_bytes and "memory_bytes" not in held:
+def _over(load: SandboxUsage, limits: SandboxLimits, kernel_limits: frozenset[str]) -> str:
+    if load.memory_bytes > limits.memory_bytes and "memory_bytes" not in kernel_limits:
         used = _amount(load.memory_bytes)
         return f"it used {used} of memory, more than {_amount(limits.memory_bytes)} (workspaces.memory_bytes)"
-    if load.processes > limits.processes and "processes" not in held:
+    if load.processes > limits.processes and "processes" not in kernel_limits:
         return f"it had {load.processes} processes, more than {limits.processes} (workspaces.processes)"
     if load.descriptors > MOST_DESCRIPTORS:
         return f"it had more than {MOST_DESCRIPTORS} files and sockets open"

@@ -16,7 +16,7 @@ from tidegate.store import ProcessRow, Store, processes
 from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.processes.background import RunningProcess
-from tidegate.workspaces.processes.command_run import conduct, end
+from tidegate.workspaces.processes.command_run import end, run_child
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.processes.process_log import LogPiece, ProcessLog
 
@@ -64,11 +64,11 @@ class ProcessViewer:
     """Over the processes of one session, as long as `site` is what is present of it."""
 
     def __init__(
-        self, store: Store, session: str, site: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
+        self, store: Store, session: str, live_sandbox: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
     ) -> None:
         self._store = store
         self._session = session
-        self._site = site
+        self._live_sandbox = live_sandbox
         self._log_of = log_of
 
     async def list(self) -> tuple[ProcessView, ...]:
@@ -131,7 +131,7 @@ class ProcessViewer:
             await asyncio.sleep(SCAN_SECONDS if pattern is not None else 0)
 
     def _live(self, row: ProcessRow) -> RunningProcess | None:
-        running = None if self._site is None else self._site.running.get(row.name)
+        running = None if self._live_sandbox is None else self._live_sandbox.running.get(row.name)
         return running if running is not None and running.row.id == row.id else None
 
     def _log(self, row: ProcessRow) -> ProcessLog:
@@ -173,7 +173,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
     except BaseException:
         await end(child, 0, place.scope)
         raise
-    ended = await conduct(child, keep, scope=place.scope)
+    ended = await run_child(child, keep, scope=place.scope)
     if ended.code not in (0, 1):
         reason = ended.state.decode("utf-8", "replace").strip().removeprefix("grep: ")
         raise ToolFailed(f"The pattern is no extended regular expression: {reason or f'exit code {ended.code}'}.")

@@ -71,10 +71,10 @@ class MarkedProcess(NamedTuple):
     line: frozenset[int]
 
 
-def marked(owner: str) -> list[MarkedProcess]:
+def marked_processes(owner: str) -> list[MarkedProcess]:
     """The processes with this mark, except for this one and its ancestors, which an agent may have started."""
     own = ancestors(os.getpid())
-    found = guardian.marked(f"{OWNER}={owner}")
+    found = guardian.marked_processes(f"{OWNER}={owner}")
     return [MarkedProcess(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
 
 
@@ -93,4 +93,4 @@ def end(processes: Collection[MarkedProcess]) -> None:
 
 
 def _living(processes: dict[int, int]) -> dict[int, int]:
-    return {pid: start for pid, start in processes.items() if guardian.known_as(pid) == f"{pid}:{start}"}
+    return {pid: start for pid, start in processes.items() if guardian.process_identity(pid) == f"{pid}:{start}"}
