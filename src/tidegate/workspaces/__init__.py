@@ -1,7 +1,8 @@
-"""Workspaces: where the agents' commands run, one place per session.
+"""Workspaces: the folder, sandbox and processes in which an agent's commands run, one per session.
 
-Guarantee: what runs for a session is in its box, is written down before it is started, and is gone when the session has
-ended or the gateway has; unloading a session touches none of it. The gateway's own environment and secrets are in none.
+Everything that runs for a session runs in its sandbox and is recorded before it is started. It ends when the session or
+the gateway ends; unloading a session does not touch it. The gateway's own environment and secrets are never visible to
+a command.
 """
 
 from tidegate.workspaces.files import Files, Mount

@@ -1,9 +1,8 @@
-"""A session's workspace, as its tools see it.
+"""A session's workspace as its tools see it.
 
-Guarantee: what a tool can do is here, and all of it is the session's own: no method takes another session's name. A
-handle is made for a turn, costs nothing and owns nothing; the folder is made, and the box opened, when something first
-needs it. Cancelling `run` ends the command and all that came of it within a second. What cannot be done is a
-`ToolFailed` in one sentence.
+Every method concerns this session only: none takes another session's name. A handle is created per turn, costs nothing
+and owns nothing; the folder is created and the sandbox opened on first use. Cancelling `run` ends the command and all
+its processes within a second. Failures are `ToolFailed` with one sentence.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.workspaces.workspaces import Workspaces
 
 COMMAND_BYTES = 1024 * 1024
-"""Of one command. What is longer belongs into a file."""
+"""Limit of one command. A longer one belongs in a file."""
 
 _TOO_LONG = (
     f"The shell's variables and functions take more than {shell_script.STATE_BYTES // 1024} KiB and were not kept: "
@@ -36,8 +35,8 @@ _REPLACED = (
 
 
 class CommandEnd(Frozen, frozen=True):
-    """How a command ended. `code` is None when it was ended for its time; negative for a signal. `left_behind` counts
-    the background processes that were ended with it; `note` says what its caller should know besides."""
+    """How a command ended. `code` is None if it was ended by its timeout, negative for a signal. `left_behind` counts
+    the background processes that were ended with it; `note` holds further information for the caller."""
 
     code: int | None
     timed_out: bool = False
@@ -46,7 +45,7 @@ class CommandEnd(Frozen, frozen=True):
 
 
 class WaitResult(NamedTuple):
-    """`matched` is the line in which the pattern was found; None when the time was over or the process is."""
+    """`matched` is the line that matches the pattern; None if the time was up or the process ended first."""
 
     process: ProcessView
     matched: str | None
@@ -61,15 +60,15 @@ class Workspace:
 
     @property
     def command_seconds(self) -> float:
-        """How long a command in the terminal may take at most (`workspaces.command_seconds`)."""
+        """The longest time that a command in the terminal may take (`workspaces.command_seconds`)."""
         return self._owner.settings.command_seconds
 
     async def sandboxed(self) -> bool:
-        """Whether commands can reach nothing but the workspace: what approvals go by."""
+        """Whether commands can reach nothing but the workspace. Approvals depend on it."""
         return (await self._owner.backend()).sandboxed
 
     async def files(self) -> Files:
-        """The session's files; the folder is made when there is none yet."""
+        """The session's files; creates the folder if it does not exist yet."""
         backend, spec = await self._owner.spec(self.session, self.agent)
         await self._owner.prepare(spec, backend, self.agent)
         files, disk = backend.files(spec, self._open_sandbox), self._owner.disk(spec, backend)
@@ -82,10 +81,10 @@ class Workspace:
     # -- commands --
 
     async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> CommandEnd:
-        """Run a command in the session's shell. Its output goes to `sink` as it comes."""
+        """Run a command in the session's shell. Its output is streamed to `sink`."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
-            await live_sandbox.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
+            await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
             shell = await self._owner.store.read(workspaces.shell, self.session)
             mark, inner = new_id("c"), live_sandbox.backend.inner(live_sandbox.spec.folder)
             sandbox, child = await live_sandbox.spawn(
@@ -104,7 +103,7 @@ class Workspace:
     async def _keep_shell(
         self, live_sandbox: LiveSandbox, sandbox: Sandbox, done: CommandResult, before: bytes | None, told: str
     ) -> list[str]:
-        """Save what the shell is like now; what the caller should know of that, beside what is `told` anyway."""
+        """Save the state of the shell. Returns notes for the caller, after the one given as `told`."""
         notes = [told] if told else []
         saved = shell_script.read_state(done.state)
         if saved.shell is not None:
@@ -136,20 +135,20 @@ class Workspace:
             return await self._viewer().view(name, new=False) if row is None else view(row, 0)
 
     async def list(self) -> tuple[ProcessView, ...]:
-        """The session's processes, the latest first, with the last ones that have ended."""
+        """The session's processes, newest first, including the last ones that have ended."""
         return await self._viewer().list()
 
     async def output(self, name: str, *, since: int | None = None, limit: int) -> OutputPage:
-        """At most `limit` bytes of what it has put out from the offset `since` on; with None, the last of it."""
+        """At most `limit` bytes of a process's output from the offset `since`; with None, the last ones."""
         return await self._viewer().output(name, since, limit)
 
     async def write(self, name: str, data: bytes, *, close: bool = False) -> None:
-        """To what the process reads; `close` ends its input after that."""
+        """Write to the process's input; `close` closes the input afterwards."""
         running = await self._viewer().running(name)
         await self._owner.processes.write(running, data, close=close)
 
     async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> WaitResult:
-        """Until a line of its output from `since` on fits the extended regular expression, or it has ended."""
+        """Wait until a line of output from `since` on matches the extended regular expression, or the process ends."""
         await self._viewer().row(name)
         if pattern is None:
             return await self._wait(name, None, timeout, since, None)
@@ -174,7 +173,7 @@ class Workspace:
         return WaitResult(await viewer.view(name), matched)
 
     async def stop(self, name: str) -> ProcessView:
-        """End it, with everything that came of it; it is asked first."""
+        """End a process and everything it started: SIGTERM first, then SIGKILL."""
         viewer = self._viewer()
         await self._owner.processes.stop(await viewer.running(name))
         return await viewer.view(name)

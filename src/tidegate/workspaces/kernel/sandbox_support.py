@@ -1,7 +1,7 @@
-"""What keeps sandboxes apart from this machine, and which package or setting provides what is missing.
+"""Checks of what this machine supports for sandboxes, and which package or setting provides a missing feature.
 
-Guarantee: it looks, and tries once whether a user namespace can be made; nothing is changed. What is found is true of
-the process that asks: a gateway that is started by somebody else may have more or less.
+The checks only look, and try once to create a user namespace; nothing is changed. Results are valid for the calling
+process: a gateway started differently may have more or fewer features.
 """
 
 import os
@@ -18,7 +18,7 @@ from tidegate.workspaces.processes.children import find_program
 
 _PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "prlimit": "util-linux"}
 _TRY_SECONDS = 10
-_NOT_BECOME = 127  # the exit code of setpriv
+_NOT_BECOME = 127  # the exit code of setpriv if it cannot change the user
 _SYSTEM = Path("/proc/sys")
 _FORBIDDING = (
     ("user/max_user_namespaces", "0", "set user.max_user_namespaces to a number above 0 with sysctl"),
@@ -26,11 +26,11 @@ _FORBIDDING = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1",
      "install a profile of AppArmor that lets bwrap make them (on Ubuntu the package apparmor-profiles)"),
 )  # fmt: skip
-"""What keeps a user from making namespaces, and what to do about it."""
+"""Kernel settings that forbid user namespaces, and their remedies."""
 
 
 class SandboxFeature(NamedTuple):
-    """`missing` says in a sentence what is not there and what provides it; empty when it is there."""
+    """A feature; `missing` is a sentence on what is missing and what provides it, empty if the feature is there."""
 
     name: str
     text: str
@@ -60,7 +60,8 @@ def _user_namespaces() -> str:
     if unshare is None:
         return "it cannot be tried whether they can be made: install util-linux."
     try:
-        # As whom commands run as: root may where others may not. Where there is nobody else to become, as who this is.
+        # Try as the user that commands run as, since root may be allowed more. If there is no other user to become, try
+        # as this one.
         for before in (as_user(user_of("", None, ""), find_program("setpriv") or "setpriv"), []):
             attempt = [*before, unshare, "--user", "true"]
             done = subprocess.run(attempt, capture_output=True, timeout=_TRY_SECONDS, check=False)

@@ -1,10 +1,11 @@
-"""Background processes by name: their start, their life and their end.
+"""Named background processes: start, supervision and end.
 
-Guarantee: a process has its row before it is spawned, and one live process of a session has a name; starting what runs
-already changes nothing. Its output goes to its log as it comes, at a bounded pace. Its end is recorded once, with how
-it came about, and told, once, over a kill too: to whoever waits for it, else by a new turn if that was asked for, else
-with the next message. What it leaves behind is ended with it. The processes of a site are on the site; nothing is kept
-here.
+A process has its row before it is spawned. Names are unique among the live processes of a session; starting a name that
+already runs changes nothing. Output is written to the log as it arrives, at a bounded rate. The end is recorded once,
+with its cause, and reported once, even across a kill: to a waiting caller, otherwise in a new turn if `notify` was set,
+otherwise with the next message. Everything that a process started ends with it.
+
+The running processes belong to their live sandbox; this module keeps no state.
 """
 
 import asyncio
@@ -30,35 +31,35 @@ from tidegate.workspaces.processes.process_log import ProcessLog
 log = Log(__name__)
 
 MOST_RUNNING = 16
-"""Named processes of one session at once: a person could not tell more of them apart."""
+"""Named processes of one session at once: more would be hard to tell apart."""
 
 STOP_GRACE = 5.0
-"""Seconds that a process has to end by itself after it was asked to."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 WRITE_SECONDS = 10.0
-"""In which a process takes what is written to it, or does not read its input."""
+"""Time limit for a process to read its input."""
 
 PACE_BYTES = 8 * 1024 * 1024
-"""Of output that are taken from one process in a second: one that prints without end costs a few percent of a core."""
+"""Output taken from one process per second: endless output costs a few percent of a core."""
 
 REPORTED_BYTES = 1200
-"""Of a finished process's last output that are told with its end."""
+"""Bytes of a finished process's last output that are reported with its end."""
 
 BATCH, BATCHES = 200, 100
-"""Rows that are taken from the store at once, and how often in one run: more than there is, and an end to it."""
+"""Rows read at once, and batches per run: more than are ever needed, and a bound on the loop."""
 
 COMMAND_CHARACTERS = 200
-"""Of a command that are told to say which process it is."""
+"""Characters of a command shown to identify its process."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 OnFinished = Callable[[ProcessRow, str], Awaitable[None]]
-"""Begins a turn for the end of a process that was started with `notify`, with what to tell its agent; the mark that it
-was told is written with the turn. Raises when there is to be none."""
+"""Starts a turn for the end of a process with `notify`, with the text for its agent. The mark that it was reported is
+written with the turn. Raises if there will be no turn."""
 
 
 class RunningProcess:
-    """A process that runs. `over` is set when its end is recorded; `news` whenever something has come of it."""
+    """A running process. `over` is set when its end is recorded, `news` whenever there is output or it ends."""
 
     def __init__(self, row: ProcessRow, child: Child, sandbox: Sandbox, log: ProcessLog) -> None:
         self.row = row
@@ -78,7 +79,7 @@ class RunningProcess:
 
     @property
     def grace(self) -> float:
-        """What its command leaves behind has as long as it had itself."""
+        """Seconds that processes left behind by the command have to end: as long as the command itself had."""
         return STOP_GRACE if self.stopping or self.late else END_GRACE
 
 
@@ -102,7 +103,7 @@ class BackgroundProcesses:
     async def start(
         self, live_sandbox: LiveSandbox, name: str, command: str, *, restart: bool, notify: bool
     ) -> ProcessRow | None:
-        """The row of the process; None when one of that name runs already."""
+        """Start a process; None if one of that name is already running."""
         if not _NAME.fullmatch(name):
             raise ToolFailed("A process's name has 1 to 64 letters, digits, dots, dashes and underscores.")
         if name in live_sandbox.running:
@@ -126,7 +127,7 @@ class BackgroundProcesses:
                 )
             )
         except Conflict as error:
-            if error.code == "process_name":  # somebody else has just begun it
+            if error.code == "process_name":  # a concurrent start has just begun it
                 return None
             raise ToolFailed(error.message) from None
         except Refused as error:
@@ -135,7 +136,7 @@ class BackgroundProcesses:
         return row
 
     async def restart_lost(self, live_sandbox: LiveSandbox, lost: ProcessRow) -> None:
-        """Start what was lost and is marked `restart` anew, once, and tell how that went."""
+        """Restart a lost process marked `restart`, once, and report the result."""
         id = new_id("pr")
         row = await self._store.write(lambda db: processes.again(db, lost.id, new_id=id, log=id, now=self._clock()))
         if row is None:
@@ -148,10 +149,10 @@ class BackgroundProcesses:
         await self._store.write(notices.add, live_sandbox.session, told, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
-        """The row is there; now the process is, or the row says that it is not."""
+        """Spawn the process of a row, or record in the row that it failed."""
         child: Child | None = None
         try:
-            await live_sandbox.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
+            await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
             shell = await self._store.read(workspaces.shell, live_sandbox.session)
             inner = live_sandbox.backend.inner(live_sandbox.spec.folder)
             text = shell_script.background(row.command, mark=row.id, folder=inner, shell=shell)
@@ -166,7 +167,7 @@ class BackgroundProcesses:
             raise
 
     async def _abandon(self, live_sandbox: LiveSandbox, row: ProcessRow, child: Child | None) -> None:
-        """It came to nothing: what there is of it ends, and its row says so."""
+        """End what was spawned so far and record the end."""
 
         async def over() -> None:
             if child is not None:
@@ -174,7 +175,7 @@ class BackgroundProcesses:
                 child.close()
             await self._store.write(self._record, row, "ended", None, True, "")
 
-        if live_sandbox.scope.open:  # else the box is being closed, and the next start finds the row
+        if live_sandbox.scope.open:  # otherwise the sandbox is being closed, and the next start finds the row
             cancelled = await outlast(
                 live_sandbox.scope.start(over, name=f"end of process {row.id}", at_close="finish")
             )
@@ -250,7 +251,7 @@ class BackgroundProcesses:
         try:
             await self.finished(row, text)
         except Stopping:
-            return  # the next start does
+            return  # the next start reports it
         except TidegateError as error:
             log.warning("no turn for the end of a process", session=row.session, process=row.id, reason=error.message)
         except Exception:
@@ -260,8 +261,8 @@ class BackgroundProcesses:
         await self._store.write(_tell_later, row, text, self._clock())
 
     async def report_ends(self) -> None:
-        """Of each end that was recorded and, for a kill or a fault, not told. May be asked at any time when turns can
-        begin: who is about to tell of one tells it once all the same."""
+        """Report each end that was recorded but not reported, because of a kill or a fault. May be called whenever
+        turns can start; an end that is just being reported elsewhere is still reported only once."""
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self._store.read(processes.untold, after=last, limit=BATCH)
@@ -279,7 +280,7 @@ class BackgroundProcesses:
     def _record(
         self, db: Db, row: ProcessRow, state: ProcessEnd, code: int | None, known: bool, text: str
     ) -> ProcessRow | None:
-        """The end and what is told of it, in one transaction."""
+        """Record the end and its notice in one transaction."""
         now = self._clock()
         ended = processes.finished(db, row.id, state=state, exit_code=code, now=now, told=known or bool(text))
         if ended is not None and text:
@@ -322,14 +323,14 @@ class BackgroundProcesses:
         return ProcessLog(self._spool.file(row.session, row.log), self._settings.process_log_bytes)
 
     async def mark_lost(self, row: ProcessRow) -> ProcessRow | None:
-        """It should be alive and is not, because the gateway was not."""
+        """Record that a process was lost with the previous gateway."""
         text = "" if row.restart else f"The process {process_label(row)} ended when the gateway was stopped."
         ended: ProcessRow | None = await self._store.write(self._record, row, "lost", None, row.restart, text)
         await self._prune(row.session)
         return ended
 
     async def forget(self, session: str) -> None:
-        """The session is over: its rows say so, and the logs of its processes are gone."""
+        """Record the end of all processes of an ended session and remove their logs."""
         for row in await self._store.read(processes.of_session, session, principal=None):
             if row.ended is None:
                 await self._store.write(self._record, row, "ended", None, True, "")

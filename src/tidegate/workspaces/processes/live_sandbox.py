@@ -1,9 +1,10 @@
-"""What is present of one session's workspace: its box, and what runs in it.
+"""The open sandbox of one present session, and the processes running in it.
 
-Guarantee: a session has one box at a time, opened when the first command needs it, once however many ask; one that was
-removed from outside is noticed, made again at the next need, and the agent is told. What uses more than its limits is
-ended as a whole, where the kernel does not hold them anyway, and the agent is told which one it was. `close` ends
-everything. The site owns the box and the running processes; it hangs on the session's record and nowhere else.
+A session has one sandbox at a time. It is opened for the first command, once for all concurrent callers. If it was
+ended from outside, that is noticed, the agent is notified, and the next command opens a new one. Commands that exceed a
+limit not enforced by the kernel are all ended, and the agent is told which limit it was. `close` ends everything.
+
+It owns the sandbox and the running processes, and is held only by the session's record.
 """
 
 import asyncio
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 CLOSE_SECONDS = 5.0
-"""Within which what was watching the processes of a closed box has seen their ends."""
+"""Time limit for the ends of all processes to be recorded after their sandbox was closed."""
 
 LOST_SECONDS = 0.5
-"""Within which a box is seen to be gone after what ran in it was killed with it."""
+"""Time limit for noticing that a sandbox is gone after a process in it was killed."""
 
-_LOOKED_AT = frozenset(("memory_bytes", "processes"))  # by what is told of processes, unless the kernel holds them
-_KILLED = (-9, 137)  # as a process says it, and as a shell says it of one
+_LOOKED_AT = frozenset(("memory_bytes", "processes"))  # checked from the process table unless the kernel enforces them
+_KILLED = (-9, 137)  # as the kernel and as a shell report it
 
 ENDED_FROM_OUTSIDE = (
     "The sandbox of this conversation's commands was ended from outside. It is made again with the next command; "
@@ -48,7 +49,7 @@ ENDED_FROM_OUTSIDE = (
 CONVERSATION_ENDED = "The workspace is closed: its conversation has ended."
 
 AddNotice = Callable[[str, str], Awaitable[None]]
-"""Writes down, for a session, what its agent is to be told."""
+"""Stores a notice for a session's agent."""
 
 
 class LiveSandbox:
@@ -68,13 +69,13 @@ class LiveSandbox:
         self.running: dict[str, RunningProcess] = {}
         self.sandbox: Sandbox | None = None
         self.close_reason = ""
-        """Why everything that ran here was ended by us, the last time."""
+        """Why we last ended everything that ran here."""
         self.closed = False
         self.leaving = False
-        """The gateway stops: what ends now has not ended by itself, and the next start tells so."""
+        """The gateway is stopping: processes that end now did not end on their own, and the next start reports it."""
         self.used = time.monotonic()
         self.disk = disk
-        """None where nobody measures: in a folder of the user's own, and on another machine."""
+        """None if the disk is not measured: for a user's project folder, and on another machine."""
         self._users = 0
         self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
@@ -86,7 +87,7 @@ class LiveSandbox:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs here, and nobody is about to run something."""
+        """Nothing is running, and nobody is about to run something."""
         return not self.running and not self._users
 
     def fits(self, spec: SandboxSpec, backend: Backend) -> bool:
@@ -94,7 +95,7 @@ class LiveSandbox:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """As long as somebody works with it, it is not idle."""
+        """Keep it from being idle during the block."""
         self._users += 1
         try:
             yield
@@ -105,7 +106,7 @@ class LiveSandbox:
     # -- the box --
 
     async def enter(self) -> Sandbox:
-        """The session's box: the one that is there, or else a new one."""
+        """The session's sandbox; opens one if needed."""
         while True:
             if self.closed:
                 raise ToolFailed(self.close_reason or CONVERSATION_ENDED)
@@ -120,10 +121,10 @@ class LiveSandbox:
             await self._opening.join()
 
     async def spawn(self, text: bytes, mark: str) -> tuple[Sandbox, Child]:
-        """A command in the session's box. If that goes at this very moment, it is made again, once."""
+        """Start a command in the session's sandbox. If the sandbox ends at that moment, it is opened again, once."""
         full = await self.full()
         if self.disk is not None:
-            self.disk.changed()  # from now on, however it ends
+            self.disk.changed()  # from now on, however the command ends
         sandbox = await self.enter()
         try:
             return sandbox, await sandbox.spawn(text, mark, full=full)
@@ -144,7 +145,7 @@ class LiveSandbox:
         return sandbox
 
     async def note_lost(self) -> None:
-        """Take note of a box that has gone without us."""
+        """Notice a sandbox that was ended from outside, and notify the agent."""
         sandbox = self.sandbox
         if sandbox is None or sandbox.alive:
             return
@@ -157,8 +158,8 @@ class LiveSandbox:
             await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
     async def was_lost(self, sandbox: Sandbox, code: int) -> bool:
-        """Whether something that has just ended in this box with that code did so because the box was removed: it was
-        killed with it, or could not enter it any more."""
+        """Whether a process that has just ended with this code did so because its sandbox was removed: it was killed
+        with the sandbox, or could no longer enter it."""
         if code not in _KILLED:
             return code != 0 and not sandbox.alive
         try:
@@ -171,7 +172,7 @@ class LiveSandbox:
     # -- limits --
 
     async def look(self) -> None:
-        """End everything here if it uses more than it may. What the kernel holds is not looked at."""
+        """End everything here if a limit is exceeded. Limits that the kernel enforces are not checked."""
         sandbox = self.sandbox
         if sandbox is None or not sandbox.alive:
             return
@@ -186,7 +187,8 @@ class LiveSandbox:
             await self.measure(load, running=not self.idle)
 
     async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
-        """Of what runs, where somebody wants to know it: the kernel holds what it holds, and a project has no limit."""
+        """Current usage, if anything depends on it: the kernel enforces some limits, and a project has no disk
+        limit."""
         if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _LOOKED_AT):
             return SandboxUsage()
         return await sandbox.load()
@@ -204,20 +206,20 @@ class LiveSandbox:
         await self._add_notice(self.session, f"{self.close_reason}{f' Among it: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
-        """Look at the disk; what is running, and may have filled it, is ended when there is too much on it."""
+        """Measure the disk; end the running commands, which may have filled it, if it exceeds the limit."""
         disk = self.disk
         if disk is not None and await disk.look(running=running, unnamed_bytes=load.unnamed_bytes) and running:
             await self.end_all(disk.too_much)
 
     async def full(self) -> bool:
-        """Whether commands can only remove files now. What was started before it came to that is ended."""
+        """Whether commands can only remove files now. Commands started before that are ended."""
         await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 
     # -- the end --
 
     async def close(self) -> None:
-        """Everything that runs here is gone when this returns."""
+        """End everything that runs here; done when this returns."""
         self.closed = True
         if self._opening is not None:
             await self._opening.over()
@@ -233,7 +235,7 @@ class LiveSandbox:
 
 
 def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
-    """What the kernel did to what ran in a box meanwhile, because of its limits; empty when it did nothing."""
+    """A notice about what the kernel did to processes because of their limits; empty if nothing."""
     told = []
     if after.killed > before.killed:
         most = _amount(limits.memory_bytes)

@@ -1,8 +1,8 @@
-"""Looking at background processes: which there are, what they have put out, and whether that holds what is waited for.
+"""Views of background processes: a list, their output, and waiting for a pattern in it.
 
-Guarantee: what is told is bounded, never cuts a character in two, and says how much is no longer kept. A regular
-expression of somebody else's is looked for by `grep` in the session's own box, with the caller's deadline: one that
-takes for ever takes nobody else's time.
+Results are bounded, never cut a character in two, and report how much output is no longer kept. A regular expression
+from a model is matched by `grep` in the session's own sandbox, within the caller's deadline, so an expensive one delays
+nobody else.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.processes.process_log import LogPiece, ProcessLog
 
 SCAN_BYTES = 48 * 1024
-"""Of output in which a pattern is looked for at once."""
+"""Output searched for a pattern at once."""
 
 SCAN_SECONDS = 0.1
-"""Between two looks for a pattern."""
+"""Interval between searches for a pattern."""
 
 LISTED_NAMES = 20
-"""Of processes that are named to who asks for one that is not there."""
+"""Known process names listed when an unknown one is requested."""
 
-_CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character behind its first
+_CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
 
 
 class ProcessView(Frozen, frozen=True):
-    """A background process. `new` is false when one of that name was running already; `bytes` is all that it has put
-    out so far, also what is no longer kept."""
+    """A background process. `new` is false if one of that name was already running; `bytes` is the length of all output
+    so far, including what is no longer kept."""
 
     name: str
     command: str
@@ -53,7 +53,8 @@ class ProcessView(Frozen, frozen=True):
 
 
 class OutputPage(NamedTuple):
-    """A piece of a process's output. `next` is where the following one starts; `dropped` bytes before it are gone."""
+    """A piece of a process's output. `next` is the offset of the following piece; `dropped` bytes before this one are
+    lost."""
 
     text: str
     next: int
@@ -61,7 +62,7 @@ class OutputPage(NamedTuple):
 
 
 class ProcessViewer:
-    """Over the processes of one session, as long as `site` is what is present of it."""
+    """Views of one session's processes. `live_sandbox` is the session's, if it is open."""
 
     def __init__(
         self, store: Store, session: str, live_sandbox: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
@@ -72,7 +73,7 @@ class ProcessViewer:
         self._log_of = log_of
 
     async def list(self) -> tuple[ProcessView, ...]:
-        """The latest first."""
+        """All processes, newest first."""
         rows = await self._store.read(processes.of_session, self._session, principal=None)
         logs = [self._log(row) for row in rows]
         totals = await to_thread.run_sync(lambda: [log.read(0, 0).total for log in logs])
@@ -110,8 +111,8 @@ class ProcessViewer:
         return OutputPage(data.decode("utf-8", "replace"), start + len(data), dropped)
 
     async def until(self, name: str, pattern: str | None, since: int, place: LiveSandbox | None) -> str | None:
-        """The first line in which the pattern, which is looked for at `place`, is; None when the process is over
-        without one, or without a pattern."""
+        """Wait for the first line that matches the pattern, searched in the sandbox `place`. None if the process ends
+        without a match, or no pattern is given."""
         row = await self.row(name)
         at = since
         while True:
@@ -169,7 +170,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
         await child.write(data)
         child.close_input()
     except ToolFailed:
-        pass  # it has found something, or has found fault with the pattern, and reads no further
+        pass  # it has found a match, or the pattern is invalid, and reads no further
     except BaseException:
         await end(child, 0, place.scope)
         raise
@@ -181,8 +182,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
 
 
 def _next_line(piece: LogPiece) -> int:
-    """Where the line begins that is not yet complete. One that is too long to be looked at whole is looked at in
-    parts."""
+    """The offset of the first incomplete line. A very long line is searched in parts."""
     complete = piece.data.rfind(b"\n") + 1
     if complete == 0 and len(piece.data) >= SCAN_BYTES:
         complete = len(piece.data)
@@ -190,7 +190,7 @@ def _next_line(piece: LogPiece) -> int:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a character whose rest is still to come."""
+    """The data without an incomplete character at its end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
