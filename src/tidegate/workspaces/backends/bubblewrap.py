@@ -1,23 +1,22 @@
-"""The backend `bubblewrap`: one sandbox per session, made by the kernel's namespaces.
+"""The backend `bubblewrap`: one sandbox per session, built from the kernel's namespaces.
 
-Guarantee: a command sees a read-only system, its session's folder under /workspace, a home and a /tmp of the session's
-own and the processes of its session, and nothing else of the machine; it has no capability and can get none, reaches
-no more of the kernel than `seccomp` leaves it and no more of the network than `network` does. What came
-of one command ends with that command: it is known by its control group, or, where there is none, by a mark in its
-environment.
+A command sees a read-only system, its session's folder under /workspace, the session's own home and /tmp, and the
+processes of its session, and nothing else of the machine. It has no capabilities and cannot get any. It reaches no more
+of the kernel than `seccomp` permits and no more of the network than `sandbox_network` permits. Everything that a
+command started ends with it: these processes are identified by its control group or, where there is none, by a mark in
+their environment.
 
-A sandbox ends with the gateway, however and whenever that dies, also while the sandbox starts. They are tied by a
-socket, the *lifeline*: its other end is held by the gateway alone and cannot be opened by anybody. When the gateway is
-gone, the kernel closes that end; the sandbox's first process reads the end of its lifeline and exits, and the kernel
-ends a namespace with its first process. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the
+A sandbox ends with the gateway, however and whenever the gateway dies, even while the sandbox starts. They are
+connected by a socket, the *lifeline*; the gateway alone holds its other end, and nobody else can open it. When the
+gateway is gone, the kernel closes that end, the sandbox's first process reads end-of-file and exits, and the kernel
+ends the namespace with its first process. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the
 first process with it, so that even a stopped one ends. During set-up nothing of ours may kill `bwrap`: its two
-processes wait for each other, and a process whose partner has died waits for ever (docs/decisions/0026).
+processes wait for each other, and one whose partner has died waits for ever (docs/decisions/0026).
 
-A sandbox is one `bwrap` and a shell in it, its first process, that does nothing but hold the namespaces and reap what
-is orphaned there; each command enters them. So a session's commands
-share /tmp and see each other, a background process outlives the command that started it, and a command has its own
-streams and exit code like any child. All that is on disk, so that a sandbox may be closed and made again when nothing
-runs in it.
+A sandbox consists of `bwrap` and a shell in it, its first process, which only holds the namespaces and reaps orphans;
+each command enters them. So a session's commands share /tmp and see each other, a background process outlives the
+command that started it, and a command has its own streams and exit code like any child. All state is on disk, so an
+idle sandbox can be closed and opened again.
 """
 
 import asyncio
@@ -64,23 +63,23 @@ from tidegate.workspaces.protected_mounts import (
 log = Log(__name__)
 
 OPEN_SECONDS = 10.0
-"""A sandbox is there within milliseconds; a machine that needs longer than this has another problem."""
+"""A sandbox opens within milliseconds; a machine that takes longer than this has another problem."""
 
 SHARED_MEMORY_BYTES = 64 * 1024 * 1024
-"""Of /dev/shm and /run each, at most: they lie in memory and are no process's own. Together they have no more than the
+"""Size limit of /dev/shm and of /run. They are in memory and belong to no process. Together they never exceed the
 session's memory, of which they are a part."""
 
-_INFO, _LIFELINE, _FILES = 5, 6, 7  # what `bwrap` is given, by its numbers there; from the last on, files
-_INFO_BYTES = 4096  # more than it tells of itself
+_INFO, _LIFELINE, _FILES = 5, 6, 7  # descriptor numbers in `bwrap`; further files start at the last
+_INFO_BYTES = 4096  # more than `bwrap` reports
 _HOLD = f"echo up; exec >/dev/null; while read -r -u {_LIFELINE} _; do :; done"
-"""What a sandbox's first process does: its line says that all is mounted; at the end of the lifeline it ends. A shell
-reaps whatever is orphaned below it. From inside it cannot be killed, as no first process can."""
+"""The script of a sandbox's first process. Its output says that everything is mounted; it exits at the end of the
+lifeline. A shell reaps orphans below it. Like any first process, it cannot be killed from inside."""
 
-_USER = 1000  # whoever the gateway is, the sandbox's user is nobody in particular
+_USER = 1000  # the user id inside the sandbox, whoever runs the gateway
 _PASSWD = f"agent:x:{_USER}:{_USER}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
 _GROUP = f"agent:x:{_USER}:\nnogroup:x:65534:\n"
 
-_NO_NESTING = ("--unshare-user", "--disable-userns")  # inside, nobody can make namespaces and rule in them
+_NO_NESTING = ("--unshare-user", "--disable-userns")  # no new user namespaces inside, and so no capabilities in them
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MACHINE = (
@@ -97,10 +96,10 @@ _MACHINE = (
     "slabinfo",
     "timer_stats",
 )
-"""What of /proc is the whole machine's and can be written. The kernel asks there for the owner alone and for no
-capability: this closes it to whoever that is."""
+"""Writable files of /proc that belong to the whole machine. The kernel checks only the owner there, not capabilities,
+so they are mounted read-only."""
 
-_KEYS = "/proc/keys"  # of all keys of the user, whichever of their programs or sandboxes has them
+_KEYS = "/proc/keys"  # lists all keys of the user, including those of other programs and sandboxes
 
 _ETC = (
     "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
@@ -109,7 +108,7 @@ _ETC = (
     "pki/tls/openssl.cnf", "protocols", "python3", "services", "shells", "ssl/certs", "ssl/openssl.cnf",
     "terminfo", "timezone",
 )  # fmt: skip
-"""Of /etc: what programs need to run. None of it holds a secret, which cannot be said of what a machine adds."""
+"""The parts of /etc that programs need. None of them holds a secret, which may not be true of local additions."""
 
 
 class BubblewrapBackend:
@@ -117,7 +116,7 @@ class BubblewrapBackend:
     sandboxed = True
 
     def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
-        """Without `groups`, what they would hold is looked at."""
+        """Without `groups`, their limits are polled instead."""
         self._spawner = spawner
         self._groups = groups
         self._nesting: tuple[str, ...] = _NO_NESTING
@@ -134,9 +133,9 @@ class BubblewrapBackend:
         return INNER
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """They lie on this machine: nothing has to be entered to read them."""
+        """The files are on this machine, so the sandbox need not be opened."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
-        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
 
         return LocalFiles(
             (
@@ -152,7 +151,7 @@ class BubblewrapBackend:
     async def check(self) -> str | None:
         why = await self._try(_NO_NESTING)
         if why is not None:
-            # What is older than this option is still a wall, though with more of the kernel to be reached through it.
+            # An older bwrap without this option still isolates, but exposes more of the kernel.
             why = await self._try(())
             self._nesting = ()
         if why is None and self._groups is not None:
@@ -198,10 +197,10 @@ class BubblewrapBackend:
         files = _files(spec)
         for number, path in enumerate(files, _FILES):
             arguments += ["--ro-bind-data", str(number), path]
-        # Last, since it closes what all of this is mounted in: that lies in memory, which nobody counts.
+        # Last, since it makes the root read-only. The root is in memory, which nothing counts.
         arguments += ["--remount-ro", "/", "--info-fd", str(_INFO), "--"]
-        # From here on it ends with `bwrap`. The option for that, --die-with-parent, would also be for `bwrap` itself,
-        # from the middle of the set-up on.
+        # From here on the process ends with `bwrap`. The option --die-with-parent would also apply to `bwrap` itself,
+        # from the middle of its set-up on.
         arguments += [programs.setpriv, "--pdeathsig", "KILL", programs.bash, "-c", _HOLD]
         group = None if self._groups is None else await self._groups.make(spec.limits)
         try:
@@ -229,11 +228,11 @@ class BubblewrapBackend:
     ) -> BubblewrapSandbox:
         mark = new_id("b")
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as given:
-            # Of packets: at the end of a stream the kernel sends no signal while somebody is about to read from it.
+            # Packets: at the end of a stream, the kernel sends no signal while a process is about to read from it.
             lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             failed.callback(lifeline.close)
             given.callback(theirs.close)
-            # No pipe: a gateway that is gone cannot read it, and `bwrap` would die of writing to it.
+            # Not a pipe: nobody reads it after the gateway is gone, and `bwrap` would die from writing to it.
             info = os.memfd_create("info")
             given.callback(os.close, info)
             passing = {theirs.fileno(): _LIFELINE, info: _INFO}
@@ -256,11 +255,11 @@ class BubblewrapBackend:
             return sandbox
 
     def _environment(self, mark: str = "") -> dict[str, str]:
-        """Of `bwrap` itself, in whose environment its processes are found as long as they set up the sandbox."""
+        """The environment of `bwrap` itself, by which its processes are found while they set up the sandbox."""
         return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
 
     def _isolation(self) -> list[str]:
-        # What is started is itself the first process: so `bwrap` ends after it has reaped it, and not before.
+        # The command is itself the first process, so `bwrap` ends only after reaping it.
         options = ["--unshare-all", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
         options += ["--clearenv", "--setenv", OWNER, self._spawner.owner]
         return [*options, "--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
@@ -268,7 +267,7 @@ class BubblewrapBackend:
 
 @contextlib.asynccontextmanager
 async def _or_closed(sandbox: BubblewrapSandbox) -> AsyncIterator[None]:
-    """What fails in the block closes the sandbox."""
+    """Close the sandbox if the block fails."""
     try:
         yield
     except BaseException:
@@ -278,7 +277,7 @@ async def _or_closed(sandbox: BubblewrapSandbox) -> AsyncIterator[None]:
 
 
 def _holding(text: str) -> int:
-    """A pipe from which this text, which is shorter than a pipe is long, can be read."""
+    """A pipe containing this text, which must fit into its buffer."""
     out, into = os.pipe()
     try:
         os.write(into, text.encode())
@@ -289,7 +288,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """What fails in the block ends the child, and also a process of its set-up that somebody has orphaned."""
+    """Kill the child if the block fails, and any process of its set-up that was orphaned."""
     try:
         async with killed_on_error(child):
             yield
@@ -300,7 +299,7 @@ async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
 
 
 async def _standing(child: ChildProcess) -> None:
-    """Waits until the sandbox stands."""
+    """Wait until the sandbox is up."""
     try:
         async with asyncio.timeout(OPEN_SECONDS):
             if not await child.read():
@@ -308,7 +307,7 @@ async def _standing(child: ChildProcess) -> None:
                 raise ToolFailed(f"The sandbox cannot be started: {said or 'bwrap gave no reason'}.")
     except TimeoutError:
         raise ToolFailed(f"The sandbox was not there within {OPEN_SECONDS:g} s.") from None
-    child.close_output()  # it says no more, and a descriptor for each session is a descriptor
+    child.close_output()  # there is no further output, and this saves a descriptor per session
 
 
 def _programs() -> SandboxPrograms:
@@ -323,7 +322,7 @@ def _programs() -> SandboxPrograms:
 
 
 def _files(spec: SandboxSpec) -> dict[str, str]:
-    """What is in the files that a sandbox has of its own."""
+    """The contents of the files that a sandbox has of its own."""
     files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
     if spec.network:
         files["/etc/resolv.conf"] = sandbox_network.RESOLV_CONF
@@ -331,8 +330,8 @@ def _files(spec: SandboxSpec) -> dict[str, str]:
 
 
 def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:
-    """The read-only system. Links of the root (merged /usr) stay links. What lies in memory gets no more than `memory`
-    each."""
+    """Arguments for the read-only system. Symbolic links in the root (merged /usr) stay links. Each tmpfs gets at most
+    `memory`."""
     options: list[str] = []
     for name in _SYSTEM:
         place = Path("/", name)

@@ -1,6 +1,8 @@
-"""One session's bubblewrap sandbox, and the commands that run in it.
+"""An open bubblewrap sandbox of one session, and the commands that run in it.
 
-x
+`bubblewrap` describes what a sandbox isolates and how it is tied to the gateway; this module runs commands in it and
+ends them. Closing a sandbox kills everything in its namespaces. Before each command and at each check, the sandbox
+verifies that the project's protected files are still mounted, and closes itself if they are not.
 """
 
 import asyncio
@@ -48,10 +50,10 @@ INNER = "/workspace"
 HOME = "/home/agent"
 
 LIST_SECONDS = 1.0
-"""Between two looks at shared memory of System V, each of which takes a process: only where no control group counts."""
+"""Interval between listings of System V shared memory, each of which takes a process: only without control groups."""
 
 LISTING_SECONDS = 10.0
-"""For one such look, which takes milliseconds."""
+"""Time limit of one listing, which takes milliseconds."""
 
 SEGMENTS = "/proc/sysvipc/shm"
 
@@ -61,13 +63,13 @@ TOO_MANY_PROCESSES = (
 
 NEW = "a file that other programs execute is new in a project: read it before you open the folder with them"
 
-_LOOK_SECONDS = 0.02  # between two looks at whether a killed process is gone
-_REAP_SECONDS = 1.0  # in which what waits for a killed process has reaped it, and ends by itself
-_LOOKS = 25  # until a sandbox in which something cannot be ended is ended itself
-_NOTHING = 0  # the signal that only asks whether there is somebody
+_LOOK_SECONDS = 0.02  # between two checks whether a killed process is gone
+_REAP_SECONDS = 1.0  # for a waiting process to reap a killed one and exit on its own
+_LOOKS = 25  # attempts to end a command before the whole sandbox is ended
+_NOTHING = 0  # the signal that only checks for existence
 _NS_GET_USERNS = 0xB701  # the user namespace that owns a namespace (ioctl_ns(2))
-_OWN = frozenset(("1",))  # what belongs to the sandbox itself, as it is numbered in there
-_IN_MEMORY = ("../dev/shm", "../run")  # from its /proc
+_OWN = frozenset(("1",))  # the sandbox's own processes, by their numbers inside
+_IN_MEMORY = ("../dev/shm", "../run")  # relative to its /proc
 
 
 class SandboxPrograms(NamedTuple):
@@ -79,9 +81,9 @@ class SandboxPrograms(NamedTuple):
 
 
 class BubblewrapSandbox:
-    """One session's. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors by which they are
-    entered, the uplink, if it has a network, and the control group, if there is one. That is for commands: what holds
-    the sandbox is not in it, and is never killed for what they use."""
+    """The sandbox of one session. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors for
+    entering them, the network helper if there is one, and the control group if there is one. The group is for commands
+    only: the processes that hold the sandbox are not in it and are never killed for what commands use."""
 
     def __init__(
         self,
@@ -94,8 +96,8 @@ class BubblewrapSandbox:
         group: Cgroup | None,
         guarded: tuple[ProtectedMount, ...] = (),
     ) -> None:
-        """`first` is its first process, as we see it. When `lifeline` is closed, the sandbox ends. `guarded` are the
-        mounts without which no command may run in it."""
+        """`first` is the pid of its first process in our namespace. The sandbox ends when `lifeline` is closed.
+        `guarded` are the mounts without which no command may run in it."""
         self._spawner = spawner
         self._programs = programs
         self._spec = spec
@@ -105,7 +107,7 @@ class BubblewrapSandbox:
         self._group = group
         self._guarded = guarded
         self._appeared: tuple[str, ...] = ()
-        self._ran = False  # whether a command has run since the project was looked at
+        self._ran = False  # whether a command has run since the last check of the project
         self.kernel_limits: frozenset[str] = group.kernel_limits if group else frozenset()
         self._network: sandbox_network.SandboxNetwork | None = None
         self._commands: set[SandboxCommand] = set()
@@ -126,7 +128,7 @@ class BubblewrapSandbox:
 
     @property
     def alive(self) -> bool:
-        """One whose network is gone is made again, as one that is gone itself."""
+        """A sandbox that has lost its network is not alive and will be opened again."""
         connected = self._network is None or self._network.running
         return self._holder.running and connected and not self._closed
 
@@ -139,7 +141,7 @@ class BubblewrapSandbox:
         return self._group.limit_events if self._group else LimitEvents()
 
     async def connect(self, programs: sandbox_network.Programs, environment: Mapping[str, str]) -> None:
-        """To the network, before the first command enters. Raises ToolFailed when that cannot be done."""
+        """Connect it to the network before the first command enters. Raises ToolFailed on failure."""
         user = as_user(self._spec.user, self._programs.setpriv)
         place = sandbox_network.Namespaces(self._first, self._owner, user)
         self._network = await sandbox_network.connect(self._spawner, programs, place, environment, self._spec.reachable)
@@ -154,14 +156,15 @@ class BubblewrapSandbox:
         async with command_group(self._group) as leaf:
             command = await self._enter(mark, leaf, full)
         async with killed_on_error(command):
-            with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
+            # a command that has already ended explains itself by its exit code and output
+            with contextlib.suppress(ToolFailed):
                 await command.write(text)
         return command
 
     async def is_intact(self) -> bool:
-        """Whether the project's protected files are mounted as they were; a sandbox in which they are not is ended.
-        So is one in which a command may have made one that was not there; what appears while none runs is somebody
-        else's, and only logged."""
+        """Whether the project's protected files are still mounted; if not, the sandbox is closed. It is also closed if
+        a command may have created a protected file that did not exist. A file that appears while no command runs comes
+        from elsewhere and is only logged."""
         if not self._spec.project or not self.alive:
             return True
         root = Path(f"/proc/{self._first}/root{INNER}")
@@ -176,7 +179,7 @@ class BubblewrapSandbox:
         return False
 
     def _made(self, root: Path) -> tuple[str, ...]:
-        """The names of protected files that a command may have made since the last look."""
+        """The protected names that a command may have created since the last check."""
         found = appeared(root, self._guarded)
         new = tuple(name for name in found if name not in self._appeared)
         if self._ran and (made := tuple(name for name in new if name != REPOSITORY)):
@@ -193,14 +196,14 @@ class BubblewrapSandbox:
         enter += [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
         if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
-            # Where bwrap needs two user namespaces, one within the other, both are entered, in order.
+            # If bwrap needs two nested user namespaces, both are entered in order.
             enter += [programs.nsenter, "--user=/proc/self/fd/4", "--preserve-credentials", "--"]
-        # What is reserved and not used does not count as data: programs reserve more than any machine has.
+        # Reserved but unused address space does not count as data: programs reserve more than any machine has.
         confine = [programs.prlimit, f"--data={limits.memory_bytes}"]
-        if "processes" not in self.kernel_limits:  # else the kernel refuses in two ways, of which it counts one
+        if "processes" not in self.kernel_limits:  # otherwise the kernel would refuse in two ways and count only one
             confine.append(f"--nproc={limits.processes}")
         confine += [f"--fsize={0 if full else limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
-        # The descriptors of the namespaces are for entering only: what runs inside does not get them.
+        # The namespace descriptors are only for entering: commands must not inherit them.
         confine += ["bash", "-c", 'exec 3<&- 4<&-; exec "$@"', "bash"]
         environment = {
             "HOME": HOME,
@@ -235,12 +238,12 @@ class BubblewrapSandbox:
         return await to_thread.run_sync(look, self._spec.limits)
 
     async def _listed(self) -> int:
-        """What shared memory of System V takes here. The kernel shows that only to who is in there."""
+        """The size of System V shared memory here. The kernel shows it only inside the namespace."""
         enter = [self._programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", SEGMENTS]
         try:
             child = await self._spawner.spawn(listing, {}, passing={self._owner: 3})
-        except OSError:  # the next look tries again
+        except OSError:  # the next check tries again
             return self._segments
         data = b""
         try:
@@ -257,16 +260,16 @@ class BubblewrapSandbox:
         await self._holder.wait()
 
     async def close(self) -> None:
-        """The kernel kills all that is in the namespace when its first process is killed. What waits for that, and for
-        commands, is let end by itself: else nobody would reap them but the first process of the machine, and that may
-        be the gateway."""
+        """Killing the first process makes the kernel kill everything in the namespace. The processes that wait for it
+        and for commands are left to exit on their own: otherwise only the first process of the machine would reap them,
+        and that may be the gateway."""
         if self._closed:
             await self._holder.wait()
             return
         self._closed = True
         try:
             if self._holder.running:
-                # Its parent has not been reaped, and it is reaped by that one alone: the number is still its own.
+                # Only its parent reaps it, and the parent has not been reaped, so the number is still its own.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._first, signal.SIGKILL)
             await _over(self._holder)
@@ -287,18 +290,18 @@ class BubblewrapSandbox:
         self._release.close()
 
     async def signal(self, command: "SandboxCommand", number: int) -> int:
-        """To all that came of a command; to how many. Without control groups, what carries its mark no more can be told
-        from what others have started only while there are no others, and while none comes."""
+        """Signal all processes of a command; returns how many. Without control groups, processes that dropped the mark
+        can only be recognised while no other command runs or starts."""
         if command.leaf is not None:
             reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
-            # But not to what waits for it outside of the sandbox, and has to reap it.
+            # Not to the process that waits for it outside the sandbox and has to reap it.
             return await to_thread.run_sync(reach, command.waiting) if self.alive else 0
         async with self._service:
             if not self.alive:
                 return 0
             mark = None if self._commands <= {command} else command.mark
             reached = await to_thread.run_sync(self._signal, number, mark)
-        if reached is None:  # where the kernel does not count processes, only the end of all ends a crowd of them
+        if reached is None:  # where the kernel does not limit processes, a fork bomb ends only with the sandbox
             await self.give_up()
         return reached or 0
 
@@ -308,7 +311,7 @@ class BubblewrapSandbox:
         return self._table.signal(number, besides=_OWN, mark=mark)
 
     async def give_up(self) -> None:
-        """What cannot be ended otherwise ends with the sandbox."""
+        """End the whole sandbox, because a command cannot be ended otherwise."""
         self.close_reason = TOO_MANY_PROCESSES
         await self.close()
 
@@ -317,10 +320,10 @@ class BubblewrapSandbox:
 
 
 class SandboxCommand:
-    """A command inside a sandbox. It ends with everything that came of it."""
+    """A command inside a sandbox. Everything it started ends with it."""
 
     def __init__(self, sandbox: BubblewrapSandbox, child: ChildProcess, mark: str, leaf: CommandGroup | None) -> None:
-        """`leaf` is its own control group, which goes with it."""
+        """`leaf` is the command's own control group, removed with it."""
         self._sandbox = sandbox
         self._child = child
         self.mark = mark
@@ -335,11 +338,11 @@ class SandboxCommand:
 
     @property
     def waiting(self) -> int | None:
-        """What waits for it outside; once that is reaped, its number may be another's."""
+        """The process that waits for it outside; once that is reaped, its number may be reused."""
         return self.pid if self._child.running else None
 
     async def reaped(self) -> None:
-        """The sandbox is gone, and it was in it."""
+        """Reap the waiting process after the sandbox has ended."""
         await _over(self._child)
 
     async def end(self, grace: float) -> int:
@@ -348,7 +351,7 @@ class SandboxCommand:
         try:
             if grace > 0:
                 left = await self._send(signal.SIGTERM)
-                await self._send(signal.SIGCONT)  # one that was stopped could not hear it
+                await self._send(signal.SIGCONT)  # a stopped process would not receive SIGTERM
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace):
                         await self._child.wait()
@@ -361,18 +364,18 @@ class SandboxCommand:
             self._sandbox.forget(self)
 
     async def _vanished(self) -> None:
-        """Until nothing of it is left; the kernel tells nobody of what is not his child."""
+        """Wait until nothing is left of it. The kernel reports only the ends of one's own children, so this polls."""
         left = 1
         while left:
             await asyncio.sleep(_LOOK_SECONDS)
             left = await self._send(_NOTHING)
 
     async def _kill(self) -> int:
-        """All that is left of it; how many at the first look."""
+        """Kill everything that is left; returns how many processes the first attempt found."""
         first = found = await self._send(signal.SIGKILL)
         if found:
             await _over(self._child)
-        else:  # it has not even entered
+        else:  # it has not entered the sandbox yet
             await self._child.end(0)
             found = await self._send(signal.SIGKILL)
         for _ in range(_LOOKS):
@@ -388,7 +391,7 @@ class SandboxCommand:
 
 
 async def _over(child: ChildProcess) -> None:
-    """What it waits for was killed: it reaps that and ends, or is killed too."""
+    """Let a process reap the killed one it waits for and exit, or kill it too."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REAP_SECONDS):
             await child.wait()
@@ -396,7 +399,7 @@ async def _over(child: ChildProcess) -> None:
 
 
 def _owner(first: int) -> int:
-    """The user namespace in which the sandbox was made."""
+    """The user namespace in which the sandbox was created."""
     mount = _namespace(first, "mnt")
     try:
         return fcntl.ioctl(mount, _NS_GET_USERNS)

@@ -1,10 +1,10 @@
-"""The backend `local`: commands on this machine, as the gateway's own user, or, if that is root, an unprivileged one.
+"""The backend `local`: commands on this machine, as the gateway's own user or, if that is root, an unprivileged one.
 
-Guarantee: each command is the child of a guardian of its own, from which nothing that comes of it can get away: it is
-ended as a whole when the command has ended, when it is told to, and when the gateway is gone, however that died. No
-process is there while nothing runs. A command has the session's folder for its work, a home and a folder for temporary
-files of the session's own, and nothing of the gateway's environment; but there is no wall: it can reach whatever the
-its user can, which is the gateway's unless that is root. So this backend is never chosen by itself.
+Each command is the child of its own guardian, from which none of its processes can escape: they are all ended when the
+command has ended, on request, and when the gateway is gone, however it died. No process exists while nothing runs. A
+command has the session's folder to work in, the session's own home and temporary folder, and nothing of the gateway's
+environment. There is no isolation: a command can reach whatever its user can, which is the gateway's user unless that
+is root. So this backend is never chosen automatically.
 """
 
 import asyncio
@@ -45,12 +45,12 @@ from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_p
 log = Log(__name__)
 
 SPEC_BYTES = 64 * 1024
-"""Of what a guardian is told before it starts: mostly the environment. A socket takes so much at once."""
+"""Limit of a guardian's task, mostly the environment. A socket accepts this much at once."""
 
 START_SECONDS = 10.0
-"""A guardian is there within some dozen milliseconds; a machine that needs longer than this has another problem."""
+"""A guardian is up within a few dozen milliseconds; a machine that takes longer than this has another problem."""
 
-_SAID_BYTES = 256  # more than a guardian ever says
+_SAID_BYTES = 256  # more than a guardian ever reports
 _SOCKET = 3  # its number in the guardian
 
 
@@ -59,13 +59,13 @@ class LocalBackend:
     sandboxed = False
 
     def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
-        """Without `groups`, what they would hold is looked at."""
+        """Without `groups`, their limits are polled instead."""
         self._spawner = spawner
         self._groups = groups
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """Without groups, the kernel counts the processes of a user, not those of a session."""
+        """Without groups, the kernel can only count the processes of a user, not of a session."""
         return enforced(self._groups.kernel_limits if self._groups else ())
 
     @property
@@ -79,7 +79,7 @@ class LocalBackend:
         own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
         own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
-        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
 
         return LocalFiles((*own, *seen), self._spawner, user=spec.user)
 
@@ -95,8 +95,8 @@ class LocalBackend:
 
 
 class LocalSandbox:
-    """One session's: what runs for it now. It owns the guardians, and the control group, if there is one; that is for
-    commands, and the guardians are not in it."""
+    """The running commands of one session. It owns the guardians and the control group, if there is one; the group is
+    for commands, and the guardians are not in it."""
 
     def __init__(self, spawner: Spawner, spec: SandboxSpec, group: Cgroup | None) -> None:
         self._spawner = spawner
@@ -149,12 +149,13 @@ class LocalSandbox:
             if not self.alive:
                 raise ToolFailed("The workspace is closed.")
             await command.start(told)
-            with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
+            # a command that has already ended explains itself by its exit code and output
+            with contextlib.suppress(ToolFailed):
                 await child.write(text)
         return command
 
     def _told(self, mark: str, leaf: CommandGroup | None, full: bool) -> bytes:
-        """The guardian itself does not carry the mark: whoever ends by it would end what is to do so."""
+        """The guardian itself does not carry the mark: ending processes by their mark would end it too."""
         spec, user = self._spec, _name(self._spec.user or gateway_user())
         environment = {
             "HOME": str(spec.home),
@@ -203,7 +204,7 @@ class LocalSandbox:
             await to_thread.run_sync(self._group.end)
 
     async def purge(self, command: "LocalCommand") -> None:
-        """What came of a command whose guardian was killed."""
+        """End the processes of a command whose guardian was killed."""
         if command.leaf is not None:
             await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
@@ -216,13 +217,13 @@ class LocalSandbox:
 def _name(user: User) -> str:
     try:
         return pwd.getpwuid(user.uid).pw_name
-    except KeyError:  # one that nobody has made
+    except KeyError:  # a user id without an account
         return "agent"
 
 
 class LocalCommand:
-    """A command and its guardian, which is over when nothing of the command runs any more. `pid` is the command's own:
-    whoever kills that one leaves the rest to the guardian."""
+    """A command and its guardian, which exits when nothing of the command runs any more. `pid` is the command's own: if
+    that process is killed, the guardian ends the rest."""
 
     def __init__(
         self, sandbox: LocalSandbox, child: ChildProcess, guard: socket.socket, mark: str, leaf: CommandGroup | None
@@ -242,7 +243,7 @@ class LocalCommand:
         self.read_state = child.read_state
 
     async def start(self, told: bytes) -> None:
-        """The socket is new and empty, and takes all that is to be told."""
+        """Send the task; the socket is new and empty, so it accepts all of it at once."""
         try:
             self._guard.send(told)
             async with asyncio.timeout(START_SECONDS):
@@ -285,17 +286,17 @@ class LocalCommand:
                 self._guard.close()
 
     def close(self) -> None:
-        """A guardian that still runs ends everything at this."""
+        """Close the streams. A guardian that still runs then ends everything."""
         self._child.close()
         self._guard.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the guardian alone. It is not reaped before its end is known here, so the number is its own."""
+        """Signal the guardian only. It is not reaped before we know its end, so the number is its own."""
         if self._child.running:
             os.kill(self.guardian, number)
 
     def _report(self) -> tuple[int, int] | None:
-        """The code and how many were left, as the guardian said at its end; None when it could not say so."""
+        """The exit code and the number of processes left behind, as the guardian reported; None without a report."""
         if self._guard.fileno() >= 0:
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 self._said += self._guard.recv(_SAID_BYTES)

@@ -1,13 +1,13 @@
-"""The backend `ssh`: commands on another machine, over the system's own `ssh`.
+"""The backend `ssh`: commands on another machine, through the system's own `ssh`.
 
-Guarantee: a session has one connection, authenticated once, over which all of its commands go; each command is the
-child of a guardian over there, from which nothing that comes of it can get away. All of it ends with the connection,
-whoever closes or loses that: a keeper on the other side watches it, and the guardians watch the keeper. No agent,
-screen or port is forwarded, nothing is asked for, and of the gateway's environment nothing gets to `ssh` or beyond it.
-A command can reach whatever its account on that machine can: the account is the wall.
+A session has one connection, authenticated once, for all its commands. Each command is the child of a guardian on the
+other machine, from which none of its processes can escape. Everything ends with the connection, whoever closes or loses
+it: a keeper on the other side watches it, and the guardians watch the keeper. No agent, display or port is forwarded,
+nothing is prompted for, and nothing of the gateway's environment reaches `ssh` or the other machine. A command can
+reach whatever its account on that machine can: the account is the boundary.
 
-Nothing is installed there; what is needed is sent each time. The session's folders are in `.tidegate/remote` of the
-account's home, and go to a trash beside them.
+Nothing is installed there; the programs are sent each time. The session's folders are in `.tidegate/remote` of the
+account's home, with a trash beside them.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ _FIXED = (
     "ForwardAgent=no", "ForwardX11=no", "LogLevel=ERROR", "PermitLocalCommand=no", "RemoteCommand=none",
     "RequestTTY=no", "SessionType=default", "StdinNull=no", "Tunnel=no",
 )  # fmt: skip
-"""Before all others, since the first value counts: what no configuration changes."""
+"""Placed before all others, since the first value counts: no configuration can override them."""
 
 _USUAL = ("ConnectTimeout=10", "ServerAliveInterval=15", "ServerAliveCountMax=3")
 
 
 class SshBackend:
-    """`host` is what `ssh` calls it, by whatever its own configuration says; `options` are its options."""
+    """`host` is a name that `ssh` resolves with its own configuration; `options` are ssh options."""
 
     name = "ssh"
     sandboxed = False
@@ -72,14 +72,14 @@ class SshBackend:
         return BUFFERS, UNMAPPED
 
     def inner(self, folder: Path) -> str:
-        """Commands start there, wherever that is."""
+        """Commands start in the folder, wherever it is."""
         return "."
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         return RemoteFiles(open_sandbox, spec.read_only, spec.temporary, project=spec.project)
 
     async def check(self) -> str | None:
-        """Whether it could work: the machine itself may be away for a while, and tells so when it is needed."""
+        """Whether it can work in principle. The machine may be away for a while; that is reported on use."""
         if not self._host or self._host.startswith("-"):
             return "set workspaces.ssh_host to the machine that commands are to run on."
         if find_program("ssh") is None:
@@ -100,7 +100,7 @@ class SshBackend:
                 await kill_and_close(child)
             control_socket.close()
             raise
-        # A further call never makes a way of its own: that would be authenticated anew.
+        # A further call never opens a connection itself, since that would be authenticated again.
         options = _options(("ControlMaster=no", f"ControlPath={control_socket.path}", "ProxyCommand=false", *_FIXED))
         over = [_ssh(), "-F", "none", *options, "--", "workspace", BOOTSTRAP]
         connection = SshConnection(self._spawner, spec, child, remote, over, guarding, control_socket)
@@ -108,8 +108,8 @@ class SshBackend:
         return connection
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """The folders of an ended session go to the trash over there, or are removed if they are not to be kept; what
-        has been in that trash for `age` seconds is removed."""
+        """Move the folders of an ended session to the trash on the other machine, or remove them unless `keep`. Remove
+        what has been in that trash for `age` seconds."""
         away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
         told = guardian.pack_fields([session, "kept" if keep else "", str(age)])
         child = await self._call(("ControlMaster=no", "ControlPath=none"), away + told)
@@ -119,7 +119,7 @@ class SshBackend:
             await kill_and_close(child)
 
     async def _call(self, options: Sequence[str], told: bytes) -> ChildProcess:
-        """A connection to the machine, on which the first thing is told."""
+        """Open a connection to the machine and send the first message."""
         options = _options((*options, *_FIXED, *self._options, *_USUAL))
         home = pwd.getpwuid(os.geteuid()).pw_dir
         try:
@@ -130,12 +130,12 @@ class SshBackend:
         except OSError as error:
             raise ToolFailed(f"ssh cannot be started ({error.strerror}).") from None
         async with killed_on_error(child):
-            with contextlib.suppress(ToolFailed):  # then it says why
+            with contextlib.suppress(ToolFailed):  # then its output says why
                 await child.write(told)
         return child
 
     async def _answer(self, child: ChildProcess) -> bytes:
-        """The first line of what is at the other end. Raises ToolFailed with the reason when there is nothing."""
+        """The first line of the other side's answer. Raises ToolFailed with the reason if there is none."""
         said = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -154,7 +154,7 @@ class SshBackend:
 
 
 def _programs(control_socket: ControlSocket) -> tuple[bytes, bytes]:
-    """The keeper's and the guardian's; and the meeting place is there. For a thread."""
+    """Open the control socket and load the programs of the keeper and the guardian. For a thread."""
     control_socket.open()
     keeping = program((guardian.__name__, remote_keeper.__name__), "keep")
     return keeping, program((guardian.__name__,), "guard_remote")

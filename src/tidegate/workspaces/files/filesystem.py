@@ -1,8 +1,10 @@
-"""The files below the mounts of a session, one call after the other.
+"""Synchronous file operations below the mounts of a session.
 
-Guarantee: nothing outside the mounts is read, written or named, whatever becomes of folders and links meanwhile
-(`mounts`); only regular files are opened; memory of a call is bounded whatever the size of a file or folder. It owns
-nothing between calls. It blocks: it is for worker threads, and, sent there, for other machines.
+Nothing outside the mounts is read, written or named, whatever happens to folders and links meanwhile (see `mounts`).
+Only regular files are opened. The memory of a call is bounded whatever the size of a file or folder. Pages of lines
+meet exactly: each page ends where the one with the next offset begins.
+
+It owns nothing between calls. The methods block: they run in worker threads and, sent there, on other machines.
 """
 
 import os
@@ -29,11 +31,11 @@ from tidegate.workspaces.files.walk import FolderWalk, WalkStep
 
 CHUNK = 256 * 1024
 SCANNED_AT_MOST = 512 * 1024 * 1024
-"""To find a line, all before it must be read; beyond this the answer would come too late to be of use."""
+"""Everything before a line must be read to find it; beyond this limit the answer would come too late."""
 
 
 class Filesystem:
-    """`mounts` are what can be reached; relative paths start in the first."""
+    """`mounts` are the reachable folders; relative paths start in the first."""
 
     def __init__(self, mounts: Sequence[Mount]) -> None:
         self.mounts = tuple(mounts)
@@ -97,7 +99,7 @@ def _refuse_no_folder(spot: ResolvedPath) -> None:
 
 
 def _entry(step: WalkStep, path: str) -> FileEntry | None:
-    """What is under a name now; None when it is gone."""
+    """The entry under a name now; None if it is gone."""
     try:
         fd, status = refer(step.name, step.folder)
     except OSError:
@@ -113,7 +115,7 @@ def _entry(step: WalkStep, path: str) -> FileEntry | None:
 
 
 def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> FileLines:
-    """At most so many lines and bytes after the first `offset` lines."""
+    """At most this many lines and bytes after the first `offset` lines."""
     size = os.fstat(fd).st_size
     skipped = scanned = 0
     kept = bytearray()
@@ -150,7 +152,7 @@ def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> FileLin
 
 
 def _cut(kept: bytes, first: int, lines: int, max_bytes: int, size: int, head: bytes) -> FileLines:
-    """Whole lines of `kept`, as many as a page may have; at least a part of the first."""
+    """The complete lines of `kept` that fit on a page, or at least a part of the first line."""
     end, after = 0, first
     while after < first + lines and end < len(kept):
         following = kept.find(b"\n", end) + 1 or len(kept)

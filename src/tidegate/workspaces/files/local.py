@@ -1,7 +1,7 @@
-"""The files of this machine, below the mounts of a session.
+"""The files of this machine below the mounts of a session.
 
-Guarantee: what `Filesystem` guarantees, with the rights of the session's user. All of it is done in worker threads, which
-end soon after whoever waits is cancelled; a write that has been done stays done. It owns nothing between calls.
+It has the guarantees of `Filesystem`, with the rights of the session's user. The work is done in worker threads, which
+end soon after the caller is cancelled; a completed write is not undone. It owns nothing between calls.
 """
 
 import os
@@ -26,7 +26,7 @@ from tidegate.workspaces.processes.children import Spawner
 
 
 class _Opening:
-    """A descriptor on its way from a thread: who is cancelled may be gone before it comes."""
+    """A descriptor on its way from a worker thread; the caller may be cancelled before it arrives."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,8 +50,8 @@ class _Opening:
 
 
 class LocalFiles:
-    """`mounts` are what can be reached; relative paths start in the first. `spawner` starts what searches, and
-    `ripgrep` is false where that must not be the system's. Files are touched as `user`; None is the gateway's own."""
+    """`mounts` are the reachable folders; relative paths start in the first. `spawner` starts the search process; with
+    `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own."""
 
     def __init__(
         self, mounts: Sequence[Mount], spawner: Spawner, *, ripgrep: bool = True, user: User | None = None

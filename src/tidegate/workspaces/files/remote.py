@@ -1,8 +1,8 @@
 """The files of a session on another machine.
 
-Guarantee: what `LocalFiles` guarantees, since the same code does it, over there: each call sends it into the session's
-box, where it answers one question and is gone. What comes back is bounded before it is taken, and is never more than
-data: nothing that the other machine says is run here. It owns nothing between calls.
+It has the guarantees of `LocalFiles`, because the same code runs there: each call sends it into the session's sandbox,
+where it answers one request and exits. The size of an answer is checked before it is read. Answers are only data:
+nothing that the other machine sends is executed here. It owns nothing between calls.
 """
 
 import asyncio
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECONDS = 60.0
-"""For one call, a large file included."""
+"""For one call, including a large file."""
 
 SEARCH_SECONDS = 20.0
-"""As here: longer, and the one who asked does better with a smaller question."""
+"""The same as for a local search: after this time, a narrower request works better."""
 
 ANSWER_BYTES = 64 * 1024 * 1024
-"""Of one answer; the bounds of the calls themselves are far below."""
+"""Limit of one answer; the limits of the calls themselves are far lower."""
 
 OPENED_BYTES = 64 * 1024 * 1024
-"""Of a file that is handed on; it is copied here for that."""
+"""Limit of a file that is opened; it is copied to this machine."""
 
-_LENGTH_BYTES = 20  # of the line before an answer that says how long it is
-_WHY = 500  # characters of the reason why there is no answer
+_LENGTH_BYTES = 20  # of the line before an answer that holds its length
+_WHY = 500  # characters of an error message
 _FILES = "tidegate.workspaces.files"
 _STANDINS = {
     "anyio": """
@@ -68,7 +68,7 @@ class Frozen:
             setattr(self, name, given[name] if name in given else getattr(type(self), name))
 """,
 }
-"""What the modules import of others, as little as is needed there."""
+"""Minimal replacements for the modules that the sent modules import."""
 
 _MODULES = (
     "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.file_user",
@@ -79,8 +79,8 @@ _MODULES = (
 
 
 class RemoteFiles:
-    """`box` opens the session's; `read_only` are folders over there that may be read besides its own, which is a
-    `project` of the user's or not; what is handed on is copied to `folder`, which is here."""
+    """`open_sandbox` opens the session's sandbox. `read_only` are further folders there that may be read. `project`
+    says whether the working folder is the user's own. Opened files are copied to `folder`, on this machine."""
 
     def __init__(
         self, open_sandbox: "OpenSandbox", read_only: Sequence[Path], folder: Path, *, project: bool = False
@@ -142,7 +142,7 @@ class RemoteFiles:
         child = await sandbox.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
-                with contextlib.suppress(ToolFailed):  # then it says why
+                with contextlib.suppress(ToolFailed):  # then its output says why
                     await child.write(sent + b"%d\n%s" % (len(told), told) + data)
                 yield await _Answer.of(child)
         except TimeoutError:
@@ -154,7 +154,7 @@ class RemoteFiles:
 
 
 class _AnswerHeader(Frozen, frozen=True):
-    """What an answer begins with: what is told and how many bytes follow, or why there is none."""
+    """The header of an answer: the result and the number of bytes that follow, or the error."""
 
     told: Any = None
     bytes: int = 0
@@ -162,7 +162,7 @@ class _AnswerHeader(Frozen, frozen=True):
 
 
 class _Answer:
-    """What the other side said, and the data that follow."""
+    """The answer of the other machine, with the data that follows it."""
 
     def __init__(self, child: "Child", said: _AnswerHeader, rest: bytes) -> None:
         self._child = child

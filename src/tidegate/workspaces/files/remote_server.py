@@ -1,10 +1,11 @@
-"""One question about files, answered on the machine that has them.
+"""The program that answers one file request on the machine that has the files.
 
-Guarantee: it answers as `LocalFiles` would: it is sent there with the very modules that do so here. It is over after
-one answer. It reaches what a command of the session would call its own: the folder that it is started in, the session's
-home and the place for temporary files; and what it is told may be read.
+It answers like `LocalFiles`, because it is sent together with the same modules, and exits after one answer. It reaches
+the folders of a session's command: the folder it is started in, the session's home and its temporary folder, plus the
+folders listed as readable.
 
-The question is a frame of JSON, and the bytes to be written behind it; so is the answer, with bytes that were read.
+A request is a JSON frame followed by the bytes to write; an answer is a JSON frame followed by the bytes that were
+read.
 """
 
 import json
@@ -75,7 +76,7 @@ def _list(filesystem: Filesystem, question: Question) -> Answer:
 
 
 def _search(filesystem: Filesystem, question: Question) -> Answer:
-    """The text goes through a pipe from a thread: nothing of it is kept. Whoever asks bounds the time."""
+    """Search through a pipe filled by a thread, so that no text is kept. The caller limits the time."""
     given = question["query"]
     query = SearchQuery(**{**given, "pattern": Pattern(**given["pattern"]), "choice": FileFilter(**given["choice"])})
     feed = SearchInput(filesystem.mounts, question["path"], query.choice)
@@ -104,7 +105,7 @@ def _search(filesystem: Filesystem, question: Question) -> Answer:
 
 
 def _send(filesystem: Filesystem, path: str, limit: int) -> None:
-    """A whole file, as it is read."""
+    """Send a whole file while reading it."""
     fd = filesystem.open(path)
     size = os.fstat(fd).st_size
     if size > limit:
