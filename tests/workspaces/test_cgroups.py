@@ -116,7 +116,7 @@ async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgr
         done, _ = await rooms.run(session, "python3 share.py; echo $?")
         assert done.code == 0
         assert done.note == (
-            "The system killed 1 process of this conversation's, because together they needed more than 64 MiB of "
+            "The system killed 1 process of this conversation because together they needed more than 64 MiB of "
             "memory (workspaces.memory_bytes)."
         )
         assert await rooms.said(session, "echo $KEPT") == "yes"

@@ -277,7 +277,7 @@ async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, mon
         file.truncate(10**12)
     assert await read(yard.files(), "huge", lines=2) == "first\nfirst\n"
     monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 4 * 1024 * 1024)
-    assert "too far to be reached" in await refusal(yard.files(), "huge", offset=10**9)
+    assert "too far to reach" in await refusal(yard.files(), "huge", offset=10**9)
     with pytest.raises(ToolFailed, match="more than the 1000 that fit here"):
         await yard.files().load("huge", limit=1000)
 
@@ -364,7 +364,7 @@ async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytes
     assert len(listing.entries) == 5 and "of folders with more than 5 names" in listing.stopped
     monkeypatch.setattr(walking, "MOST_ENTRIES", 3)
     listing = await files.list(".", FileFilter(), recursive=True, limit=100)
-    assert listing.stopped == "only the first 3 names were looked at"
+    assert listing.stopped == "only the first 3 names were read"
 
 
 async def test_a_listing_of_what_is_no_folder_is_refused(yard: Yard) -> None:

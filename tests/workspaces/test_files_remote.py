@@ -183,7 +183,7 @@ async def test_a_search_that_takes_for_ever_is_stopped(
     monkeypatch.setattr(remote_module, "SEARCH_SECONDS", 0.5)
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     found = await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
-    assert found.hits == () and found.stopped.startswith("it was stopped after 0.5 s")
+    assert found.hits == () and found.stopped.startswith("the search was stopped after 0.5 s")
     assert (await place.sandbox.load()).processes == 0
 
 
@@ -216,7 +216,7 @@ async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
     for call in (remote.load("x", limit=10), remote.list(".", FileFilter(), recursive=True, limit=10)):
         assert await told(call) in (
             "Files on the other machine cannot be reached: no reason is known.",
-            "The other machine gave an answer that cannot be read.",
+            "The other machine sent an answer that cannot be read.",
             "The file was changed while it was read: read it again.",
         )
 

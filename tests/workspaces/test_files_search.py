@@ -302,7 +302,7 @@ async def test_a_ripgrep_that_does_not_work_is_done_without(yard: Yard, monkeypa
 async def test_a_search_that_cannot_end_well_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/bin/false",), (0,)))
     yard.put({"a": "hit\n"})
-    with pytest.raises(ToolFailed, match="did not come to its end"):
+    with pytest.raises(ToolFailed, match="did not finish"):
         await search(yard, "hit", ripgrep=False)
     monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/no/such/program",), (0,)))
     with pytest.raises(ToolFailed, match="cannot be started"):
@@ -315,7 +315,7 @@ async def test_what_searches_has_a_bound_on_its_memory(yard: Yard, monkeypatch: 
     with (yard.work / "a").open("wb") as file:
         for _ in range(30):
             file.write(b"a" * 1024 * 1024)
-    with pytest.raises(ToolFailed, match="did not come to its end"):
+    with pytest.raises(ToolFailed, match="did not finish"):
         await search(yard, "b", ripgrep=False)
 
 

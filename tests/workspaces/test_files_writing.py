@@ -196,7 +196,7 @@ async def test_an_expected_version_is_replaced_and_another_is_not(yard: Yard) ->
     await files.write("file", b"two", expected=loaded.version)
     assert (yard.work / "file").read_text() == "two"
     assert stat.S_IMODE((yard.work / "file").stat().st_mode) == 0o640
-    with pytest.raises(ToolFailed, match="changed by someone else meanwhile; nothing was written: read it again"):
+    with pytest.raises(ToolFailed, match="changed by someone else in the meantime; nothing was written: read it again"):
         await files.write("file", b"three", expected=loaded.version)
     assert (yard.work / "file").read_text() == "two"
     (yard.work / "file").unlink()

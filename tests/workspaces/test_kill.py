@@ -161,7 +161,7 @@ async def test_a_sandbox_whose_bwrap_is_killed_while_it_starts_leaves_nothing(
     monkeypatch.setattr(os, "memfd_create", lambda _: broken_pipe())
     own = owner_of(tmp_path)
     backend = BubblewrapBackend(Spawner(frozenset(os.sched_getaffinity(0)), own))
-    with pytest.raises(ToolFailed, match="The sandbox was not there"):
+    with pytest.raises(ToolFailed, match="The sandbox did not start"):
         await backend.open(spec_of(tmp_path))
     assert await to_thread.run_sync(guardian.marked_processes, f"{OWNER}={own}") == {}
 

@@ -280,7 +280,7 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
 
     monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.protected", then_exchange)
     async with room(home) as rooms:
-        wanted = "cannot be started" if other == "a link" else "changed while the sandbox was made"
+        wanted = "cannot be started" if other == "a link" else "changed while the sandbox was being opened"
         with pytest.raises(ToolFailed, match=wanted):
             await rooms.run(await rooms.new_session(), "cat .vscode/key", agent="project")
 
@@ -311,7 +311,7 @@ async def test_a_protected_file_that_a_command_makes_is_renamed(
         await rooms.said(session, attack, agent="project")
         if then != "end":
             await (rooms.workspaces.reconcile() if then == "look" else rooms.run(session, "true", agent="project"))
-            assert f"a command made {name}, which other programs execute" in await rooms.told(session)
+            assert f"a command created {name}, which other programs execute" in await rooms.told(session)
     assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
 
 

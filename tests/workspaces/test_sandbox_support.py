@@ -75,9 +75,9 @@ def test_whether_namespaces_can_be_made_is_tried_as_who_needs_them(
         sandbox_support, "find_program", lambda name: str(tmp_path / name) if name == "unshare" else find_program(name)
     )
     found = {each.name: each.missing for each in sandbox_support.sandbox_features()}
-    assert "this user may not make them" in found["user namespaces"]
+    assert "this user may not create them" in found["user namespaces"]
 
 
 def test_a_machine_without_a_filter_of_system_calls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seccomp, "_ARCHITECTURES", {})
-    assert "no filter of system calls for" in seccomp.problem()
+    assert "no system call filter for" in seccomp.problem()

@@ -128,14 +128,14 @@ class DiskLimit:
     def no_room(self) -> str:
         return (
             f"the files of this conversation may take {self._allowed}, "
-            "and there is no room left for it; remove what is not needed"
+            "and there is no space left for this one; remove files that are not needed"
         )
 
     @property
     def too_much(self) -> str:
         return (
             f"the files of this conversation take more than {self._allowed}; "
-            "remove what is not needed: until then commands can remove files, and make none larger"
+            "remove files that are not needed: until then, commands can remove files but not make them larger"
         )
 
 

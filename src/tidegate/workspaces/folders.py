@@ -45,7 +45,7 @@ MEASURE_SECONDS = 5.0
 NOTES_NAME = "notes.txt"
 NOTES = """These are notes for trying the demo model: it read this file with the tool read_file.
 
-The file lies in the workspace of this conversation, the folder in which its tools work. Put your own files there.
+This file is in the workspace of this conversation, the folder in which its tools work. Put your own files there.
 """
 
 _OURS = re.compile(r"(s_[0-9a-f]{32})(\..*)?", re.DOTALL)
@@ -236,6 +236,8 @@ async def enforce_trash_quota(store: Store, folders: Folders, most: int) -> None
                 log.warning("a folder in the trash cannot be removed", session=session, error=str(error))
                 return  # the next run tries again
             await store.write(workspaces.remove, session)
-            log.info("a folder left the trash early, which holds no more than workspaces.trash_bytes", session=session)
+            log.info(
+                "a folder was removed from the trash early, to stay within workspaces.trash_bytes", session=session
+            )
         if len(old) < BATCH:
             break

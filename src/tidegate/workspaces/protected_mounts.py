@@ -42,13 +42,13 @@ REPOSITORIES = 32
 """Each repository adds about six mounts."""
 
 LOST = (
-    "Everything that ran in the workspace was ended, because a protected file of the project was replaced from "
-    "outside, or a HEAD was put beside .git; the next command finds the project protected again."
+    "Everything in the workspace was ended because a protected file of the project was replaced from "
+    "outside, or a HEAD was put beside .git; the project is protected again from the next command on."
 )
 
 MADE = (
-    "Everything that ran in the workspace was ended, because a command made {names}, which other programs execute: it "
-    "was renamed to end in .refused. Such files of a project are made by its owner, outside."
+    "Everything in the workspace was ended because a command created {names}, which other programs execute: it "
+    "was renamed to end in .refused. Only the project's owner may create such files, outside the workspace."
 )
 
 _CONFIG, _HOOKS, _COMMON, _HEAD = "config", "hooks", "commondir", "HEAD"
@@ -175,8 +175,8 @@ class _Survey:
         """Make an unreadable folder read-only as a whole: whoever closed it could open it again."""
         if not path:
             raise ToolFailed(
-                f"The folder {self._project}, which the agent's workspace is set to, cannot be looked into, so that "
-                "nothing in it can be protected: give its owner the permission to read it (chmod u+rwx)."
+                f"The agent's workspace is set to {self._project}, which cannot be read, so "
+                "nothing in it can be protected: give its owner permission to read it (chmod u+rwx)."
             )
         self.protect(path)
 
@@ -194,7 +194,7 @@ class _Survey:
             if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
                 return
             where = f"{self._project}/{path}".rstrip("/")
-            log.warning("a bare repository was put beside a protected one; its HEAD is renamed", folder=where)
+            log.warning("a bare repository was put beside a protected one; its HEAD was renamed", folder=where)
             _rename(_HEAD, folder, state)
 
     def refuse(self, path: str) -> None:
@@ -204,7 +204,7 @@ class _Survey:
             parent, name = "", parent
         with self._at(parent) as there:
             if there is not None:
-                log.warning("a command made a file that other programs execute; it is renamed", path=path)
+                log.warning("a command created a file that other programs execute; it was renamed", path=path)
                 _rename(name, *there)
 
     def repositories(self) -> None:

@@ -30,7 +30,7 @@ _TOO_LONG = (
     "the next command starts with those from before this one."
 )
 _REPLACED = (
-    "The command replaced or killed its shell: the next one starts in the directory and with the variables from before."
+    "The command replaced or killed its shell: the next one starts with the directory and variables from before."
 )
 
 
@@ -185,9 +185,9 @@ class Workspace:
 
 def _checked(command: str) -> str:
     if not command.strip():
-        raise ToolFailed("There is no command: say what to run.")
+        raise ToolFailed("The command is empty: say what to run.")
     if "\0" in command:
-        raise ToolFailed("The command holds a zero byte, which no shell takes.")
+        raise ToolFailed("The command contains a zero byte, which no shell accepts.")
     if len(command.encode("utf-8", "replace")) > COMMAND_BYTES:
         raise ToolFailed(f"The command is longer than {COMMAND_BYTES} bytes: write it to a file and run that.")
     return command

@@ -201,7 +201,7 @@ class Workspaces:
         if there is not None and there.fits(spec, backend):
             return there
         if not self._scope.open:
-            raise ToolFailed("The gateway is stopping: no command is started any more.")
+            raise ToolFailed("The gateway is stopping: no new commands are started.")
         self._presence.obtain(spec.session)  # its disk quota is kept on this record too
         live_sandbox = LiveSandbox(
             spec,
@@ -217,8 +217,8 @@ class Workspaces:
             await there.close()
             await self._add_notice(
                 spec.session,
-                "Commands run in another place from now on."
-                + (f" What ran in the old one was ended: {names}." if names else ""),
+                "Commands run in another workspace from now on."
+                + (f" Processes in the old one were ended: {names}." if names else ""),
             )
         return live_sandbox
 
@@ -240,7 +240,7 @@ class Workspaces:
             if foreign and spec.user is not None:
                 await self._hand_over(foreign, spec.user)
         except OSError as error:
-            raise ToolFailed(f"The workspace's folder cannot be made ({error.strerror}).") from None
+            raise ToolFailed(f"The workspace's folder cannot be created ({error.strerror}).") from None
 
     async def _hand_over(self, folders: list[Path], user: User) -> None:
         """Give these folders and their contents to the session's user. No link is followed. A folder changes its owner
@@ -251,17 +251,19 @@ class Workspaces:
             async with asyncio.timeout(HAND_OVER_SECONDS):
                 code = await child.wait()
         except TimeoutError:
-            raise ToolFailed("The workspace's files are still being given to their user; try again.") from None
+            raise ToolFailed("The owner of the workspace's files is still being changed; try again.") from None
         finally:
             await kill_and_close(child)
         if code != 0:
-            raise ToolFailed(f"The workspace's files cannot be given to the user {user.uid} (workspaces.user).")
+            raise ToolFailed(
+                f"The owner of the workspace's files cannot be changed to user {user.uid} (workspaces.user)."
+            )
 
     def _make(self, spec: SandboxSpec, here: bool, agent: str) -> list[Path]:
         """Create the folders; returns those that still have the wrong owner."""
         if spec.project and here and not spec.folder.is_dir():
             raise ToolFailed(
-                f"The folder {spec.folder}, which the agent's workspace is set to, is not there: make it, or change "
+                f"The agent's workspace is set to {spec.folder}, which does not exist: create it, or change "
                 "the setting."
             )
         settings = self._config.agents.get(agent)
@@ -278,9 +280,8 @@ class Workspaces:
             with live_sandbox.in_use():
                 yield live_sandbox
         finally:
-            if (
-                live_sandbox.sandbox is None and live_sandbox.idle
-            ):  # it never came to that, or is over: nothing is present
+            # No sandbox was opened, or it has ended.
+            if live_sandbox.sandbox is None and live_sandbox.idle:
                 with CancelScope(shield=True):
                     await self.close_sandbox(live_sandbox)
 
@@ -416,7 +417,7 @@ class Workspaces:
             await live_sandbox.note_lost()
             await live_sandbox.look()
         except Exception:
-            log.exception("a workspace could not be looked after; that is tried again", session=live_sandbox.session)
+            log.exception("checking a workspace failed; it is tried again", session=live_sandbox.session)
 
     async def tidy(self) -> None:
         """Remove processes and folders without an owner, folders whose time in the trash is over, and orphaned rows."""
@@ -453,7 +454,7 @@ class Workspaces:
             for row in rows:
                 live_sandbox = self.present(row.session)
                 if row.started < before and (live_sandbox is None or row.name not in live_sandbox.running):
-                    log.warning("a process that should run does not", session=row.session, process=row.id)
+                    log.warning("a process that should be running is not", session=row.session, process=row.id)
                     await to_thread.run_sync(_end_leftover, row)
                     await self.processes.mark_lost(row)
             if len(rows) < BATCH:
@@ -516,11 +517,11 @@ def _end_leftover(row: ProcessRow) -> None:
         try:
             os.killpg(row.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError) as error:
-            log.info("it has ended by itself", process=row.id, reason=str(error))
+            log.info("it has already ended", process=row.id, reason=str(error))
 
 
 def _remove(path: Path) -> None:
     try:
         remove_folder(path)
     except OSError as error:
-        log.warning("a folder that nobody owns cannot be removed", folder=str(path), error=str(error))
+        log.warning("a folder without an owner cannot be removed", folder=str(path), error=str(error))

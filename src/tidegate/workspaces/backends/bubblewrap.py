@@ -175,7 +175,7 @@ class BubblewrapBackend:
                 code = await child.wait()
                 said = (await child.read_state()).decode(errors="replace").strip()
         except TimeoutError:
-            return "bwrap does not come to an end here."
+            return "bwrap does not finish here."
         finally:
             await kill_and_close(child)
         return None if code == 0 else f"bwrap does not work here: {said or f'exit code {code}'}."
@@ -213,7 +213,7 @@ class BubblewrapBackend:
                 raise ToolFailed(f"The sandbox cannot be started ({error.strerror}).") from None
             raise
         if not await sandbox.is_intact():
-            raise ToolFailed("A protected file of the project changed while the sandbox was made; try again.")
+            raise ToolFailed("A protected file of the project changed while the sandbox was being opened; try again.")
         return sandbox
 
     async def _started(
@@ -306,7 +306,7 @@ async def _standing(child: ChildProcess) -> None:
                 said = (await child.read_state()).decode(errors="replace").strip()
                 raise ToolFailed(f"The sandbox cannot be started: {said or 'bwrap gave no reason'}.")
     except TimeoutError:
-        raise ToolFailed(f"The sandbox was not there within {OPEN_SECONDS:g} s.") from None
+        raise ToolFailed(f"The sandbox did not start within {OPEN_SECONDS:g} s.") from None
     child.close_output()  # there is no further output, and this saves a descriptor per session
 
 

@@ -58,10 +58,10 @@ LISTING_SECONDS = 10.0
 SEGMENTS = "/proc/sysvipc/shm"
 
 TOO_MANY_PROCESSES = (
-    "All that ran in the workspace was ended, because a command made more processes than could be ended one by one."
+    "Everything in the workspace was ended because a command started more processes than could be ended one by one."
 )
 
-NEW = "a file that other programs execute is new in a project: read it before you open the folder with them"
+NEW = "a file that other programs execute has appeared in a project: read it before you open the folder with them"
 
 _LOOK_SECONDS = 0.02  # between two checks whether a killed process is gone
 _REAP_SECONDS = 1.0  # for a waiting process to reap a killed one and exit on its own
@@ -152,7 +152,7 @@ class BubblewrapSandbox:
             await self.close()
         await self.is_intact()
         if not self.alive:
-            raise ToolFailed("The sandbox is gone.")
+            raise ToolFailed("The sandbox has ended.")
         async with command_group(self._group) as leaf:
             command = await self._enter(mark, leaf, full)
         async with killed_on_error(command):
@@ -215,7 +215,7 @@ class BubblewrapSandbox:
         }
         async with self._service:
             if not self.alive:
-                raise ToolFailed("The sandbox is gone.")
+                raise ToolFailed("The sandbox has ended.")
             self._ran = True
             try:
                 child = await self._spawner.spawn(

@@ -45,17 +45,17 @@ LIMIT_NAMES: Mapping[str, str] = MappingProxyType(
         "memory_bytes": "memory",
         "disk_bytes": "disk",
         "files": "number of files",
-        "file_bytes": "size of a file",
+        "file_bytes": "file size",
         "cpu_seconds": "processor time",
     }
 )
 """The names of the limits in messages to people."""
 
-FILES_IN_SOCKETS = "files that lie in sockets and are open in no process"
+FILES_IN_SOCKETS = "files in transit through sockets that no process has open"
 BUFFERS = "buffers of sockets and pipes"
-SEGMENTS = "shared memory of System V that is not mapped"
+SEGMENTS = "System V shared memory that is not mapped"
 UNMAPPED = "memfds and shared memory that are not mapped"
-CLOSED = "memfds and deleted files of processes that no other may look at (PR_SET_DUMPABLE)"
+CLOSED = "memfds and deleted files of processes that may not be inspected (PR_SET_DUMPABLE)"
 """Resources that no file below /proc shows to the gateway, so polled limits do not count them."""
 
 

@@ -176,7 +176,9 @@ class LocalSandbox:
         command = [*become, find_program(bash) or bash, *rest] if become else list(shell_script.ENTRY)
         told = guardian.task_message(command, environment, limits, str(spec.folder), joins=joins)
         if len(told) > SPEC_BYTES:
-            raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
+            raise ToolFailed(
+                f"The environment has more than {SPEC_BYTES} bytes; list fewer variables in workspaces.environment."
+            )
         return told
 
     async def is_intact(self) -> bool:
@@ -208,7 +210,7 @@ class LocalSandbox:
         if command.leaf is not None:
             await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
-            log.error("what came of a command cannot be ended", mark=command.mark)
+            log.error("the processes of a command cannot be ended", mark=command.mark)
 
     def forget(self, command: "LocalCommand") -> None:
         self._commands.discard(command)
@@ -251,7 +253,7 @@ class LocalCommand:
         except (OSError, TimeoutError):
             said = b""
         if not said.startswith(guardian.UP):
-            raise ToolFailed("The command cannot be started: its guardian does not come up.")
+            raise ToolFailed("The command cannot be started: its guardian did not start.")
         self.pid = int(said.split()[2])
         self._said = said
 
@@ -272,7 +274,7 @@ class LocalCommand:
                 async with asyncio.timeout(KILLED_SECONDS):
                     await self._child.wait()
             except TimeoutError:
-                log.error("what came of a command cannot be ended", guardian=self.guardian)
+                log.error("the processes of a command cannot be ended", guardian=self.guardian)
                 await self._child.end(0)
             told = self._report()
             if told is None:

@@ -39,7 +39,11 @@ class RemoteCleanup:
         try:
             await there.discard_folders(session, keep=keep, age=self._age)
         except ToolFailed as error:
-            log.warning("folders on another machine stay there for now", session=session, reason=error.message)
+            log.warning(
+                "folders on another machine could not be discarded; retrying later",
+                session=session,
+                reason=error.message,
+            )
             await self._store.write(
                 lambda db: outbox.prepare(
                     db,
@@ -71,7 +75,11 @@ class RemoteCleanup:
                     reason = error.message
             due = now + min(LONGEST_SECONDS, FIRST_SECONDS * 2**row.attempts)
             if await self._store.write(_failed, row.id, reason, due) == "dead":
-                log.error("folders on another machine stay there", session=row.target, reason=reason)
+                log.error(
+                    "folders on another machine could not be discarded and stay there",
+                    session=row.target,
+                    reason=reason,
+                )
         await self._store.write(outbox.purge, now - 2 * GIVE_UP_SECONDS, AT_ONCE)
 
 

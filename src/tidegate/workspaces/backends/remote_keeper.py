@@ -41,7 +41,7 @@ def keep() -> None:
         return
     try:
         if sys.version_info < OLDEST_PYTHON:
-            raise OSError("Python 3.10 or newer is needed there")
+            raise OSError("Python 3.10 or newer is required there")
         root, folder = _folders(*fields)
         os.close(os.pidfd_open(os.getpid()))  # guardians need this call; older kernels lack it
     except OSError as error:
@@ -58,7 +58,7 @@ def _folders(session: str, project: str) -> tuple[Path, Path]:
     for name in ("home", "tmp", "work"):
         (root / name).mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     if project and not Path(project).is_dir():
-        raise OSError(f"there is no folder {project}, which the agent's workspace is set to")
+        raise OSError(f"the agent's workspace is set to {project}, which does not exist")
     return root, Path(project) if project else root / "work"
 
 

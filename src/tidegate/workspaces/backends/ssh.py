@@ -81,7 +81,7 @@ class SshBackend:
     async def check(self) -> str | None:
         """Whether it can work in principle. The machine may be away for a while; that is reported on use."""
         if not self._host or self._host.startswith("-"):
-            return "set workspaces.ssh_host to the machine that commands are to run on."
+            return "set workspaces.ssh_host to the machine that should run commands."
         if find_program("ssh") is None:
             return "ssh is not installed here: install openssh-client, or choose another workspaces.backend."
         return None

@@ -32,8 +32,8 @@ SAID_BYTES = 4096
 """Limit of the output read at the start, which gives the reason of a failure."""
 
 LOST = (
-    "The connection to the machine on which commands run was lost, and what ran there was ended. It is made again with "
-    "the next command; files are as they were."
+    "The connection to the machine that runs commands was lost, and everything there was ended. It reconnects with "
+    "the next command; files are unchanged."
 )
 KILLED = -9
 """The exit code of a command whose end was not reported."""
@@ -169,7 +169,7 @@ class SshConnection:
     async def sweep(self, mark: str) -> None:
         """End all processes that carry a mark."""
         if await self._ask("sweep", f"{MARK}={mark}") != [1]:
-            log.error("what came of a command on another machine is not known to have ended", mark=mark)
+            log.error("processes of a command on another machine may still be running", mark=mark)
 
     async def wait(self) -> None:
         await self._first.wait()
@@ -254,7 +254,7 @@ class RemoteCommand:
                     async with asyncio.timeout(grace):
                         await self._child.wait()
             if not await self._killed():
-                log.error("a command on another machine is not known to have ended", mark=self._mark)
+                log.error("a command on another machine may still be running", mark=self._mark)
             await self._child.end(0)  # closes its connection, if still open, at which its guardian ends it too
             over = await self._state.over()
             return over[1] if over else 0
@@ -312,7 +312,7 @@ class _State:
         reason = " ".join(said.decode(errors="replace").split())
         if "refused by peer" in reason:
             raise ToolFailed(
-                "The other machine takes no more commands of one connection at once: end a process, or raise "
+                "The other machine accepts no more concurrent commands on one connection: end a process, or raise "
                 "MaxSessions of its sshd."
             )
         raise ToolFailed(f"The command cannot be started on the other machine: {reason or 'no reason was given'}")

@@ -172,5 +172,6 @@ def _version(size: int, digest: str) -> str:
 
 def _changed(spot: ResolvedPath) -> ToolFailed:
     return ToolFailed(
-        f"{shown(spot.path)} was changed by someone else meanwhile; nothing was written: read it again, then repeat."
+        f"{shown(spot.path)} was changed by someone else in the meantime; nothing was written: read it again, then "
+        "retry."
     )

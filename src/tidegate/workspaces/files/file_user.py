@@ -56,4 +56,4 @@ def _become(user: User) -> None:
     _LIBRARY.setfsgid(user.gid)
     _LIBRARY.setfsuid(user.uid)
     if User(_LIBRARY.setfsuid(_NOBODY), _LIBRARY.setfsgid(_NOBODY)) != user:
-        raise PermissionError(1, f"files cannot be touched as the user {user.uid}")
+        raise PermissionError(1, f"files cannot be accessed as the user {user.uid}")

@@ -64,7 +64,7 @@ class Filesystem:
             finally:
                 os.close(fd)
         if len(data) > limit:
-            raise ToolFailed(f"{shown(path)} has {max(size, len(data))} bytes, more than the {limit} that fit here.")
+            raise ToolFailed(f"{shown(path)} has {max(size, len(data))} bytes, more than the limit of {limit}.")
         return FileContents(whole := bytes(data), version(whole))
 
     def write(self, path: str, data: bytes, expected: str | None) -> WriteResult:
@@ -133,8 +133,8 @@ def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> FileLin
                 skipped += breaks
                 if scanned >= SCANNED_AT_MOST:
                     raise ToolFailed(
-                        f"Line {offset} lies more than {SCANNED_AT_MOST} bytes into {shown(path)}, too far to be "
-                        "reached; use the terminal."
+                        f"Line {offset} is more than {SCANNED_AT_MOST} bytes into {shown(path)}, too far to "
+                        "reach; use the terminal."
                     )
                 continue
             start = 0

@@ -81,7 +81,7 @@ def _expanded(text: str) -> list[str]:
             edges = [start, *commas, end]
             waiting += [given[:start] + given[left + 1 : right] + given[end + 1 :] for left, right in pairwise(edges)]
         if len(done) + len(waiting) > MOST_CHOICES:
-            raise ToolFailed(f"The glob stands for more than {MOST_CHOICES} others; use fewer braces.")
+            raise ToolFailed(f"The glob expands to more than {MOST_CHOICES} alternatives; use fewer braces.")
     return done
 
 

@@ -207,7 +207,7 @@ class _Walk:
                 self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             raise ToolFailed(
-                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must make it."
+                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must create it."
             ) from None
         return rest
 

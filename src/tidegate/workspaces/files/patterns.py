@@ -75,7 +75,7 @@ def read_pattern(text: str, *, literal: bool = False, ignore_case: bool = False)
     reader = _Reader(text, ignore_case)
     whole = reader.literal() if literal else reader.whole()
     if whole.size > LARGEST:
-        raise _refused("is too large when its counts are written out; use smaller counts")
+        raise _refused("is too large when its counts are expanded; use smaller counts")
     return Pattern(python=whole.python, rust=whole.rust)
 
 
@@ -113,7 +113,7 @@ class _Reader:
     def whole(self) -> _Piece:
         piece = self._alternatives()
         if self._place < len(self._text):
-            raise _refused('has a ")" without its "("; write \\) for the character')
+            raise _refused('has a ")" without a "("; write \\) for the character')
         return piece
 
     # -- structure --
@@ -121,7 +121,7 @@ class _Reader:
     def _alternatives(self) -> _Piece:
         self._depth += 1
         if self._depth > DEEPEST:
-            raise _refused(f"has more than {DEEPEST} brackets within each other")
+            raise _refused(f"has more than {DEEPEST} levels of brackets")
         choices = [self._sequence()]
         while self._take("|"):
             choices.append(self._sequence())
@@ -145,13 +145,13 @@ class _Reader:
         if bounds is None:
             return atom
         if atom.fixed or atom.start or atom.end:
-            raise _refused("repeats a place such as ^, $ or \\b; put what is to be repeated before the count")
+            raise _refused("repeats a position such as ^, $ or \\b; put the count after something that can be repeated")
         least, most = bounds
         if most is not None and least > most:
-            raise _refused(f"has the count {{{least},{most}}}, whose second number must not be the smaller")
+            raise _refused(f"has the count {{{least},{most}}}, whose second number is smaller than the first")
         count = f"{{{least},{'' if most is None else most}}}" + ("?" if self._take("?") else "")
         if self._bounds() is not None:
-            raise _refused("repeats what is repeated already; put brackets around it, or write \\+ for the character")
+            raise _refused("has two counts in a row; put brackets around the first, or write \\+ for the character")
         times = max(1, least + 1 if most is None else most)
         return _Piece(f"(?:{atom.python}){count}", f"(?:{atom.rust}){count}", atom.size * times + 1)
 
@@ -198,10 +198,10 @@ class _Reader:
         elif name := _NAME.match(self._text, self._place):
             self._place = name.end()
         elif self._text.startswith("?", self._place):
-            raise _refused("looks around or sets options, which is not known here; leave it out")
+            raise _refused("uses lookaround or options, which are not supported; leave them out")
         inner = self._alternatives()
         if not self._take(")"):
-            raise _refused('has a "(" without its ")"; write \\( for the character')
+            raise _refused('has a "(" without a ")"; write \\( for the character')
         return inner._replace(python=f"(?:{inner.python})", rust=f"(?:{inner.rust})")
 
     def _escape(self) -> _Piece:
@@ -219,7 +219,7 @@ class _Reader:
         character = self._text[self._place : self._place + 1]
         self._place += 1
         if character == "n":
-            raise _refused("has a line break, but is looked for within one line; leave \\n out")
+            raise _refused("has a line break, but the search is line by line; leave \\n out")
         if character.lower() in _SHORT and character:
             ranges = _SHORT[character.lower()]
             return ranges if character.islower() else _complement(ranges)
@@ -228,7 +228,7 @@ class _Reader:
         if not character:
             raise _refused("ends with a backslash; write \\\\ for the character")
         if character.isalnum() and character.isascii():
-            raise _refused(f"has \\{character}, which is not known here; leave it out")
+            raise _refused(f"has \\{character}, which is not supported; leave it out")
         return ((ord(character), ord(character)),)
 
     def _class(self) -> _Piece:
@@ -244,7 +244,7 @@ class _Reader:
                 self._place += 1
                 high = self._member()
                 if len(high) != 1 or high[0][0] != high[0][1] or high[0][0] < low[0][0]:
-                    raise _refused("has a range in [ ] whose end is not a character behind its beginning")
+                    raise _refused("has a range in [ ] whose end is not a character after its start")
                 low = ((low[0][0], high[0][0]),)
             ranges += low
         members = self._folded(ranges)
@@ -252,12 +252,12 @@ class _Reader:
 
     def _member(self) -> Ranges:
         if self._place >= len(self._text):
-            raise _refused('has a "[" without its "]"; write \\[ for the character')
+            raise _refused('has a "[" without a "]"; write \\[ for the character')
         if self._text.startswith("[:", self._place) and (end := self._text.find(":]", self._place)) > 0:
             name = self._text[self._place + 2 : end]
             ranges = _NAMED.get(name.removeprefix("^"))
             if ranges is None:
-                raise _refused(f"has the class [:{name[:20]}:], which is not known; known are {', '.join(_NAMED)}")
+                raise _refused(f"has the class [:{name[:20]}:], which is unknown; use one of {', '.join(_NAMED)}")
             self._place = end + 2
             return _complement(ranges) if name.startswith("^") else ranges
         character = self._text[self._place]
@@ -277,7 +277,7 @@ class _Reader:
         if code > _LAST or _SURROGATES[0] <= code <= _SURROGATES[1]:
             raise _refused("names a character that does not exist")
         if code == _BREAK[0]:
-            raise _refused("has a line break, but is looked for within one line; search for one of the lines")
+            raise _refused("has a line break, but the search is line by line; search for one of the lines")
         return code, code
 
     def _folded(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -301,7 +301,7 @@ class _Reader:
 
 def _written(ranges: Ranges) -> _Piece:
     if not ranges:
-        raise _refused("has a [ ] that no character fits")
+        raise _refused("has a [ ] that matches no character")
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _Piece(_python(ranges[0][0]), _rust(ranges[0][0]), 1)
     return _Piece(
@@ -316,7 +316,7 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
         return _NOTHING
     if any(piece.start for piece in pieces[1:]) or any(piece.end for piece in pieces[:-1]):
         # Such a pattern matches only at the edge of a line, where the rest matches nothing; engines disagree about it.
-        raise _refused("has ^ behind something or $ before something; write \\^ or \\$ for the character")
+        raise _refused("has ^ after something or $ before something; write \\^ or \\$ for the character")
     return _Piece(
         "".join(piece.python for piece in pieces),
         "".join(piece.rust for piece in pieces),

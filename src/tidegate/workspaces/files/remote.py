@@ -56,8 +56,8 @@ _FILES = "tidegate.workspaces.files"
 _STANDINS = {
     "anyio": """
 class from_thread:
-    check_cancelled = staticmethod(lambda: None)  # who no longer waits ends all of it
-to_thread = None  # there is nobody to wait for
+    check_cancelled = staticmethod(lambda: None)  # cancelling the call kills this program
+to_thread = None  # nothing here is asynchronous
 """,
     "tidegate.values": """
 class Frozen:
@@ -131,7 +131,7 @@ class RemoteFiles:
             async with asyncio.timeout(SEARCH_SECONDS), self._asked("search", path=path, query=given) as answer:
                 return answer.told(SearchResult)
         except TimeoutError:
-            stopped = f"it was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
+            stopped = f"the search was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
             return SearchResult(hits=(), files=0, stopped=stopped)
 
     @asynccontextmanager
@@ -148,7 +148,7 @@ class RemoteFiles:
         except TimeoutError:
             raise ToolFailed(f"The other machine did not answer within {SECONDS:g} s; try again later.") from None
         except (ValueError, msgspec.ValidationError):
-            raise ToolFailed("The other machine gave an answer that cannot be read.") from None
+            raise ToolFailed("The other machine sent an answer that cannot be read.") from None
         finally:
             await kill_and_close(child)
 
@@ -177,7 +177,7 @@ class _Answer:
             if not (piece := await child.read()):
                 why = " ".join((await child.read_state()).decode(errors="replace").split())
                 raise ToolFailed(
-                    f"Files on the other machine cannot be reached: {why[-_WHY:] or 'no reason is known'}."
+                    f"Files on the other machine cannot be reached: {why[-_WHY:] or 'no reason was given'}."
                 )
             rest += piece
         length, _, rest = rest.partition(b"\n")

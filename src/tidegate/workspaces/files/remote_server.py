@@ -109,7 +109,7 @@ def _send(filesystem: Filesystem, path: str, limit: int) -> None:
     fd = filesystem.open(path)
     size = os.fstat(fd).st_size
     if size > limit:
-        raise ToolFailed(f"{shown(path)} has {size} bytes, more than the {limit} that fit here.")
+        raise ToolFailed(f"{shown(path)} has {size} bytes, more than the limit of {limit}.")
     _say({"told": None, "bytes": size}, b"")
     while size > 0 and (chunk := os.read(fd, min(CHUNK, size))):
         _write_all(chunk)

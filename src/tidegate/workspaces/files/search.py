@@ -67,12 +67,12 @@ async def _searched(
             async with asyncio.timeout(SECONDS):
                 code = await _run(spawner, engine, feed, places, user)
         except TimeoutError:
-            feed.stopped = f"it was stopped after {SECONDS:g} s; use a simpler pattern, a path or a glob"
+            feed.stopped = f"the search was stopped after {SECONDS:g} s; use a simpler pattern, a path or a glob"
             return feed, places
         if code in engine.ends or len(places) > query.limit:
             return feed, places
-        log.warning("what searches files has failed", program=engine.command[0], code=code)
-    raise ToolFailed("The search did not come to its end; use a simpler pattern, a path or a glob.")
+        log.warning("the program that searches files has failed", program=engine.command[0], code=code)
+    raise ToolFailed("The search did not finish; use a simpler pattern, a path or a glob.")
 
 
 # -- the engine --
@@ -110,7 +110,7 @@ async def _run(
         try:
             child = await spawner.spawn(engine.command, {}, passing={reading: _INPUT})
         except OSError as error:
-            raise ToolFailed(f"The search cannot be started ({error.strerror}); the operator must look.") from None
+            raise ToolFailed(f"The search cannot be started ({error.strerror}); tell the operator.") from None
         finally:
             os.close(reading)
         _confine(child.pid)

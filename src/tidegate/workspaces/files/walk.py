@@ -93,10 +93,10 @@ class FolderWalk:
                 for entry in entries:
                     self._looked_at += 1
                     if self._looked_at > MOST_ENTRIES:
-                        self.stopped = f"only the first {MOST_ENTRIES} names were looked at"
+                        self.stopped = f"only the first {MOST_ENTRIES} names were read"
                         break
                     if len(found) == FOLDER_ENTRIES:
-                        self.stopped = f"of folders with more than {FOLDER_ENTRIES} names only so many were looked at"
+                        self.stopped = f"of folders with more than {FOLDER_ENTRIES} names, only that many were read"
                         break
                     found.append((os.fsencode(entry.name), entry.name, _kind(entry)))
         finally:

@@ -49,7 +49,7 @@ GATEWAY_GROUP = "gateway"
 """The group that the gateway moves itself into; `DelegateSubgroup=` may name it too."""
 
 GROUP_REMOVED = (
-    "The control group of the workspace's commands was removed from outside. It is made again with the next command."
+    "The control group of the workspace's commands was removed from outside. The next command creates it again."
 )
 
 JOIN_SCRIPT = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
@@ -97,7 +97,11 @@ class Cgroups:
                 await to_thread.run_sync(group.end)
             if not isinstance(error, OSError):
                 raise
-            log.warning("the kernel holds no limits of a workspace", group=group.name, reason=str(error))
+            log.warning(
+                "no control group could be created for a workspace; its limits are polled",
+                group=group.name,
+                reason=str(error),
+            )
             return None
         return group
 
@@ -204,7 +208,7 @@ class Cgroup:
                 self._forget(self.name)
                 return True
         self._forget(self.name)  # the next sweep tries again
-        log.error("what is in a control group cannot be ended", group=self.name)
+        log.error("the processes in a control group cannot be ended", group=self.name)
         return False
 
     def _ended(self, folder: Path) -> bool:
@@ -247,7 +251,9 @@ async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | No
     try:
         leaf = None if group is None else await to_thread.run_sync(group.leaf)
     except OSError as error:
-        raise ToolFailed(f"The command cannot be started: it gets no control group ({error.strerror}).") from None
+        raise ToolFailed(
+            f"The command cannot be started: its control group cannot be created ({error.strerror})."
+        ) from None
     try:
         yield leaf
     except BaseException:
@@ -278,9 +284,11 @@ def handed_over(tree: CgroupTree) -> CgroupTree | None:
                 if error.errno != errno.EBUSY:
                     raise
             _move_gateway_aside(root)
-        log.warning("others are in the gateway's control group, so that it can make none", group=str(root))
+        log.warning(
+            "the gateway's control group contains other processes, so no groups can be created in it", group=str(root)
+        )
     except OSError as error:
-        log.info("no control groups can be made here", group=str(root), reason=str(error))
+        log.info("no control groups can be created here", group=str(root), reason=str(error))
     with contextlib.suppress(OSError):
         write(own / PROCESSES, "0")
         if own == root:
@@ -304,7 +312,7 @@ def _usable(name: str) -> Iterator[CgroupTree]:
     try:
         found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     except (OSError, ValueError) as error:
-        log.info("the kernel tells nothing of control groups", reason=str(error))
+        log.info("control groups cannot be read from the kernel", reason=str(error))
         return
     for tree in found:
         usable = tree if tree.version == 1 else handed_over(tree)
@@ -314,7 +322,7 @@ def _usable(name: str) -> Iterator[CgroupTree]:
             (usable.folder / name).mkdir()
             (usable.folder / name).rmdir()
         except OSError as error:
-            log.info("no control groups can be made here", group=str(usable.folder), reason=str(error))
+            log.info("no control groups can be created here", group=str(usable.folder), reason=str(error))
         else:
             yield usable
 

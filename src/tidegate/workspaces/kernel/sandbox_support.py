@@ -24,7 +24,7 @@ _FORBIDDING = (
     ("user/max_user_namespaces", "0", "set user.max_user_namespaces to a number above 0 with sysctl"),
     ("kernel/unprivileged_userns_clone", "0", "set kernel.unprivileged_userns_clone to 1 with sysctl"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1",
-     "install a profile of AppArmor that lets bwrap make them (on Ubuntu the package apparmor-profiles)"),
+     "install a profile of AppArmor that lets bwrap create them (on Ubuntu the package apparmor-profiles)"),
 )  # fmt: skip
 """Kernel settings that forbid user namespaces, and their remedies."""
 
@@ -39,11 +39,11 @@ class SandboxFeature(NamedTuple):
 
 def sandbox_features() -> Iterator[SandboxFeature]:
     yield SandboxFeature("bubblewrap", "bwrap and what it needs are installed.", _bubblewrap())
-    yield SandboxFeature("user namespaces", "they can be made.", _user_namespaces())
+    yield SandboxFeature("user namespaces", "they can be created.", _user_namespaces())
     yield SandboxFeature(
-        "control groups", "this user may divide them: they hold memory and processes.", _control_groups()
+        "control groups", "this user may create them: they limit memory and processes.", _control_groups()
     )
-    yield SandboxFeature("seccomp", "system calls that no command needs are closed.", seccomp.problem())
+    yield SandboxFeature("seccomp", "system calls that no command needs are blocked.", seccomp.problem())
     yield SandboxFeature("pasta", "commands can be given a network of their own.", sandbox_network.missing())
 
 
@@ -52,13 +52,13 @@ def _bubblewrap() -> str:
     if not absent:
         return ""
     packages = " and ".join(dict.fromkeys(_PACKAGES[program] for program in absent))
-    return f"{absent[0]} is not installed here: install {packages}, or commands run without a sandbox or not at all."
+    return f"{absent[0]} is not installed: install {packages}, otherwise commands run without a sandbox or not at all."
 
 
 def _user_namespaces() -> str:
     unshare = find_program("unshare")
     if unshare is None:
-        return "it cannot be tried whether they can be made: install util-linux."
+        return "they cannot be tested: install util-linux."
     try:
         # Try as the user that commands run as, since root may be allowed more. If there is no other user to become, try
         # as this one.
@@ -74,8 +74,8 @@ def _user_namespaces() -> str:
     for name, forbidding, remedy in _FORBIDDING:
         path = _SYSTEM / name
         if path.exists() and path.read_text().strip() == forbidding:
-            return f"this user may not make them: {remedy}."
-    return "this user may not make them, perhaps because of the container or service that this runs in."
+            return f"this user may not create them: {remedy}."
+    return "this user may not create them, perhaps because of the surrounding container or service."
 
 
 def _control_groups() -> str:
@@ -83,6 +83,6 @@ def _control_groups() -> str:
     if any(os.access(tree.folder, os.W_OK) for tree in found):
         return ""
     return (
-        "there are none that this user may divide, so memory and processes are looked at instead of held: start the "
-        "gateway by systemd (package systemd) with Delegate=pids memory."
+        "this user may not create any, so memory and processes are polled instead of limited by the kernel: start the "
+        "gateway with systemd (package systemd) and Delegate=pids memory."
     )

@@ -56,9 +56,9 @@ def problem() -> str:
     """Why there is no filter on this machine, in one sentence; empty if there is one."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
-        return f"There is no filter of system calls for {machine}; sandboxes work without it."
+        return f"There is no system call filter for {machine}; sandboxes run without it."
     if not Path("/proc/sys/kernel/seccomp").exists():
-        return "This kernel has no filter of system calls (CONFIG_SECCOMP_FILTER)."
+        return "This kernel has no system call filter (CONFIG_SECCOMP_FILTER)."
     return ""
 
 
@@ -95,7 +95,7 @@ def _confine() -> None:
         table = _table(architecture)
         program = _Program(len(table) // 8, table)
         if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "the filter of system calls cannot be set")
+            raise OSError(ctypes.get_errno(), "the system call filter cannot be set")
 
 
 def _table(architecture: _Architecture) -> bytes:

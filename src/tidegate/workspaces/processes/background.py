@@ -105,11 +105,13 @@ class BackgroundProcesses:
     ) -> ProcessRow | None:
         """Start a process; None if one of that name is already running."""
         if not _NAME.fullmatch(name):
-            raise ToolFailed("A process's name has 1 to 64 letters, digits, dots, dashes and underscores.")
+            raise ToolFailed("A process name must have 1 to 64 letters, digits, dots, dashes and underscores.")
         if name in live_sandbox.running:
             return None
         if len(live_sandbox.running) >= MOST_RUNNING:
-            raise ToolFailed(f"{MOST_RUNNING} processes run in this conversation already: stop one of them first.")
+            raise ToolFailed(
+                f"{MOST_RUNNING} processes are already running in this conversation: stop one of them first."
+            )
         id = new_id("pr")
         try:
             row: ProcessRow = await self._store.write(
@@ -158,7 +160,7 @@ class BackgroundProcesses:
             text = shell_script.background(row.command, mark=row.id, folder=inner, shell=shell)
             sandbox, child = await live_sandbox.spawn(text, row.id)
             if not await self._store.write(_spawned, row.id, child.pid):
-                raise ToolFailed("The process was to end before it had begun.")
+                raise ToolFailed("The process was ended before it started.")
             running = RunningProcess(row, child, sandbox, self.log_of(row))
             live_sandbox.scope.start(self._attend, live_sandbox, running, name=f"process {row.id}")
             live_sandbox.running[row.name] = running
@@ -224,9 +226,8 @@ class BackgroundProcesses:
     async def _ended(self, live_sandbox: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
         row = running.row
         state: ProcessEnd = "exited"
-        if (
-            running.stopping or live_sandbox.closed or running.sandbox.close_reason
-        ):  # whoever ended it tells it, or was told to
+        # Ended by us: whoever ended it also reports it.
+        if running.stopping or live_sandbox.closed or running.sandbox.close_reason:
             state = "ended"
         elif await live_sandbox.was_lost(running.sandbox, code):
             state = "lost"
@@ -235,7 +236,8 @@ class BackgroundProcesses:
         by_turn = row.notify and state == "exited" and not known
         told = limit_notice(running.before, running.sandbox.limit_events, live_sandbox.spec.limits)
         if running.late:
-            told = f"It had run for {self._settings.process_seconds:g} s (workspaces.process_seconds). {told}".strip()
+            limit = f"{self._settings.process_seconds:g} s (workspaces.process_seconds)"
+            told = f"It reached its time limit of {limit}. {told}".strip()
         text = "" if known or again else await self._describe_end(row, state, code, left, running.log, told)
         ended = await self._store.write(self._record, row, state, code, known or again, "" if by_turn else text)
         if ended is None:
@@ -253,9 +255,14 @@ class BackgroundProcesses:
         except Stopping:
             return  # the next start reports it
         except TidegateError as error:
-            log.warning("no turn for the end of a process", session=row.session, process=row.id, reason=error.message)
+            log.warning(
+                "no turn was started for the end of a process",
+                session=row.session,
+                process=row.id,
+                reason=error.message,
+            )
         except Exception:
-            log.exception("no turn could be begun for the end of a process", session=row.session, process=row.id)
+            log.exception("starting a turn for the end of a process failed", session=row.session, process=row.id)
         else:
             return
         await self._store.write(_tell_later, row, text, self._clock())
@@ -291,9 +298,9 @@ class BackgroundProcesses:
         self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, told: str
     ) -> str:
         if state == "lost":
-            return f"The process {process_label(row)} is gone: its sandbox was ended from outside."
+            return f"The process {process_label(row)} was lost: its sandbox was ended from outside."
         how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-        rest = f" It had left {left} processes running, which were ended." if left else ""
+        rest = f" It left {left} processes running, which were ended." if left else ""
         rest += f" {told}" if told else ""
         said = (await to_thread.run_sync(log.read, None, REPORTED_BYTES)).data.decode("utf-8", "replace").strip()
         return f"The process {process_label(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
@@ -306,8 +313,8 @@ class BackgroundProcesses:
                 await running.child.write(data)
         except TimeoutError:
             raise ToolFailed(
-                f"The process {running.row.name!r} has not read all of this within {WRITE_SECONDS:g} s; it gets the "
-                "rest if it reads on."
+                f"The process {running.row.name!r} did not read all of this within {WRITE_SECONDS:g} s; it gets the "
+                "rest when it reads on."
             ) from None
         if close:
             running.child.close_input()

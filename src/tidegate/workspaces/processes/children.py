@@ -119,14 +119,14 @@ class ChildProcess:
 
     async def write(self, data: bytes) -> None:
         if self._input is None or self._input.is_closing():
-            raise ToolFailed("It takes no more input: its input was closed, or it has ended.")
+            raise ToolFailed("It accepts no more input: its input was closed, or it has ended.")
         if self._input.transport.get_write_buffer_size() > READ_BYTES:
-            raise ToolFailed("It has not read what it was given before.")
+            raise ToolFailed("It has not read its earlier input yet.")
         try:
             self._input.write(data)
             await self._input.drain()
         except (BrokenPipeError, ConnectionError):
-            raise ToolFailed("It takes no more input: it has closed it, or has ended.") from None
+            raise ToolFailed("It accepts no more input: it has closed its input, or has ended.") from None
 
     def post(self, data: bytes) -> None:
         """Write a few bytes without waiting; they are lost if the child no longer reads."""
@@ -186,7 +186,7 @@ def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
     """Have the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). This end
     must stay open."""
     if not child.running:  # its number may have been reused
-        raise ToolFailed("It ended while it was started.")
+        raise ToolFailed("It ended while it was starting.")
     fcntl.fcntl(end, fcntl.F_SETOWN, child.pid)
     fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)

@@ -43,8 +43,8 @@ _LOOKED_AT = frozenset(("memory_bytes", "processes"))  # checked from the proces
 _KILLED = (-9, 137)  # as the kernel and as a shell report it
 
 ENDED_FROM_OUTSIDE = (
-    "The sandbox of this conversation's commands was ended from outside. It is made again with the next command; "
-    "files are as they were, what ran in it is gone."
+    "The sandbox of this conversation's commands was ended from outside. The next command opens a new one; "
+    "files are unchanged, running processes are gone."
 )
 CONVERSATION_ENDED = "The workspace is closed: its conversation has ended."
 
@@ -153,7 +153,7 @@ class LiveSandbox:
         await sandbox.close()
         if not self.leaving:
             log.warning(
-                "a box is gone", session=self.session, reason=sandbox.close_reason or "it was ended from outside"
+                "a sandbox has ended", session=self.session, reason=sandbox.close_reason or "it was ended from outside"
             )
             await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
@@ -200,10 +200,10 @@ class LiveSandbox:
         names = ", ".join(sorted(self.running))
         for running in self.running.values():
             running.stopping = True
-        self.close_reason = f"Everything that ran in the workspace was ended, because {reason}."
+        self.close_reason = f"Everything in the workspace was ended because {reason}."
         await sandbox.close()
-        log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)
-        await self._add_notice(self.session, f"{self.close_reason}{f' Among it: {names}.' if names else ''}")
+        log.warning("the processes of a workspace were ended", session=self.session, reason=reason, processes=names)
+        await self._add_notice(self.session, f"{self.close_reason}{f' This ended: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
         """Measure the disk; end the running commands, which may have filled it, if it exceeds the limit."""
@@ -231,7 +231,9 @@ class LiveSandbox:
                 for running in tuple(self.running.values()):
                     await running.over.wait()
         except TimeoutError:
-            log.error("the end of a process was not seen", session=self.session, processes=sorted(self.running))
+            log.error(
+                "the end of a process was not recorded in time", session=self.session, processes=sorted(self.running)
+            )
 
 
 def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
@@ -240,13 +242,13 @@ def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits)
     if after.killed > before.killed:
         most = _amount(limits.memory_bytes)
         told.append(
-            f"The system killed {_counted(after.killed - before.killed)} of this conversation's, because together they "
+            f"The system killed {_counted(after.killed - before.killed)} of this conversation because together they "
             f"needed more than {most} of memory (workspaces.memory_bytes)."
         )
     if after.refused > before.refused:
         told.append(
-            f"The system did not let {_counted(after.refused - before.refused)} begin, because {limits.processes} "
-            "of this conversation's may run at once, threads included (workspaces.processes)."
+            f"The system refused to start {_counted(after.refused - before.refused)} because this conversation may have at "
+            f"most {limits.processes} at once, including threads (workspaces.processes)."
         )
     return " ".join(told)
 

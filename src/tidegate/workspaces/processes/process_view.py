@@ -95,7 +95,7 @@ class ProcessViewer:
         row = await self.row(name)
         running = self._live(row)
         if running is None:
-            raise ToolFailed(f"The process {name!r} does not run any more.")
+            raise ToolFailed(f"The process {name!r} is no longer running.")
         return running
 
     async def output(self, name: str, since: int | None, limit: int) -> OutputPage:
@@ -177,7 +177,9 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
     ended = await run_child(child, keep, scope=place.scope)
     if ended.code not in (0, 1):
         reason = ended.state.decode("utf-8", "replace").strip().removeprefix("grep: ")
-        raise ToolFailed(f"The pattern is no extended regular expression: {reason or f'exit code {ended.code}'}.")
+        raise ToolFailed(
+            f"The pattern is not a valid extended regular expression: {reason or f'exit code {ended.code}'}."
+        )
     return line.decode("utf-8", "replace").rstrip("\n") if ended.code == 0 else None
 
 

@@ -82,14 +82,14 @@ def end(processes: Collection[MarkedProcess]) -> None:
     """Kill these processes and wait until they are gone; logs an error if some cannot be killed."""
     left = _living({process.pid: process.start for process in processes})
     for pid in left:
-        log.warning("a process that no gateway owns any more is ended", pid=pid, program=program(pid))
+        log.warning("a process without an owner is ended", pid=pid, program=program(pid))
     until = time.monotonic() + guardian.KILLED_SECONDS
     while left and time.monotonic() < until:
         guardian.send(signal.SIGKILL, left)
         time.sleep(_LOOK_SECONDS)
         left = _living(left)
     if left:
-        log.error("processes that no gateway owns any more cannot be ended", pids=sorted(left))
+        log.error("processes without an owner cannot be ended", pids=sorted(left))
 
 
 def _living(processes: dict[int, int]) -> dict[int, int]:
