@@ -1,9 +1,8 @@
-"""A process like a gateway that is the first of its system: `unshare -p -f --mount-proc python -m
+"""A gateway-like program that is the first process of its system: `unshare -p -f --mount-proc python -m
 tests.workspaces.first_process HOME BACKEND`.
 
-Sessions come, run commands and a process, are stopped in the middle and go: first as they should, then with their
-sandboxes and guardians killed by somebody. It says how many processes wait to be reaped after the first, after the
-second, and after it has looked after those that nobody else reaps.
+Sessions start commands and a process, are interrupted and end: first normally, then with their sandboxes and guardians
+killed from outside. It prints the number of zombies after the first, after the second, and after reaping.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from tests.workspaces.making import Room, alive, room, token, until
 
 SESSIONS = 4
 LOOKS = 12
-"""More than it takes: what is reaped may let another end."""
+"""More than needed: reaping one process may let another end."""
 
 
 def zombies() -> int:

@@ -1,4 +1,4 @@
-"""Folders of workspaces: removed whole, measured, and nobody else's."""
+"""Workspace folders: complete removal, measuring, and nothing else touched."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ SESSION = "s_" + "a" * 32
 
 
 def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
-    """L19: deeper than a path may be long and than a stack may be deep."""
+    """L19: deeper than a path or a stack can be."""
     folder = tmp_path / SESSION
     folder.mkdir()
     place = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What a workspace may use, and what happens to what uses more."""
+"""The limits of a workspace, and what happens when they are exceeded."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 
 MIB = 1 << 20
 EAT = "dd if=/dev/zero bs={0} count=1 2>/dev/null | sleep 1000"
-"""Reads so much into its memory and then waits for somebody to take it."""
+"""Reads this much into its memory and then waits."""
 
 
 async def memory(rooms: Room, session: str) -> int:
@@ -22,7 +22,7 @@ async def memory(rooms: Room, session: str) -> int:
 
 
 async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path) -> None:
-    """L14, L24: each below what one process may have, together above what the session may."""
+    """L14, L24: each is below the limit of a process, together they exceed the session's."""
     async with room(home, polled=True, memory_bytes=100 * MIB) as rooms:
         session = await rooms.new_session()
         for number in range(1, 4):
@@ -41,7 +41,7 @@ async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path)
 
 
 async def test_memory_that_is_shared_counts_once(home: Path) -> None:
-    """L03: a process that has forked is not as large as all its children together."""
+    """L03: a process that has forked does not count as all its children together."""
     mark = token()
     async with room(home, polled=True, memory_bytes=200 * MIB) as rooms:
         session = await rooms.new_session()
@@ -54,7 +54,7 @@ async def test_memory_that_is_shared_counts_once(home: Path) -> None:
 
 
 async def test_what_lies_in_memory_counts_as_memory(home: Path) -> None:
-    """L24: though it is no process's own; and there is never more of it than the session's memory."""
+    """L24: although it belongs to no process; and it never exceeds the session's memory."""
     async with room(home, polled=True, memory_bytes=60 * MIB) as rooms:
         session = await rooms.new_session()
         sizes = await rooms.said(session, "df --output=size -B1 /dev/shm /run | tail -n +2")
@@ -74,7 +74,7 @@ async def test_a_place_in_memory_is_bounded_however_much_memory_there_may_be(hom
 
 
 async def test_the_kernel_is_told_how_many_processes_there_may_be(home: Path) -> None:
-    """L14: where no control group does; the test of a killed gateway shows that it counts them."""
+    """L14: without control groups; the test of a killed gateway shows that the kernel counts them."""
     async with room(home, polled=True, processes=77) as rooms:
         assert await rooms.said(await rooms.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
 
@@ -107,7 +107,7 @@ async def test_too_many_processes_in_the_background_are_ended(home: Path) -> Non
 async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L19: the disk of a workspace is bounded; it is looked at while something runs."""
+    """L19: the disk of a workspace is bounded and measured while something runs."""
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
     async with room(home, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()

@@ -1,4 +1,4 @@
-"""Patterns for searching: what is accepted, and that it means the same to both engines."""
+"""Search patterns: what is accepted, and that both engines agree on its meaning."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
     program = find_program("rg")
     assert program is not None
     command = _rg(program, SearchQuery(pattern=pattern, limit=10_000)).command
-    reading = "/proc/self/fd/0"  # here the text comes by the standard input
+    reading = "/proc/self/fd/0"  # here the text comes from standard input
     ended = subprocess.run([*command[:-1], reading], input=text, capture_output=True, check=False, timeout=60)
     assert ended.returncode in (0, 1), ended.stderr
     places = [line.split(b":", 2)[:2] for line in ended.stdout.split(b"\n") if line]
@@ -37,7 +37,7 @@ def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
 
 
 def lines(pattern: str, *given: str, **options: bool) -> list[str]:
-    """Those of the lines that fit, asked of both engines."""
+    """The matching lines, according to both engines."""
     text = "".join(f"{line}\n" for line in given).encode()
     read = read_pattern(pattern, **options)
     found = by_python(read, text)
@@ -193,7 +193,7 @@ class Given(Frozen, frozen=True):
 @settings(max_examples=150)
 @given(case=st.builds(Given, pattern=PATTERNS, text=TEXTS, ignore_case=st.booleans()), chunk=st.integers(1, 40))
 def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
-    """Lines and columns, in any text, also where it is no UTF-8, in pieces of any size."""
+    """Lines and columns, in any text, even if it is not UTF-8, in pieces of any size."""
     try:
         pattern = read_pattern(case.pattern, ignore_case=case.ignore_case)
     except ToolFailed:
@@ -206,7 +206,7 @@ def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
 @settings(max_examples=200)
 @given(text=st.text("ab^$[](){}*+?|\\.,-:dwsbnxPi<>é\n0123", min_size=1, max_size=12), ignore_case=st.booleans())
 def test_any_text_is_a_pattern_or_a_sentence(text: str, ignore_case: bool) -> None:
-    """What is accepted can be compiled."""
+    """Every accepted pattern compiles."""
     try:
         pattern = read_pattern(text, ignore_case=ignore_case)
     except ToolFailed as error:
@@ -216,7 +216,7 @@ def test_any_text_is_a_pattern_or_a_sentence(text: str, ignore_case: bool) -> No
 
 
 def test_the_program_tells_the_places_and_stops_when_it_has_told_enough() -> None:
-    """As it is started by the gateway, without anything of ours to import."""
+    """Started as the gateway starts it, with nothing of Tidegate to import."""
     reading, writing = os.pipe()
     os.write(writing, b"x\nab\nb\nb\nb")
     os.close(writing)

@@ -1,4 +1,4 @@
-"""Background processes by name: started once, watched, written to, waited for, ended, and told of."""
+"""Named background processes: started once, watched, written to, waited for, ended, and reported."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def ended(rooms: Room, session: str, name: str) -> Any:
-    """The process when it is over."""
+    """Wait for the process to end."""
     with anyio.fail_after(WAIT):
         return (await rooms.of(session).wait(name, pattern=None, timeout=WAIT)).process
 
@@ -59,7 +59,7 @@ async def test_a_process_starts_where_the_shell_is_and_changes_nothing_there(roo
 
 
 async def test_its_row_is_there_before_it_is_and_says_so_when_it_could_not_be_started(home: Path) -> None:
-    """L09: ownership is written down before the spawn."""
+    """L09: ownership is recorded before the spawn."""
     seen: list[list[str]] = []
 
     class Refusing(BubblewrapBackend):
@@ -149,7 +149,7 @@ async def test_no_character_is_cut_in_two(rooms: Room, session: str) -> None:
 
 
 async def test_a_log_is_bounded_and_says_what_is_gone(home: Path) -> None:
-    """L19, D4: two files of half the limit each; offsets stay right."""
+    """L19, D4: two files of half the limit each; offsets stay valid."""
     async with room(home, process_log_bytes=64 * 1024) as rooms:
         session = await rooms.new_session()
         mine = rooms.of(session)
@@ -218,7 +218,7 @@ async def test_waiting_ends_with_its_time_and_with_the_process(rooms: Room, sess
 
 
 async def test_a_pattern_of_somebody_elses_takes_only_his_own_time(rooms: Room, session: str) -> None:
-    """L20: it is looked for in the sandbox, not here."""
+    """L20: the search runs in the sandbox, not in the gateway."""
     mine = rooms.of(session)
     await mine.start("p", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!; sleep 1000")
     with anyio.fail_after(WAIT):
@@ -295,7 +295,7 @@ async def test_what_a_process_leaves_behind_ends_with_it(rooms: Room, session: s
 
 
 async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:
-    """L19: the last ones, with their logs; older ones are forgotten with theirs."""
+    """L19: the last ones, with their logs; older ones are removed with theirs."""
     async with room(home, kept_processes=3) as rooms:
         session = await rooms.new_session()
         for number in range(6):
@@ -310,7 +310,7 @@ async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:
 
 
 async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room, session: str) -> None:
-    """L21: its output is taken at a pace, and the process waits."""
+    """L21: its output is read at a bounded rate, and the process waits."""
     mine = rooms.of(session)
     await mine.start("yes", "yes")
     await until(lambda: _written(rooms, session, "yes") > 8 << 20)
@@ -320,7 +320,7 @@ async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room
 
 
 async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L21: three times what is taken in a second takes two seconds at least, however fast it comes."""
+    """L21: three seconds' worth of output takes at least two seconds, however fast it comes."""
     monkeypatch.setattr("tidegate.workspaces.processes.background.PACE_BYTES", 1 << 20)
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -360,7 +360,7 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
 
 
 def _calls(tool: str, **arguments: str) -> str:
-    """A message upon which the model calls a tool."""
+    """A message on which the model calls a tool."""
     return f"[tool {tool} {json.dumps(arguments)}] [say done]"
 
 

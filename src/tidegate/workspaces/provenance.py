@@ -1,4 +1,4 @@
-"""Who could write in project folders, and which files of these folders may enter a prompt.
+"""Provenance of project files: the principals that could write them, and the files that may enter a prompt.
 
 Before a session of anybody but the owner can write in a project folder, the store records it, with the digests of the
 files there that prompts use (`survey`). From then on a file in that folder enters the prompts of other principals only

@@ -247,8 +247,8 @@ def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits)
         )
     if after.refused > before.refused:
         told.append(
-            f"The system refused to start {_counted(after.refused - before.refused)} because this conversation may have at "
-            f"most {limits.processes} at once, including threads (workspaces.processes)."
+            f"The system refused to start {_counted(after.refused - before.refused)} because this conversation may "
+            f"have at most {limits.processes} at once, including threads (workspaces.processes)."
         )
     return " ".join(told)
 
