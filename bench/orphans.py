@@ -139,11 +139,11 @@ KINDS: Mapping[str, Callable[[Start], Awaitable[None]]] = MappingProxyType(
 
 async def _command(backend: Backend, start: Start, *, begun: bool = False) -> None:
     spec = _spec(start.home)
-    box = await backend.open(spec)
+    sandbox = await backend.open(spec)
     text = f"(setsid env -i sleep {start.seconds} &); sleep {start.seconds}; :"
     if not begun:
         start.begin()
-    await box.spawn(background(text, mark="m_1", folder=backend.inner(spec.folder), shell=None), "m_1")
+    await sandbox.spawn(background(text, mark="m_1", folder=backend.inner(spec.folder), shell=None), "m_1")
 
 
 def _spawner() -> Spawner:

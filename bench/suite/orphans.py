@@ -5,7 +5,7 @@ import os
 from bench import orphans
 from bench.report import Figure
 from bench.suite import Bench
-from tidegate.workspaces.processes.children import find
+from tidegate.workspaces.processes.children import find_program
 
 SEED = 12
 NOBODY = 65534
@@ -13,7 +13,7 @@ NOBODY = 65534
 
 
 def run(bench: Bench) -> list[Figure]:
-    if bench.subject != "gateway" or find("bwrap") is None:
+    if bench.subject != "gateway" or find_program("bwrap") is None:
         return []
     users = {"": None, ", as an ordinary user": NOBODY} if os.geteuid() == 0 else {"": None}
     return [figure for title, user in users.items() for figure in _figures(bench, title, user)]

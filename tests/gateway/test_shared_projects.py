@@ -17,7 +17,7 @@ from tests.core import settings
 from tests.gateway.process import WAIT, GatewayProcess, tidegate
 from tests.gateway.test_skills import away, bodies, running
 from tests.skills.skill_folders import skill
-from tests.workspaces.test_protection import git, give
+from tests.workspaces.test_protected_mounts import git, give
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 

@@ -157,7 +157,7 @@ async def test_the_timers_look_after_boxes_folders_and_the_spool(
         os.utime(file, (1, 1))
         os.utime(file.parent, (1, 1))
         site = house.components.workspaces.present(outcome.session)
-        assert site is not None and site.box is not None
+        assert site is not None and site.sandbox is not None
         await run(house, "workspaces")
         assert house.components.workspaces.present(outcome.session) is None
         assert folder.exists() and file.exists()

@@ -9,7 +9,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core
 from tests.sessions.test_maintenance import run
 from tidegate.store import workspaces
-from tidegate.workspaces.folders import used_bytes
+from tidegate.workspaces.folders import disk_usage_bytes
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +68,7 @@ async def test_ninety_days_leave_no_more_than_a_week_and_a_quota(home: Path, mod
             await worked(house, f"day {day}", size)
             now[0] += DAY
             await run(house, "folders")
-            assert used_bytes([home / "trash"], 1 << 30) <= 1 << 20
+            assert disk_usage_bytes([home / "trash"], 1 << 30) <= 1 << 20
             assert len(kept(home)) <= 7
             assert not any(path.name.startswith("s_") for path in (home / "workspaces").iterdir())
         assert kept(home)

@@ -116,7 +116,7 @@ async def test_a_file_changed_in_between_is_not_overwritten(yard: Yard, monkeypa
         return real(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(editing, "replaced", slow)
-    with pytest.raises(ToolFailed, match="changed by someone else meanwhile"):
+    with pytest.raises(ToolFailed, match="changed by someone else in the meantime"):
         await edit(yard.files(), "f", "old", "new")
     assert (yard.work / "f").read_text() == "old, and something new\n"
 

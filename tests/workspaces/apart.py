@@ -1,10 +1,10 @@
-"""A machine without an uplink, which nothing that is sent leaves: a network namespace with addresses of all kinds on
-its `lo`, servers at all of them, and a room of workspaces with a network.
+"""An isolated machine for network tests: a network namespace with addresses of all kinds on `lo`, servers on all of
+them, and workspaces with a network. Nothing sent there leaves it.
 
-    python -m tests.workspaces.apart ROLE COMMAND [PRIVATE …]
+    python -m tests.workspaces.network_machine ROLE COMMAND [PRIVATE …]
 
-prints what the command printed in a sandbox there. ROLE is root, or user for one who has no capability there. The
-resolver of that machine is on its loopback, and knows one address for every name.
+It prints the output of the command, run in a sandbox there. ROLE is root, or user for a user without capabilities. The
+machine's resolver is on its loopback and returns one address for every name.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ ABSTRACT = "\0tidegate-test"
 
 
 def printed(role: str, command: str, *private: str) -> str:
-    """By a command in a sandbox of a gateway there."""
+    """The output of a command in a sandbox of a gateway there."""
     return apart([sys.executable, "-m", "tests.workspaces.apart", role, command, *private])
 
 
 def apart(command: list[str], text: str = "") -> str:
-    """What a command prints that rules in network and mount namespaces of its own."""
+    """The output of a command with its own network and mount namespaces, in which it has all capabilities."""
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
     command = ["unshare", "--net", "--mount", *root, "--", *command]
     done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=WITHIN, check=False)
@@ -46,7 +46,7 @@ def apart(command: list[str], text: str = "") -> str:
 
 
 def prepare() -> None:
-    """What takes a capability."""
+    """The set-up that needs capabilities."""
     lines = ["link set lo up", "link add up0 type veth peer name up1", "link set up1 up", "link set up0 up"]
     lines += [f"addr add {address} dev lo{' nodad' * (':' in address)}" for address in (*PUBLIC, *FORBIDDEN[1:])]
     lines += ["addr add 192.168.7.2/24 dev up0", "addr add fd07::2/64 dev up0 nodad"]
@@ -62,7 +62,7 @@ def prepare() -> None:
 
 
 async def serve(stack: contextlib.AsyncExitStack) -> None:
-    """Everybody who connects is greeted; everybody who sends is answered."""
+    """Greet every connection and answer every datagram."""
     loop = asyncio.get_running_loop()
     answering = [(_Echo, host, PORT) for host in (*PUBLIC, *FORBIDDEN)]
     for protocol, host, port in (*answering, (_Names, RESOLVER, 53)):
@@ -93,7 +93,7 @@ class _Echo(asyncio.DatagramProtocol):
 
 class _Names(_Echo):
     def answer(self, data: bytes) -> bytes:
-        """Every name has the first public address, and no other."""
+        """Resolve every name to the first public address."""
         question = data[12 : data.index(b"\0", 12) + 5]
         record = b"\xc0\x0c\0\1\0\1\0\0\0\1\0\4" + socket.inet_aton(PUBLIC[0])
         found = question.endswith(b"\0\1\0\1")

@@ -1,4 +1,4 @@
-"""What every backend does alike. A backend's own tests take `Conformance` in, with a fixture `place` of theirs."""
+"""The behaviour that all backends share. The tests of a backend inherit `Conformance` and define a fixture `place`."""
 
 import asyncio
 import contextlib
@@ -21,14 +21,14 @@ from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Backend, Child, Sandbox, SandboxLimits, SandboxSpec
 from tidegate.workspaces.processes.children import Spawner
-from tidegate.workspaces.processes.command_run import conduct
+from tidegate.workspaces.processes.command_run import run_child
 
 MIB = 1 << 20
 _numbers = itertools.count(900_000 + os.getpid())
 
 
 def token() -> str:
-    """A number of seconds that nobody else sleeps: by it a process is found again."""
+    """A duration that no other process sleeps, by which a process can be found."""
     return str(next(_numbers) * 1000 + 33)
 
 
@@ -41,16 +41,16 @@ class Ran:
 
 @dataclass
 class Place:
-    """A box of a backend, and the shell as its last command left it."""
+    """An open sandbox of a backend, and the shell as its last command left it."""
 
     backend: Backend
     spec: SandboxSpec
-    box: Sandbox
+    sandbox: Sandbox
     shell: bytes | None = None
 
     async def spawn(self, text: str) -> Child:
         mark = new_id("c")
-        return await self.box.spawn(self._script(text, mark), mark)
+        return await self.sandbox.spawn(self._script(text, mark), mark)
 
     async def run(self, text: str) -> Ran:
         printed = bytearray()
@@ -59,23 +59,23 @@ class Place:
             printed.extend(data)
 
         with anyio.fail_after(WAIT):
-            done = await conduct(await self.spawn(text), sink)
+            done = await run_child(await self.spawn(text), sink)
         saved = shell_script.read_state(done.state)
         if saved.shell is not None:
             self.shell = saved.shell
         return Ran(done.code, printed.decode(), done.left + saved.left)
 
     async def said(self, text: str) -> str:
-        """What a command that succeeds prints."""
+        """The output of a command that succeeds."""
         ran = await self.run(text)
         assert ran.code == 0, ran
         return ran.output.strip()
 
     async def start(self, text: str) -> Child:
-        """A process that goes on, and reads."""
+        """A running process that reads its input."""
         mark = new_id("pr")
         inner = self.backend.inner(self.spec.folder)
-        return await self.box.spawn(shell_script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
+        return await self.sandbox.spawn(shell_script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
 
     def _script(self, text: str, mark: str) -> bytes:
         inner = self.backend.inner(self.spec.folder)
@@ -87,7 +87,7 @@ def spawner() -> Spawner:
 
 
 def spec_of(home: Path, **settings: Any) -> SandboxSpec:
-    """With the folders that a backend finds made."""
+    """A specification whose folders exist."""
     limits = {"memory_bytes": 1024 * MIB, "processes": 200, "disk_bytes": 64 * MIB, "file_bytes": 2 * MIB}
     session = new_id("s")
     spec = SandboxSpec(
@@ -105,16 +105,16 @@ def spec_of(home: Path, **settings: Any) -> SandboxSpec:
 @contextlib.asynccontextmanager
 async def opened(backend: Backend, spec: SandboxSpec) -> AsyncIterator[Place]:
     with anyio.fail_after(WAIT):
-        box = await backend.open(spec)
+        sandbox = await backend.open(spec)
     try:
-        yield Place(backend, spec, box)
+        yield Place(backend, spec, sandbox)
     finally:
         with anyio.fail_after(WAIT):
-            await box.close()
+            await sandbox.close()
 
 
 async def output_of(child: Child) -> str:
-    """All that it still puts out."""
+    """All remaining output."""
     data = b""
     with anyio.fail_after(WAIT):
         while piece := await child.read():
@@ -124,7 +124,7 @@ async def output_of(child: Child) -> str:
 
 class Conformance:
     finds_the_unmarked = True
-    """Whether what carries no mark any more is told from what others have started."""
+    """Whether processes without a mark can be told from those of other commands."""
 
     # -- how a command ends --
 
@@ -147,7 +147,7 @@ class Conformance:
     # -- the shell --
 
     async def test_directory_variables_and_functions_are_as_the_last_command_left_them(self, place: Place) -> None:
-        """B2, V11: the shell is kept outside of the box."""
+        """B2, V11: the shell is kept outside the sandbox."""
         await place.run("mkdir -p 'a b'; cd 'a b'; export NAME='x  y'; greet() { echo hello $1; }")
         assert await place.said('basename "$PWD"; echo "$NAME"; greet you') == "a b\nx  y\nhello you"
 
@@ -169,7 +169,7 @@ class Conformance:
     async def test_nothing_but_what_is_allowed_is_in_the_environment(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """X18: what the gateway itself has there is not for commands."""
+        """X18: the gateway's own variables are not visible to commands."""
         monkeypatch.setenv("TIDEGATE_SECRET", "hidden")
         names = set((await place.said("env | sed 's/=.*//'")).split())
         assert names <= {
@@ -199,7 +199,7 @@ class Conformance:
 
         with anyio.fail_after(WAIT):
             child = await place.spawn("yes 0123456789abcdef | head -c 5242880")
-            assert (await conduct(child, sink)).code == 0
+            assert (await run_child(child, sink)).code == 0
         expected = (b"0123456789abcdef\n" * (5 * MIB // 17 + 1))[: 5 * MIB]
         assert (size, digest.hexdigest()) == (5 * MIB, hashlib.sha256(expected).hexdigest())
 
@@ -225,7 +225,7 @@ class Conformance:
     # -- the end of everything --
 
     async def test_what_a_command_leaves_running_is_ended_and_counted(self, place: Place) -> None:
-        """L14, P12: with the command, also what has left its group and its session."""
+        """L14, P12: it ends with the command, even after leaving its group and session."""
         mark = token()
         ran = await place.run(
             f"sleep {mark} & (setsid sleep {mark} &); (nohup setsid sleep {mark} >/dev/null 2>&1 &); :"
@@ -234,7 +234,7 @@ class Conformance:
         assert not alive(mark)
 
     async def test_what_has_thrown_away_its_environment_is_ended_as_well(self, place: Place) -> None:
-        """L14, P12: a mark is not all that it is known by."""
+        """L14, P12: processes are not identified by their mark alone."""
         mark = token()
         ran = await place.run(f"(setsid env -i sleep {mark} >/dev/null 2>&1 </dev/null &); echo started")
         assert (ran.code, ran.output, ran.left) == (0, "started\n", 1)
@@ -243,7 +243,7 @@ class Conformance:
     async def test_what_has_thrown_away_its_environment_ends_with_its_command_while_others_run(
         self, place: Place
     ) -> None:
-        """L14, P12: when that returns, and when it is stopped; and what is another's goes on."""
+        """L14, P12: when the command returns or is stopped; other commands continue."""
         mark, other = token(), token()
         beside = await place.start(f"(setsid env -i sleep {other} &); sleep {other}")
         await until(lambda: len(alive(f"sleep\0{other}")) == 2)
@@ -251,7 +251,7 @@ class Conformance:
         assert (ran.code, ran.output) == (0, "started\n")
         if not self.finds_the_unmarked:
             with anyio.fail_after(WAIT):
-                await place.box.close()
+                await place.sandbox.close()
             assert not alive(mark)
             beside.close()
             return
@@ -277,7 +277,7 @@ class Conformance:
         child.close()
 
     async def test_the_end_takes_the_whole_tree(self, place: Place) -> None:
-        """L14, P12: children, grandchildren in sessions of their own, and those without a parent."""
+        """L14, P12: children, grandchildren in their own sessions, and orphans."""
         mark = token()
         child = await place.start(f"(setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
@@ -293,7 +293,7 @@ class Conformance:
             assert await child.end(WAIT) == 0
             assert await child.wait() == 3
         said = await output_of(child)
-        assert said.endswith("bye\n"), said  # a shell may name what it was waiting for
+        assert said.endswith("bye\n"), said  # a shell may print the job it was waiting for
         child.close()
 
     async def test_who_does_not_listen_is_killed(self, place: Place) -> None:
@@ -340,22 +340,22 @@ class Conformance:
 
         with anyio.fail_after(WAIT):
             async with anyio.create_task_group() as group:
-                group.start_soon(conduct, child, sink)
+                group.start_soon(run_child, child, sink)
                 await started.wait()
                 group.cancel_scope.cancel()
         assert not alive(mark)
 
     async def test_closing_leaves_nothing(self, place: Place) -> None:
-        """L14, B3: and can be asked for again."""
+        """L14, B3: and `close` may be called again."""
         mark = token()
         children = [await place.start(f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}") for _ in range(2)]
         await until(lambda: len(alive(f"sleep\0{mark}")) == 4)
-        assert place.box.alive
+        assert place.sandbox.alive
         with anyio.fail_after(WAIT):
-            await place.box.close()
-            await place.box.wait()
-            await place.box.close()
-        assert not place.box.alive and not alive(mark)
+            await place.sandbox.close()
+            await place.sandbox.wait()
+            await place.sandbox.close()
+        assert not place.sandbox.alive and not alive(mark)
         with pytest.raises(ToolFailed):
             await place.start("true")
         for child in children:
@@ -367,22 +367,22 @@ class Conformance:
     # -- marks, limits and what is used --
 
     async def test_everything_that_comes_of_a_command_carries_its_mark(self, place: Place) -> None:
-        child = await place.box.spawn(place._script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
+        child = await place.sandbox.spawn(place._script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
         assert await output_of(child) == "TIDEGATE_MARK=mark-77\n"
         with anyio.fail_after(WAIT):
             await child.end(0)
         child.close()
 
     async def test_what_runs_is_counted(self, place: Place) -> None:
-        before = await place.box.load()
+        before = await place.sandbox.load()
         mark = token()
         child = await place.start(f"sleep {mark} & (setsid sleep {mark} &); echo up; sleep {mark}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
-        load = await place.box.load()
+        load = await place.sandbox.load()
         assert load.processes == before.processes + 4 and load.memory_bytes > before.memory_bytes
         with anyio.fail_after(WAIT):
             await child.end(0)
-        assert (await place.box.load()).processes == before.processes
+        assert (await place.sandbox.load()).processes == before.processes
         child.close()
 
     async def test_a_file_does_not_get_larger_than_it_may(self, place: Place) -> None:
@@ -392,7 +392,7 @@ class Conformance:
 
     async def test_each_process_has_its_bounds(self, place: Place) -> None:
         before = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))  # of this process, and so of what it starts
+        resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))  # of this process, and so of its children
         try:
             assert await place.said("ulimit -t; ulimit -c; ulimit -d") == f"100\n0\n{1024 * 1024}"
         finally:

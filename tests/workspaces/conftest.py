@@ -10,7 +10,7 @@ __all__ = ["home", "model", "rooms", "session"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder is one of sandboxes."""
+    """Mark every test of this folder as a sandbox test."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.sandbox)

@@ -1,4 +1,4 @@
-"""A workspace of files for tests, with something outside it that must not be seen."""
+"""A folder tree for file tests, with a secret outside the mounts."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ INNER = "/workspace"
 
 
 class Yard:
-    """`work` is the workspace, `shared` a folder that may only be read, `outside` neither."""
+    """`work` is the workspace, `shared` a read-only folder, `outside` is neither."""
 
     def __init__(self, root: Path) -> None:
         self.work = root / "work"
@@ -41,7 +41,7 @@ class Yard:
 
     @contextmanager
     def flipping(self) -> Iterator[None]:
-        """The folder `flip` is exchanged all the time for a link out of the workspace, and back."""
+        """Keep exchanging the folder `flip` with a link out of the workspace."""
         (self.work / "flop").symlink_to(self.outside)
         fd = os.open(self.work, os.O_PATH)
         try:
@@ -53,7 +53,7 @@ class Yard:
 
 @contextmanager
 def meanwhile(act: Callable[[], None]) -> Iterator[None]:
-    """Does something again and again in a thread of its own, until the block is over."""
+    """Repeat an action in a thread until the block ends."""
     stop = Event()
     failed: list[BaseException] = []
 

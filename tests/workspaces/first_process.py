@@ -1,9 +1,8 @@
-"""A process like a gateway that is the first of its system: `unshare -p -f --mount-proc python -m
+"""A gateway-like program that is the first process of its system: `unshare -p -f --mount-proc python -m
 tests.workspaces.first_process HOME BACKEND`.
 
-Sessions come, run commands and a process, are stopped in the middle and go: first as they should, then with their
-sandboxes and guardians killed by somebody. It says how many processes wait to be reaped after the first, after the
-second, and after it has looked after those that nobody else reaps.
+Sessions start commands and a process, are interrupted and end: first normally, then with their sandboxes and guardians
+killed from outside. It prints the number of zombies after the first, after the second, and after reaping.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from tests.workspaces.making import Room, alive, room, token, until
 
 SESSIONS = 4
 LOOKS = 12
-"""More than it takes: what is reaped may let another end."""
+"""More than needed: reaping one process may let another end."""
 
 
 def zombies() -> int:
@@ -35,9 +34,9 @@ async def come_and_go(rooms: Room, harm: Callable[[int | None], None]) -> None:
     await rooms.of(session).start("server", f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}; :")
     command = asyncio.ensure_future(rooms.run(session, f"(setsid sleep {mark} &); sleep {mark}; :"))
     await until(lambda: len(alive(f"sleep\0{mark}")) >= 4)
-    site = rooms.site(session)
-    assert site is not None and site.box is not None
-    harm(site.box.pid)
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and live_sandbox.sandbox is not None
+    harm(live_sandbox.sandbox.pid)
     command.cancel()
     await asyncio.gather(command, return_exceptions=True)
     await rooms.end(session)
@@ -48,9 +47,9 @@ def no_harm(_: int | None) -> None:
     pass
 
 
-def kill_box(box: int | None) -> None:
-    if box is not None:
-        os.kill(box, signal.SIGKILL)
+def kill_box(sandbox: int | None) -> None:
+    if sandbox is not None:
+        os.kill(sandbox, signal.SIGKILL)
 
 
 def kill_between(_: int | None) -> None:

@@ -1,8 +1,8 @@
-"""A process like a gateway, to be killed: `python -m tests.workspaces.gateway_like HOME TOKEN [UID]`.
+"""A gateway-like program to be killed: `python -m tests.workspaces.killed_gateway HOME TOKEN [UID]`.
 
-It opens a room, starts a background process and a command, both of which sleep TOKEN seconds in trees of their own,
-says `ready` and waits. With a UID it does all of it first as it was started, so that nothing has to be read from the
-disk any more, and then becomes that user and does it again.
+It opens workspaces, starts a background process and a command, both sleeping TOKEN seconds in their own process trees,
+prints `ready` and waits. With a UID it first does all of this as the user that started it, so that everything is in the
+page cache, then becomes that user and repeats it.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ async def live(home: Path, token: str, *, ready: bool) -> None:
 
 
 async def count(home: Path) -> None:
-    """Without control groups, the kernel counts the processes of a plain user, and refuses what would be one more."""
+    """Without control groups, the kernel counts the processes of an ordinary user and refuses further ones."""
     async with room(home.with_name("counted"), polled=True, processes=60) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
@@ -61,7 +61,7 @@ def become(user: int) -> None:
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
-    # As a process has it that was this user's from its beginning.
+    # As in a process that belonged to this user from its start.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 

@@ -1,5 +1,5 @@
-"""A room of workspaces over a real store, in real sandboxes. Entered again over the same home, it is the room of the
-gateway after a restart."""
+"""Workspaces over a real store, with real sandboxes. Opened again over the same home, they are those of the gateway
+after a restart."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from tidegate.workspaces.processes.children import Spawner
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 
 WAIT = 30
-"""Seconds before a test that waits for something gives up; nothing asserts on how long it took."""
+"""Seconds before a waiting test gives up; no test asserts how long it took."""
 
 FORKS = """
 import os, time
@@ -40,7 +40,7 @@ for _ in range(300):
     made += 1
 print(made, refused)
 """
-"""Tries to have three hundred children, no more, that stay."""
+"""Tries to start exactly three hundred children that keep running."""
 
 
 class Clock:
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Room:
-    """`finished` is what the ends of processes with `notify` were told with."""
+    """`finished` collects the reports on processes with `notify`."""
 
     def __init__(self, home: Path, store: Store, presence: Presence, spool: Spool, clock: Clock) -> None:
         self.home = home
@@ -72,11 +72,11 @@ class Room:
     def of(self, session: str, agent: str = "main") -> Workspace:
         return self.workspaces.of(session, agent, "t_1")
 
-    def site(self, session: str) -> LiveSandbox | None:
+    def live_sandbox(self, session: str) -> LiveSandbox | None:
         return self.workspaces.present(session)
 
     async def run(self, session: str, command: str, **options: Any) -> tuple[CommandEnd, str]:
-        """A command, how it ended, and what it printed."""
+        """Run a command; returns how it ended and its output."""
         printed = bytearray()
 
         async def sink(data: bytes) -> None:
@@ -89,17 +89,17 @@ class Room:
         return done, printed.decode()
 
     async def said(self, session: str, command: str, **options: Any) -> str:
-        """What a command that succeeds prints."""
+        """The output of a command that succeeds."""
         done, printed = await self.run(session, command, **options)
         assert done.code == 0, (done, printed)
         return printed.strip()
 
     async def told(self, session: str) -> str:
-        """What the agent is told with its next message."""
+        """The notices that the agent gets with its next message."""
         return await self.store.write(notices.take, session)
 
     async def end(self, session: str) -> None:
-        """As the door does it: the end in the store, then what is owed to it."""
+        """End a session as the session service does: in the store first, then its workspace."""
         await self.store.write(_end, session)
         self.presence.drop(session)
         await self.workspaces.end(session)
@@ -139,7 +139,7 @@ async def room(
     polled: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Room]:
-    """`environment` is what the gateway itself has in its own; `polled` has nothing held by control groups."""
+    """`environment` is the gateway's own; with `polled`, no limits are enforced by control groups."""
     if polled:
         backends = _without_groups
     home.mkdir(mode=0o700, exist_ok=True)
@@ -176,12 +176,12 @@ def _fail(name: str, error: BaseException) -> None:
 
 
 def token() -> str:
-    """A number of seconds that nobody else sleeps: by it a process is found again."""
+    """A duration that no other process sleeps, by which a process can be found."""
     return str(int.from_bytes(os.urandom(5), "big") + 10**12)
 
 
 def alive(token: str) -> list[int]:
-    """Processes of this machine, in whichever sandbox, whose command line holds this text."""
+    """Processes on this machine, in any sandbox, whose command line contains this text."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
@@ -193,7 +193,7 @@ def alive(token: str) -> list[int]:
 
 
 async def until(there: Callable[[], Any]) -> Any:
-    """Waits for something that happens elsewhere."""
+    """Wait for a condition."""
     with anyio.fail_after(WAIT):
         while not (value := there()):
             await anyio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A real sshd on loopback, with keys of its own, whose accounts have their home in a folder of the test's."""
+"""A real sshd on loopback with its own keys, whose accounts have their home in a folder of the test."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 
 SSHD = shutil.which("sshd", path="/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin")
-PRIVILEGE_SEPARATION = Path("/run/sshd")  # what an sshd of the superuser's wants to be there, and the system makes
+PRIVILEGE_SEPARATION = Path("/run/sshd")  # required by an sshd run as root; normally created by the system
 PATIENCE = 20
 
 
 @dataclass
 class Sshd:
-    """`home` is where the account finds itself."""
+    """`home` is the home folder of the account."""
 
     folder: Path
     port: int
@@ -32,7 +32,7 @@ class Sshd:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """With which `ssh` gets in."""
+        """The options with which `ssh` can log in."""
         return (
             f"Port={self.port}",
             f"IdentityFile={self.folder / 'key'}",
@@ -49,7 +49,7 @@ class Sshd:
         return self.home / ".tidegate" / "remote" / "trash"
 
     def connections(self) -> list[int]:
-        """The server's processes for what is connected now: one or two for each, without what they have started."""
+        """The server's processes for current connections: one or two each, without their children."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -75,7 +75,7 @@ def sshd(folder: Path, *settings: str) -> Iterator[Sshd]:
     ]  # fmt: skip
     (folder / "config").write_text("\n".join((*settings, *configuration, "")))
     if os.geteuid() == 0:
-        PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)  # and stays: others may run one at the same time
+        PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)  # and stays: other tests may run an sshd at the same time
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=log, start_new_session=True)
         try:

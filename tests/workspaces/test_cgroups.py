@@ -1,4 +1,4 @@
-"""Limits that the kernel holds by control groups, against real ones; where none can be made, nothing is held."""
+"""Limits enforced by real control groups; where none can be created, nothing is enforced."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import LimitEvents, SandboxLimits
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.kernel.cgroup_hierarchy import CgroupTree, trees
-from tidegate.workspaces.kernel.cgroups import JOIN, Cgroup, Cgroups, CommandGroup, handed_over
+from tidegate.workspaces.kernel.cgroups import JOIN_SCRIPT, Cgroup, Cgroups, CommandGroup, handed_over
 
 pytestmark = pytest.mark.anyio
 
@@ -32,20 +32,20 @@ memory = mmap.mmap(-1, 200 << 20)
 for place in range(0, 200 << 20, 4096):
     memory[place] = 1
 """
-"""Takes memory that counts for no process alone, so that nothing but a group bounds it."""
+"""Uses memory that belongs to no single process, so only a group can limit it."""
 
 
 @pytest.fixture
 def groups(tmp_path: Path) -> Cgroups:
     made = Cgroups(tmp_path)
     made.find()
-    if made.held != BOTH:
+    if made.kernel_limits != BOTH:
         pytest.skip("this process may not make control groups here: what is looked at instead has tests of its own")
     return made
 
 
 def folders(prefix: str) -> list[Path]:
-    """Of groups, in every tree that this process is in."""
+    """The folders of groups, in every hierarchy of this process."""
     here = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     return [found for tree in here for found in tree.folder.glob(f"{prefix}*")]
 
@@ -56,7 +56,7 @@ def prefix_of(home: Path) -> str:
 
 @contextlib.contextmanager
 def member(group: Cgroup | CommandGroup, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["/bin/sh", "-c", JOIN, "sh", *group.joins, "--", *command]) as process:
+    with subprocess.Popen(["/bin/sh", "-c", JOIN_SCRIPT, "sh", *group.joins, "--", *command]) as process:
         try:
             yield process
         finally:
@@ -64,7 +64,7 @@ def member(group: Cgroup | CommandGroup, *command: str) -> Iterator[subprocess.P
 
 
 def inside(group: Cgroup | CommandGroup) -> int:
-    """How many have joined it, in every tree."""
+    """The number of processes that have joined, in every hierarchy."""
     return min(len(Path(path).read_text().split()) for path in group.joins)
 
 
@@ -75,7 +75,7 @@ class TestBubblewrapInAGroup(Conformance):
     @pytest.fixture
     async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
         async with opened(BubblewrapBackend(spawner(), groups), spec_of(tmp_path)) as made:
-            assert made.box.held == BOTH
+            assert made.sandbox.kernel_limits == BOTH
             yield made
         assert folders(prefix_of(tmp_path)) == []
 
@@ -84,17 +84,17 @@ class TestLocalInAGroup(Conformance):
     @pytest.fixture
     async def place(self, groups: Cgroups, tmp_path: Path) -> AsyncIterator[Place]:
         async with opened(LocalBackend(spawner(), groups), spec_of(tmp_path)) as made:
-            assert made.box.held == BOTH
+            assert made.sandbox.kernel_limits == BOTH
             yield made
         assert folders(prefix_of(tmp_path)) == []
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home: Path, backend: str) -> None:
-    """L14, L24: also for a gateway that is root; who asked is told, and everything goes on."""
+    """L14, L24: also if root runs the gateway; the caller is told, and everything else continues."""
     async with room(home, backend=backend, processes=40) as rooms:
         session = await rooms.new_session()
-        assert rooms.workspaces.status().enforced == {}  # nobody has asked for commands yet
+        assert rooms.workspaces.status().enforced == {}  # no command has been requested yet
         await rooms.said(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
         done, printed = await rooms.run(session, "python3 forks.py")
         made, refused = map(int, printed.split())
@@ -108,7 +108,7 @@ async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home:
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgroups, home: Path, backend: str) -> None:
-    """L14, L24: in one sentence that names the limit; what else runs there goes on, and so does the shell."""
+    """L14, L24: one sentence names the limit; other processes and the shell continue."""
     async with room(home, backend=backend, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         await rooms.of(session).start("server", "sleep 1000")
@@ -116,17 +116,17 @@ async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgr
         done, _ = await rooms.run(session, "python3 share.py; echo $?")
         assert done.code == 0
         assert done.note == (
-            "The system killed 1 process of this conversation's, because together they needed more than 64 MiB of "
+            "The system killed 1 process of this conversation because together they needed more than 64 MiB of "
             "memory (workspaces.memory_bytes)."
         )
         assert await rooms.said(session, "echo $KEPT") == "yes"
-        assert set(rooms.site(session).running) == {"server"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]
         assert rooms.workspaces.status().enforced["memory_bytes"] == "cgroup"
 
 
 @pytest.mark.parametrize("place", ["/dev/shm", "/run"])
 async def test_what_lies_in_memory_counts_as_memory(groups: Cgroups, home: Path, place: str) -> None:
-    """L24: also when the command that wrote it is over."""
+    """L24: also after the command that wrote it has ended."""
     async with room(home, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, f"head -c {30 * MIB} /dev/zero > {place}/kept")
@@ -142,7 +142,7 @@ async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told
     async with room(home, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         await rooms.of(session).start("large", f"exec python3 -c '{SHARE}'")
-        await until(lambda: rooms.site(session).running == {})  # type: ignore[union-attr]
+        await until(lambda: rooms.live_sandbox(session).running == {})  # type: ignore[union-attr]
         told = await rooms.told(session)
         assert "'large'" in told and "was ended by signal 9" in told and "workspaces.memory_bytes" in told
 
@@ -152,7 +152,7 @@ async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 async def test_a_group_is_there_as_long_as_the_box(groups: Cgroups, home: Path, backend: str) -> None:
-    """B3, L14: and is gone with the session's end."""
+    """B3, L14: and is removed when the session ends."""
     prefix = prefix_of(home)
     async with room(home, backend=backend) as rooms:
         session = await rooms.new_session()
@@ -183,7 +183,7 @@ async def test_each_command_has_a_group_below_which_goes_with_it(groups: Cgroups
 
 
 async def test_groups_of_a_killed_gateway_are_removed_at_the_next_start(groups: Cgroups, tmp_path: Path) -> None:
-    """L14, V09: with whatever may still be in them."""
+    """L14, V09: with everything that may still be in them."""
     mark, prefix = token(), prefix_of(tmp_path / "home")
     with gateway(tmp_path, mark) as (process, said):
         assert said[0] == "ready" and folders(prefix)
@@ -202,11 +202,11 @@ async def test_only_groups_of_the_same_home_are_removed(groups: Cgroups, tmp_pat
     assert mine is not None and others is not None
     with member(mine, "/bin/sleep", mark) as one, member(others, "/bin/sleep", mark) as two:
         await until(lambda: inside(mine) == inside(others) == 1)
-        await to_thread.run_sync(groups.sweep)  # its own, that lives
-        assert one.poll() is None and mine.there
+        await to_thread.run_sync(groups.sweep)  # its own live groups stay
+        assert one.poll() is None and mine.joinable
         await to_thread.run_sync(Cgroups(tmp_path).sweep)  # as after a restart
         assert one.wait(WAIT) == -9 and two.poll() is None
-        assert not mine.there and others.there
+        assert not mine.joinable and others.joinable
         assert await to_thread.run_sync(others.end) and two.wait(WAIT) == -9
     assert folders(prefix_of(tmp_path / "other")) == []
 
@@ -222,7 +222,7 @@ async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt
         await until(lambda: process.poll() is not None)
     assert process.returncode == 2  # it could not go on
     await to_thread.run_sync(leaf.remove)
-    assert group.strain == LimitEvents() and await to_thread.run_sync(group.end)
+    assert group.limit_events == LimitEvents() and await to_thread.run_sync(group.end)
 
 
 async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgroups) -> None:
@@ -237,7 +237,7 @@ async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgro
         assert await to_thread.run_sync(group.end)
         await until(lambda: alive(mark) == [])
         assert await to_thread.run_sync(group.end)  # again
-    assert group.strain == LimitEvents()
+    assert group.limit_events == LimitEvents()
 
 
 async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgroups, rooms: Room, session: str) -> None:
@@ -249,14 +249,14 @@ async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgrou
 
 
 async def test_what_has_killed_its_guardian_and_hidden_ends_with_the_group(groups: Cgroups, home: Path) -> None:
-    """L14: of a command without a sandbox that means to stay."""
+    """L14: a command without a sandbox that tries to survive."""
     mark = token()
     async with room(home, backend="local") as rooms:
         session = await rooms.new_session()
         running = asyncio.ensure_future(rooms.run(session, f"(setsid env -i sleep {mark} &) ; sleep {mark}"))
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        [command] = rooms.site(session).box._commands  # type: ignore[union-attr]
-        os.kill(command.guardian, signal.SIGKILL)  # a command can do that itself, unless root started the gateway
+        [command] = rooms.live_sandbox(session).sandbox._commands  # type: ignore[union-attr]
+        os.kill(command.guardian, signal.SIGKILL)  # a command can do this itself, unless root started the gateway
         await running
         assert alive(mark) == []
 
@@ -277,7 +277,7 @@ async def test_whoever_is_cancelled_while_a_group_is_made_leaves_none(groups: Cg
 
 
 def test_a_tree_that_was_not_handed_over_is_left_alone(tmp_path: Path) -> None:
-    """L14: nothing is made, and nobody moved, where the kernel or systemd does not let us."""
+    """L14: nothing is created or moved where the kernel or systemd does not allow it."""
     before = Path("/proc/self/cgroup").read_text()
     assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
     (tmp_path / "cgroup.controllers").write_text("cpu io\n")
@@ -291,8 +291,12 @@ async def test_where_no_group_can_be_made_limits_are_looked_at(home: Path) -> No
     async with room(home, polled=True) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "true")
-        site = rooms.site(session)
-        assert site is not None and site.box is not None and site.box.held == frozenset()
+        live_sandbox = rooms.live_sandbox(session)
+        assert (
+            live_sandbox is not None
+            and live_sandbox.sandbox is not None
+            and live_sandbox.sandbox.kernel_limits == frozenset()
+        )
         status = rooms.workspaces.status()
         assert status["enforced"]["memory_bytes"] == "polled"
         assert "memory: polled" in status["limits"]
@@ -302,7 +306,7 @@ async def test_where_no_group_can_be_made_limits_are_looked_at(home: Path) -> No
 
 
 async def test_a_group_of_version_2_is_joined_ended_and_removed(tmp_path: Path) -> None:
-    """L14: on a machine of version 1, too, there is often a tree of version 2, without controllers."""
+    """L14: machines of version 1 often have a hierarchy of version 2 too, without controllers."""
     text = Path("/proc/self/cgroup").read_text()
     own = "".join(line for line in text.splitlines(keepends=True) if line.startswith("0::"))
     found = trees(own, Path("/proc/self/mountinfo").read_text())

@@ -13,11 +13,11 @@ import pytest
 
 from tests.workspaces.making import WAIT, alive, token, until
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.processes.children import READ_BYTES, Spawner, find
+from tidegate.workspaces.processes.children import READ_BYTES, Spawner, find_program
 
 pytestmark = pytest.mark.anyio
 
-BASH = find("bash") or "/bin/bash"
+BASH = find_program("bash") or "/bin/bash"
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def spawner() -> Spawner:
 
 
 async def test_many_short_children_leave_no_zombie(spawner: Spawner) -> None:
-    """L15: every one is waited for, by descriptor."""
+    """L15: each one is reaped, by descriptor."""
 
     async def one() -> int:
         child = await spawner.spawn([BASH, "-c", "exit 3"], {})
@@ -43,7 +43,7 @@ async def test_many_short_children_leave_no_zombie(spawner: Spawner) -> None:
 
 
 async def test_its_streams_are_its_own_and_nothing_else_is(spawner: Spawner) -> None:
-    """L06, X15: of the gateway's descriptors a child has three, and what it was given besides."""
+    """L06, X15: a child has three of the gateway's descriptors and those it was explicitly given."""
     read, write = os.pipe()
     os.write(write, b"given")
     os.close(write)
@@ -67,7 +67,7 @@ async def test_its_streams_are_its_own_and_nothing_else_is(spawner: Spawner) -> 
 
 
 def test_what_the_gateway_was_given_by_who_started_it_is_not_for_its_children() -> None:
-    """L06, X15: a supervisor may hand over descriptors, and what is behind them is nobody else's."""
+    """L06, X15: a supervisor may pass descriptors to the gateway, which are nobody else's."""
     read, write = os.pipe()
     look = (
         "import asyncio; from tidegate.workspaces.processes.children import Spawner\n"
@@ -88,7 +88,7 @@ def test_what_the_gateway_was_given_by_who_started_it_is_not_for_its_children() 
             check=True,
             text=True,
         )
-    assert done.stdout.strip() == "0 ['0', '1', '2', '3']"  # the last is the folder itself
+    assert done.stdout.strip() == "0 ['0', '1', '2', '3']"  # the last one is the listed folder itself
 
 
 async def test_output_that_nobody_takes_waits_where_it_is(spawner: Spawner) -> None:
@@ -127,7 +127,7 @@ async def test_a_program_that_is_not_there_leaves_nothing(spawner: Spawner) -> N
 
 
 async def test_without_descriptors_nothing_is_started_that_is_not_owned(spawner: Spawner) -> None:
-    """L09: whichever one is missing."""
+    """L09: whichever resource is missing."""
     mark = token()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())

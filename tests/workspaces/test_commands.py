@@ -1,4 +1,4 @@
-"""Commands in the shell of a session: what they see, what lasts, and how they end."""
+"""Commands in a session's shell: what they see, what persists, and how they end."""
 
 import asyncio
 import os
@@ -40,13 +40,13 @@ async def test_the_shell_is_kept_when_the_command_fails_or_leaves_it(rooms: Room
 
 
 async def test_a_shell_outlives_its_sandbox_and_the_gateway(home: Path) -> None:
-    """B1, B2, V11: the shell is a row, so a box that is closed and a gateway that is stopped lose nothing of it."""
+    """B1, B2, V11: the shell is a row, so closing a sandbox or stopping the gateway loses nothing of it."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "cd /tmp; export X=kept; f() { echo function; }; echo file > /tmp/there")
-        site = rooms.site(session)
-        assert site is not None
-        await rooms.workspaces.vacate(site)
+        live_sandbox = rooms.live_sandbox(session)
+        assert live_sandbox is not None
+        await rooms.workspaces.close_sandbox(live_sandbox)
         assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"
     async with room(home) as rooms:
         assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"
@@ -58,7 +58,7 @@ async def test_a_directory_that_is_gone_leaves_the_next_command_in_the_workspace
 
 
 async def test_a_shell_that_is_too_large_is_not_kept_and_that_is_said(rooms: Room, session: str) -> None:
-    """L24: what is saved of a shell is bounded."""
+    """L24: a saved shell is bounded."""
     await rooms.said(session, "export KEPT=1")
     done, _ = await rooms.run(session, "for i in 1 2 3; do export V$i=$(head -c 100000 /dev/zero | tr '\\0' x); done")
     assert "KiB and were not kept" in done.note
@@ -76,7 +76,7 @@ async def test_a_command_that_replaces_its_shell_changes_nothing_there_and_says_
 
 
 async def test_a_shell_that_was_forged_keeps_no_later_command_from_running(rooms: Room, session: str) -> None:
-    """The state channel is the command's own to write to: the next one runs all the same."""
+    """A command can write anything to the state channel; the next command still runs."""
     await rooms.run(session, 'printf "if \' broken\\n# saved\\nleft 0\\n" >&9; exec true')
     done, printed = await rooms.run(session, "echo still here")
     assert done.code == 0 and printed.endswith("still here\n")
@@ -133,7 +133,7 @@ async def test_a_gigabyte_of_output_goes_through_without_being_held(rooms: Room,
 
 
 def _peak() -> int:
-    """Of this process since it began, so that what was held for a moment counts too."""
+    """The peak memory of this process since its start, so that short peaks count too."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -156,7 +156,7 @@ async def test_a_sink_that_fails_ends_the_command(rooms: Room, session: str) -> 
 
 
 async def test_a_command_whose_time_is_over_ends_with_its_whole_tree(rooms: Room, session: str) -> None:
-    """L14: children, their children and who left the group; the shell is kept."""
+    """L14: children, their children and processes that left the group; the shell is kept."""
     mark = token()
     tree = f"cd /tmp; (setsid bash -c 'trap \"\" TERM; sleep {mark}' &); (sleep {mark} & wait) & sleep {mark}"
     done, _ = await rooms.run(session, tree, timeout=3)
@@ -166,7 +166,7 @@ async def test_a_command_whose_time_is_over_ends_with_its_whole_tree(rooms: Room
 
 
 async def test_a_stopped_turn_takes_its_command_with_it(rooms: Room, session: str) -> None:
-    """L14: cancelled, a command is gone with its tree when the cancellation has come through."""
+    """L14: when the cancellation is complete, the command and its tree are gone."""
     mark = token()
     tree = f"(setsid bash -c 'trap \"\" TERM; while :; do sleep {mark}; done' &); trap '' TERM; sleep {mark}; sleep 9"
     async with asyncio.TaskGroup() as group:
@@ -180,7 +180,7 @@ async def test_a_stopped_turn_takes_its_command_with_it(rooms: Room, session: st
 async def test_a_command_that_does_not_listen_is_stopped_within_a_second_of_one_that_does(
     rooms: Room, session: str
 ) -> None:
-    """L14: beside what it takes anyway, so that a busy machine counts for both."""
+    """L14: compared with the normal duration, so that a busy machine affects both."""
 
     async def stopped(command: str) -> float:
         mark = token()
@@ -199,7 +199,7 @@ async def test_a_command_that_does_not_listen_is_stopped_within_a_second_of_one_
 
 
 async def test_what_is_said_on_the_state_channel_is_not_held(rooms: Room, session: str) -> None:
-    """L24: it is the command's own to write to, without end."""
+    """L24: a command can write to it without end."""
     await rooms.said(session, "true")
     before = _peak()
     done, _ = await rooms.run(session, "head -c 200000000 /dev/zero >&9")
@@ -208,7 +208,7 @@ async def test_what_is_said_on_the_state_channel_is_not_held(rooms: Room, sessio
 
 
 async def test_a_turn_that_is_stopped_twice_takes_its_command_with_it_all_the_same(rooms: Room, session: str) -> None:
-    """L14, L23: a stop, and the end of the turn's time right after it."""
+    """L14, L23: a stop, followed at once by the turn's timeout."""
     mark = token()
     tree = f"(setsid bash -c 'trap \"\" TERM; while :; do sleep {mark}; done' &); trap '' TERM; sleep {mark}; sleep 9"
     for pause in (0, 1, 3, 10, 30):
@@ -237,8 +237,8 @@ async def test_what_a_command_leaves_running_is_ended_and_counted(rooms: Room, s
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 async def test_a_crowd_of_processes_ends_with_its_box(home: Path, backend: str) -> None:
-    """L14: where no control group holds them: in a sandbox the kernel refuses more; without one, what makes more than
-    it may is ended as a whole, and told."""
+    """L14: without control groups, the kernel refuses more processes in a sandbox; without a sandbox, the whole command
+    is ended and reported."""
     mark = token()
     async with room(home, backend=backend, polled=True, processes=40) as rooms:
         session = await rooms.new_session()
@@ -247,7 +247,7 @@ async def test_a_crowd_of_processes_ends_with_its_box(home: Path, backend: str) 
         await until(lambda: len(alive(f"sleep\0{mark}")) > 20 or running.done())
         if backend == "bubblewrap":
             assert len(alive(f"sleep\0{mark}")) <= 40
-            running.cancel()  # a shell that is refused a process tries again, for half a minute
+            running.cancel()  # a shell that cannot fork retries for half a minute
             await asyncio.wait([running])
         else:
             done, _ = await running
@@ -258,7 +258,7 @@ async def test_a_crowd_of_processes_ends_with_its_box(home: Path, backend: str) 
 
 
 async def test_nothing_waits_when_the_output_is_held_by_somebody_else(rooms: Room, session: str) -> None:
-    """A background process of another name is not what a command waits for."""
+    """A command does not wait for a background process that holds its output."""
     await rooms.of(session).start("other", "sleep 1000")
     with anyio.fail_after(WAIT):
         done, printed = await rooms.run(session, "echo quick")

@@ -1,4 +1,4 @@
-"""What every backend does alike, in the sandbox; the other backends have it among their own tests."""
+"""The shared backend behaviour in the bubblewrap sandbox; other backends include it in their own tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

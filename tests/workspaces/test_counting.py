@@ -1,4 +1,4 @@
-"""What a workspace uses beside the memory of its processes and the files with a name, where no control group counts."""
+"""Usage besides process memory and named files, where no control group counts it."""
 
 import os
 from pathlib import Path
@@ -92,7 +92,7 @@ time.sleep(1000)
 
 
 async def begin(rooms: Room, session: str, program: str, amount: int) -> None:
-    """Starts it as a process, and waits until it has taken what it takes."""
+    """Start it as a process and wait until it holds its resources."""
     folder = rooms.home / "workspaces" / session
     files = await rooms.of(session).files()
     await files.write("attack.py", program.format(amount).encode())
@@ -102,7 +102,7 @@ async def begin(rooms: Room, session: str, program: str, amount: int) -> None:
 
 async def ended(rooms: Room, session: str, setting: str) -> None:
     with anyio.fail_after(WAIT):
-        while rooms.site(session).running:  # type: ignore[union-attr]
+        while rooms.live_sandbox(session).running:  # type: ignore[union-attr]
             await rooms.workspaces.reconcile()
     assert setting in await rooms.told(session)
     assert await rooms.said(session, "echo fine") == "fine"
@@ -111,8 +111,8 @@ async def ended(rooms: Room, session: str, setting: str) -> None:
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 @pytest.mark.parametrize("program", [MEMFD, CLOSED, MAPPED], ids=["memfd", "memfd of a closed process", "mapping"])
 async def test_memory_that_processes_share_counts(home: Path, backend: str, program: str) -> None:
-    """L24: it is no process's own, and was counted for none. An ordinary user cannot look at a process that is closed,
-    which the status says."""
+    """L24: it belongs to no single process and used to be counted for none. An ordinary user cannot inspect a
+    non-dumpable process, which the status says."""
     if program is CLOSED and os.geteuid() != 0:
         async with room(home, backend=backend, polled=True) as rooms:
             await rooms.said(await rooms.new_session(), "true")
@@ -131,8 +131,8 @@ async def test_shared_memory_that_nobody_has_mapped_counts(home: Path, program: 
         session = await rooms.new_session()
         amount = 100 if program is SEGMENT else 30
         await begin(rooms, session, program, amount)
-        if program is SHM:  # of which there is never more than half of the memory
-            load = await rooms.site(session).box.load()  # type: ignore[union-attr]
+        if program is SHM:  # which never exceeds half of the memory
+            load = await rooms.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
             assert 30 * MIB <= load.memory_bytes < 64 * MIB
         else:
             await ended(rooms, session, "workspaces.memory_bytes")
@@ -140,20 +140,20 @@ async def test_shared_memory_that_nobody_has_mapped_counts(home: Path, program: 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 async def test_memory_that_is_seen_twice_counts_once(home: Path, backend: str) -> None:
-    """L03: a memfd that is open and mapped."""
+    """L03: a memfd that is both open and mapped."""
     async with room(home, backend=backend, polled=True, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         await begin(rooms, session, BOTH, 40)
-        load = await rooms.site(session).box.load()  # type: ignore[union-attr]
+        load = await rooms.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
         assert 40 * MIB <= load.memory_bytes < 64 * MIB
         await rooms.workspaces.reconcile()
-        assert set(rooms.site(session).running) == {"attack"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"attack"}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 @pytest.mark.parametrize("program", [DELETED, DELETED_AND_MAPPED], ids=["open", "mapped"])
 async def test_a_deleted_file_counts_until_it_is_closed(home: Path, backend: str, program: str) -> None:
-    """L19: with control groups too, which count no disk."""
+    """L19: with control groups too, since they do not count disk space."""
     async with room(home, backend=backend, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()
         await begin(rooms, session, program, 8)
@@ -161,7 +161,7 @@ async def test_a_deleted_file_counts_until_it_is_closed(home: Path, backend: str
 
 
 async def test_a_folder_that_is_closed_to_its_own_user_is_measured(home: Path) -> None:
-    """L19: what lies in it takes its place."""
+    """L19: its contents still occupy the disk."""
     async with room(home, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()
         done, _ = await rooms.run(
@@ -181,7 +181,7 @@ async def test_a_closed_folder_that_takes_little_is_no_fault(home: Path) -> None
 
 
 async def test_there_are_no_more_files_than_may_be(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L19: empty ones take no room, but the file system has only so many."""
+    """L19: empty files take no space, but the file system has a limited number."""
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
     async with room(home, files=300) as rooms:
         session = await rooms.new_session()
@@ -196,7 +196,7 @@ async def test_there_are_no_more_files_than_may_be(home: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("polled", [True, False])
 async def test_the_status_names_what_is_not_counted(home: Path, polled: bool) -> None:
-    """L24: buffers of sockets are the processes' in no file below /proc; a control group counts them."""
+    """L24: no file below /proc shows socket buffers; a control group counts them."""
     async with room(home, polled=polled) as rooms:
         await rooms.said(await rooms.new_session(), "true")
         status = rooms.workspaces.status()

@@ -1,4 +1,4 @@
-"""What commands and the tools for files may write."""
+"""The disk quota of commands and file tools."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.files.edit import edit
 from tidegate.tools.files.write import write
 from tidegate.workspaces.files.filesystem import Filesystem
-from tidegate.workspaces.folders import DiskUsage, used
+from tidegate.workspaces.folders import DiskUsage, disk_usage
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ FULL = r'"big2" was not written: the files of this conversation may take 2 MiB t
 
 
 async def test_files_that_are_written_stay_below_the_limit_of_the_disk(home: Path) -> None:
-    """L19: whole files and edits, and what is told names the limit; what makes a file smaller is let through."""
+    """L19: new files and edits; the message names the limit; a write that makes a file smaller succeeds."""
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
         mine = rooms.of(session)
@@ -38,7 +38,7 @@ async def test_files_that_are_written_stay_below_the_limit_of_the_disk(home: Pat
             await edit(await mine.files(), "small", "x" * 1000, "y" * MIB)
         assert not (home / "workspaces" / session / "big2").exists()
         await write(await mine.files(), "big1", "x" * (MIB + MIB // 4))
-        # The next turn has a handle of its own, and finds what is there.
+        # The next turn has its own handle and sees the same files.
         with pytest.raises(ToolFailed, match=FULL):
             await write(await rooms.of(session).files(), "big2", "x" * MIB)
 
@@ -68,7 +68,7 @@ WRITE = "head -c 1000000 /dev/zero > f{}"
 async def test_commands_that_fill_the_disk_one_after_the_other_come_to_an_end(
     home: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """L19: what each of them writes counts for the next; then files can be removed, and none made larger."""
+    """L19: each command counts the writes of the ones before; then files can be removed but not made larger."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     async with room(home, backend=backend, disk_bytes=3 * MIB) as rooms:
         session = await rooms.new_session()
@@ -88,7 +88,7 @@ async def test_commands_that_fill_the_disk_one_after_the_other_come_to_an_end(
 async def test_too_much_is_known_also_when_nothing_was_present_in_between(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L19: a box that is closed, and a restart, are no way around it."""
+    """L19: closing the sandbox or restarting does not avoid it."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     session = ""
     for _ in range(2):
@@ -97,8 +97,8 @@ async def test_too_much_is_known_also_when_nothing_was_present_in_between(
             for number in range(3):
                 done, _ = await rooms.run(session, f"head -c 1500000 /dev/zero >> f; touch g{number}")
                 assert "workspaces.disk_bytes" in done.note
-                if (site := rooms.site(session)) is not None:
-                    await rooms.workspaces.vacate(site)
+                if (live_sandbox := rooms.live_sandbox(session)) is not None:
+                    await rooms.workspaces.close_sandbox(live_sandbox)
             assert (home / "workspaces" / session / "f").stat().st_size == 1_500_000
             assert (home / "workspaces" / session / "g2").exists()
             assert rooms.presence.get(session) is None
@@ -116,7 +116,7 @@ async def test_a_command_that_failed_because_it_could_not_write_is_told_why(
 
 
 async def test_what_a_stopped_command_wrote_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L19: for the next one."""
+    """L19: for the next command."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     async with room(home, disk_bytes=MIB) as rooms:
         session = await rooms.new_session()
@@ -132,7 +132,7 @@ async def test_what_a_stopped_command_wrote_counts(home: Path, monkeypatch: pyte
 
 
 async def test_a_process_that_goes_on_does_not_outlast_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L19: what may have filled it is ended on the timer, and when a command has filled it."""
+    """L19: processes that may have filled the disk are ended on the timer and after a command."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
@@ -141,7 +141,7 @@ async def test_a_process_that_goes_on_does_not_outlast_a_full_disk(home: Path, m
         await until(lambda: last.exists() and last.stat().st_size == 1_000_000)
         await rooms.workspaces.reconcile()
         assert "workspaces.disk_bytes" in await rooms.told(session)
-        await until(lambda: not rooms.site(session) or not rooms.site(session).running)  # type: ignore[union-attr]
+        await until(lambda: not rooms.live_sandbox(session) or not rooms.live_sandbox(session).running)  # type: ignore[union-attr]
         assert [view.state for view in await rooms.of(session).list()] == ["ended"]
         await rooms.said(session, "rm f*")
         await rooms.of(session).start("server", "sleep 1000")
@@ -156,8 +156,8 @@ async def test_who_removes_files_is_let_go_on_while_there_is_too_much(
     async with room(home, disk_bytes=MIB) as rooms:
         session = await rooms.new_session()
         await rooms.run(session, "; ".join(WRITE.format(number) for number in range(3)))
-        site = rooms.site(session)
-        assert site is not None and site.disk is not None and site.disk.full
+        live_sandbox = rooms.live_sandbox(session)
+        assert live_sandbox is not None and live_sandbox.disk is not None and live_sandbox.disk.full
         removing = asyncio.ensure_future(
             rooms.run(session, "rm f0; touch one; until [ -e go ]; do sleep 0.01; done; rm f*")
         )
@@ -169,16 +169,16 @@ async def test_who_removes_files_is_let_go_on_while_there_is_too_much(
 
 
 async def test_a_large_workspace_is_measured_seldom(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L20: to measure takes a small part of the time, whatever is asked."""
+    """L20: measuring takes a small share of the time, however often it is requested."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", 0)
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 1e9)
     measured: list[DiskUsage] = []
 
     def counted(folders: Any, enough: DiskUsage) -> DiskUsage:
         measured.append(enough)
-        return used(folders, enough)
+        return disk_usage(folders, enough)
 
-    monkeypatch.setattr("tidegate.workspaces.disk.measured", counted)
+    monkeypatch.setattr("tidegate.workspaces.disk.disk_usage", counted)
     async with room(home) as rooms:
         session = await rooms.new_session()
         for _ in range(3):
@@ -203,7 +203,7 @@ async def _large(request: web.Request) -> web.StreamResponse:
 
 
 async def test_several_that_write_at_once_do_not_get_above_it_together(home: Path) -> None:
-    """L25: what one is to write counts before it is written."""
+    """L25: pending writes count before they are written."""
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
         files = await rooms.of(session).files()
@@ -214,7 +214,7 @@ async def test_several_that_write_at_once_do_not_get_above_it_together(home: Pat
 
 
 async def test_several_that_write_at_once_by_handles_of_their_own_do_not_either(home: Path) -> None:
-    """L25: what is known of the disk is the session's, as long as anything of it is present."""
+    """L25: the quota belongs to the session while it is present."""
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
         with rooms.presence.attend(session):
@@ -228,7 +228,7 @@ async def test_several_that_write_at_once_by_handles_of_their_own_do_not_either(
 async def test_a_project_may_be_written_however_large_it_is(home: Path) -> None:
     async with room(home, disk_bytes=MIB) as rooms:
         (home / "project").mkdir()
-        (home / "project").chmod(0o777)  # where root has made it, its user is another
+        (home / "project").chmod(0o777)  # if root has created it, its user is another
         (home / "project" / "large").write_bytes(b"x" * 3 * MIB)
         session = await rooms.new_session()
         await write(await rooms.of(session, "project").files(), "more", "x" * MIB)
@@ -237,15 +237,15 @@ async def test_a_project_may_be_written_however_large_it_is(home: Path) -> None:
 async def test_who_is_cancelled_while_a_file_is_opened_leaves_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L06: whether it is opened before or after that."""
+    """L06: whether the file is opened before or after the cancellation."""
     yard = Yard(tmp_path)
     yard.put({"file": "text"})
     files = yard.files()
     begun, go, over = asyncio.Event(), threading.Event(), asyncio.Event()
     loop, real = asyncio.get_running_loop(), Filesystem.open
 
-    def slow(skill_set: Filesystem, path: str) -> int:
-        fd = real(skill_set, path)
+    def slow(filesystem: Filesystem, path: str) -> int:
+        fd = real(filesystem, path)
         loop.call_soon_threadsafe(begun.set)
         go.wait(30)
         loop.call_soon_threadsafe(loop.call_later, 0.01, over.set)

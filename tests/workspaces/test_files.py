@@ -1,4 +1,4 @@
-"""LocalFiles: what can be reached, and that it is never more than the mounts."""
+"""LocalFiles: reachable paths, which never leave the mounts."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ import pytest
 from tests.workspaces.filing import INNER, SECRET, Yard
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import Mount
-from tidegate.workspaces.files import FileFilter, filesystem, line_pages, mounts
+from tidegate.workspaces.files import FileFilter, filesystem, mounts
 from tidegate.workspaces.files import walk as walking
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
@@ -44,7 +44,7 @@ async def refusal(files: LocalFiles, path: str, **arguments: Any) -> str:
 
 
 async def test_a_file_is_reached_by_every_path_that_commands_would_use(yard: Yard) -> None:
-    """Relative, with dots and doubled slashes, absolute as commands see it, and up and down again."""
+    """Relative, with dots and doubled slashes, absolute as commands see it, and through parent folders."""
     files = yard.files()
     for path in (
         "sub/deep/note.txt",
@@ -73,20 +73,20 @@ async def test_the_longest_mount_is_the_one_that_counts(yard: Yard) -> None:
     ["../outside/secret", "sub/../../outside/secret", "sub/deep/../../../outside/secret", "..", "../work/sub"],
 )
 async def test_two_dots_do_not_lead_out(yard: Yard, path: str) -> None:
-    """X07: nor do they after an absolute beginning."""
+    """X07: nor in an absolute path."""
     for given in (path, f"{INNER}/{path}", f"{INNER}/sub/../{path}"):
         assert "leads out of the workspace" in await refusal(yard.files(), given)
 
 
 async def test_an_absolute_path_elsewhere_is_refused(yard: Yard) -> None:
-    """X07: also one that only shares a mount's beginning, and the machine's own path of the workspace."""
+    """X07: including a path that only shares a prefix with a mount, and the workspace's real path on the machine."""
     for path in ("/etc/passwd", "//etc/passwd", f"{INNER}-other/x", str(yard.work / "sub/deep/note.txt"), "/"):
         message = await refusal(yard.files(), path)
         assert "outside the workspace" in message and INNER in message
 
 
 async def test_links_that_stay_inside_are_followed(yard: Yard) -> None:
-    """To a file, to a folder, absolute as commands see it, over another link, and from one mount into another."""
+    """To a file, to a folder, absolute as commands see it, through another link, and from one mount into another."""
     links = {
         "file": "sub/deep/note.txt",
         "folder": "sub/deep",
@@ -105,7 +105,8 @@ async def test_links_that_stay_inside_are_followed(yard: Yard) -> None:
 
 
 async def test_links_that_lead_out_are_refused_wherever_they_stand(yard: Yard) -> None:
-    """X07: to a file, to a folder, in the middle, absolute, relative, over a link that stays inside, or in a circle."""
+    """X07: to a file, to a folder, in the middle, absolute, relative, through a link that stays inside, or in a
+    circle."""
     links = {
         "file": str(yard.outside / "secret"),
         "relative": "../outside/secret",
@@ -124,7 +125,7 @@ async def test_links_that_lead_out_are_refused_wherever_they_stand(yard: Yard) -
 
 
 async def test_the_folder_of_a_mount_may_itself_be_a_link(yard: Yard) -> None:
-    """It is the operator who named it."""
+    """The operator named it."""
     alias = yard.work.parent / "alias"
     alias.symlink_to(yard.work)
     files = LocalFiles((Mount(inner=INNER, folder=alias),), Spawner(frozenset({0})))
@@ -142,12 +143,14 @@ async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
     for path in ("", "a\0b", "x/" * 4000):
         assert "must name a file or folder" in await refusal(files, path)
     assert '"a\\nb\\x1b[2J"' in await refusal(files, "a\nb\x1b[2J")
-    gone = LocalFiles((Mount(inner=INNER, folder=yard.work / "gone"),), Spawner(frozenset({0})))
-    assert "cannot be opened (No such file or directory); the operator must make it" in await refusal(gone, "x")
+    kill_and_close = LocalFiles((Mount(inner=INNER, folder=yard.work / "gone"),), Spawner(frozenset({0})))
+    assert "cannot be opened (No such file or directory); the operator must make it" in await refusal(
+        kill_and_close, "x"
+    )
 
 
 async def test_a_path_has_a_greatest_depth(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each level is a descriptor while it is walked."""
+    """Each level needs a descriptor during the walk."""
     monkeypatch.setattr(mounts, "DEEPEST", 3)
     yard.put({"a/b/x": "at the limit", "a/b/c/x": "below it"})
     assert await read(yard.files(), "a/b/x") == "at the limit"
@@ -160,7 +163,7 @@ async def test_what_is_not_a_file_is_named_and_never_waited_for(yard: Yard) -> N
     listener = socket.socket(socket.AF_UNIX)
     here = Path.cwd()
     try:
-        os.chdir(yard.work)  # a socket's path is bounded at about a hundred characters
+        os.chdir(yard.work)  # the path of a socket is limited to about a hundred characters
         listener.bind("socket")
     finally:
         os.chdir(here)
@@ -182,7 +185,7 @@ async def test_what_is_not_a_file_is_named_and_never_waited_for(yard: Yard) -> N
 async def test_an_exchange_in_the_very_moment_gains_nothing(
     yard: Yard, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X07: what was opened is exchanged for a link out before the next step, and before it is read."""
+    """X07: the opened entry is exchanged for a link out before the next step, and before it is read."""
     (yard.outside / "deep").mkdir()
     (yard.outside / "deep/secret").write_text(SECRET)
     yard.put({"sub/deep/secret": "harmless"})
@@ -206,7 +209,7 @@ async def test_an_exchange_in_the_very_moment_gains_nothing(
 async def test_a_folder_exchanged_before_it_is_entered_is_not_listed(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X07: it was a folder when its name was read, and is a link out when it is opened."""
+    """X07: it is a folder when its name is read and a link out when it is opened."""
     real = walking.FolderWalk._entered
 
     def exchanging(walk: walking.FolderWalk, folder: int, name: str, path: str) -> int | None:
@@ -221,7 +224,7 @@ async def test_a_folder_exchanged_before_it_is_entered_is_not_listed(
 
 
 async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard: Yard) -> None:
-    """X07: reading, loading and listing, without knowing the moment."""
+    """X07: reading, loading and listing, at random moments."""
     yard.put({"flip/secret": "harmless"})
     files = yard.files()
     seen: set[str] = set()
@@ -252,10 +255,10 @@ async def test_a_folder_exchanged_all_the_time_never_lets_anything_be_written_ou
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
 async def test_every_line_is_in_exactly_one_page(yard: Yard, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever lies on the boundary of two readings: a line break, an empty line, a character of four bytes."""
+    """Whatever falls on the boundary of two reads: a line break, an empty line, a character of four bytes."""
     text = "\n\na\n🌊🌊\n" + "é" * 20 + "\n\n\nend"
     yard.put({"text": text})
-    monkeypatch.setattr(line_pages, "CHUNK", chunk)
+    monkeypatch.setattr(filesystem, "CHUNK", chunk)
     for count in (1, 2, 3, 50):
         pages, offset = "", 0
         while True:
@@ -269,22 +272,22 @@ async def test_every_line_is_in_exactly_one_page(yard: Yard, chunk: int, monkeyp
 
 
 async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sparse file of a terabyte: its first page is there, and the search for a far line ends."""
+    """A sparse file of a terabyte: its first page is returned, and the search for a far line ends."""
     with (yard.work / "huge").open("wb") as file:
         file.write(b"first\n" * 3000)
         file.truncate(10**12)
     assert await read(yard.files(), "huge", lines=2) == "first\nfirst\n"
-    monkeypatch.setattr(line_pages, "SCANNED_AT_MOST", 4 * 1024 * 1024)
-    assert "too far to be reached" in await refusal(yard.files(), "huge", offset=10**9)
+    monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 4 * 1024 * 1024)
+    assert "too far to reach" in await refusal(yard.files(), "huge", offset=10**9)
     with pytest.raises(ToolFailed, match="more than the 1000 that fit here"):
         await yard.files().load("huge", limit=1000)
 
 
 async def test_a_long_reading_ends_when_it_is_cancelled(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L10: nobody waits for a page that nobody wants any more."""
+    """L10: a cancelled read stops."""
     with (yard.work / "huge").open("wb") as file:
         file.truncate(10**12)
-    monkeypatch.setattr(line_pages, "SCANNED_AT_MOST", 10**13)
+    monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 10**13)
     with anyio.fail_after(30):
         with anyio.move_on_after(0.05) as scope:
             await read(yard.files(), "huge", offset=1)
@@ -318,7 +321,7 @@ async def listed(yard: Yard, path: str = ".", *, glob: str = "", hidden: bool = 
 
 
 async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) -> None:
-    """Links are told with their target and not followed."""
+    """Links are listed with their target and not followed."""
     yard.put({"b.txt": "12345", "a b": "", "sub/z": "", "ü": ""})
     os.mkfifo(yard.work / "pipe")
     (yard.work / "link").symlink_to("../outside")
@@ -362,7 +365,7 @@ async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytes
     assert len(listing.entries) == 5 and "of folders with more than 5 names" in listing.stopped
     monkeypatch.setattr(walking, "MOST_ENTRIES", 3)
     listing = await files.list(".", FileFilter(), recursive=True, limit=100)
-    assert listing.stopped == "only the first 3 names were looked at"
+    assert listing.stopped == "only the first 3 names were read"
 
 
 async def test_a_listing_of_what_is_no_folder_is_refused(yard: Yard) -> None:

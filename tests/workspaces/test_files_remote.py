@@ -1,4 +1,4 @@
-"""Files of another machine: the same answers as of this one, and what is different about the way there."""
+"""Files of another machine: the same answers as locally, and what differs in between."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    """A box over there is a box: here it is one of this machine, so that both can be compared."""
+    """The sandbox is on this machine, so that remote and local answers can be compared."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "given").write_text("to be read\n")
     async with opened(LocalBackend(spawner()), spec_of(tmp_path, read_only=(tmp_path / "shared",))) as made:
@@ -41,14 +41,14 @@ def remote(place: Place) -> RemoteFiles:
 
 
 def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
-    async def box() -> Sandbox:
-        return place.box
+    async def sandbox() -> Sandbox:
+        return place.sandbox
 
-    return box
+    return sandbox
 
 
 async def told(call: Awaitable[Any]) -> Any:
-    """What comes of a call: its answer, or the sentence in which it is refused."""
+    """The result of a call: its answer, or the message with which it is refused."""
     with anyio.fail_after(WAIT):
         try:
             return await call
@@ -70,7 +70,7 @@ def fill(folder: Path) -> None:
 
 
 async def test_what_other_programs_execute_is_not_written_in_a_project_over_there(place: Place) -> None:
-    """X12: the check is sent along; elsewhere than in a project it refuses nothing."""
+    """X12: the check is sent along; outside a project it refuses nothing."""
     files = RemoteFiles(_opening(place), (), place.spec.temporary, project=True)
     for path in (".git/hooks/post-commit", ".envrc", "sub/.git/config"):
         assert "is read-only: other programs" in await told(files.write(path, b"evil"))
@@ -98,7 +98,7 @@ async def test_what_other_programs_execute_is_not_written_in_a_project_over_ther
     ],
 )
 async def test_reading_is_the_same(place: Place, local: Files, remote: RemoteFiles, path: str) -> None:
-    """X07: and so is what is refused."""
+    """X07: and so are refusals."""
     fill(place.spec.folder)
     for offset, lines, most in ((0, 5, 1000), (1990, 100, 1000), (3, 50, 20)):
         page = {"offset": offset, "lines": lines, "max_bytes": most}
@@ -183,15 +183,15 @@ async def test_a_search_that_takes_for_ever_is_stopped(
     monkeypatch.setattr(remote_module, "SEARCH_SECONDS", 0.5)
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     found = await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
-    assert found.hits == () and found.stopped.startswith("it was stopped after 0.5 s")
-    assert (await place.box.load()).processes == 0
+    assert found.hits == () and found.stopped.startswith("the search was stopped after 0.5 s")
+    assert (await place.sandbox.load()).processes == 0
 
 
 async def test_who_no_longer_waits_leaves_nothing(place: Place, remote: RemoteFiles) -> None:
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     with anyio.move_on_after(0.5):
         await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
-    assert (await place.box.load()).processes == 0
+    assert (await place.sandbox.load()).processes == 0
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_who_no_longer_waits_leaves_nothing(place: Place, remote: RemoteFi
 async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
     place: Place, remote: RemoteFiles, program: str
 ) -> None:
-    """X19: one that is no answer is told in a sentence."""
+    """X19: an invalid answer becomes one sentence."""
     fake = place.spec.home / ".local" / "bin" / "python3"
     fake.parent.mkdir(parents=True)
     fake.write_text(f"#!/bin/sh\n{program}\n")
@@ -216,7 +216,7 @@ async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
     for call in (remote.load("x", limit=10), remote.list(".", FileFilter(), recursive=True, limit=10)):
         assert await told(call) in (
             "Files on the other machine cannot be reached: no reason is known.",
-            "The other machine gave an answer that cannot be read.",
+            "The other machine sent an answer that cannot be read.",
             "The file was changed while it was read: read it again.",
         )
 

@@ -1,4 +1,4 @@
-"""LocalFiles.search: the same lines with ripgrep and without, from inside alone, and never for long."""
+"""LocalFiles.search: the same lines with and without ripgrep, only from inside the mounts, and within a time limit."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from tidegate.workspaces.files import (
     HitLine,
     SearchQuery,
     SearchResult,
-    excerpts,
     read_pattern,
     search_input,
     walk,
@@ -26,12 +25,12 @@ from tidegate.workspaces.files import (
 from tidegate.workspaces.files import (
     search as searching,
 )
-from tidegate.workspaces.processes.children import HELPERS, ChildProcess, find
+from tidegate.workspaces.processes.children import HELPERS, ChildProcess, find_program
 
 pytestmark = pytest.mark.anyio
 
 ENGINES = [
-    pytest.param(True, marks=pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here")),
+    pytest.param(True, marks=pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here")),
     False,
 ]
 
@@ -100,14 +99,14 @@ async def test_a_limit_is_kept_and_said(yard: Yard, ripgrep: bool) -> None:
 async def test_a_long_line_is_shown_around_the_match(
     yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longer than a reading, with characters of several bytes where it is cut."""
-    monkeypatch.setattr(excerpts, "CHUNK", 1000)
+    """Longer than a read, with multi-byte characters where it is cut."""
+    monkeypatch.setattr(search_input, "LINE_CHUNK", 1000)
     yard.put(
         {"far": "🌊" * 2000 + "hit" + "é" * 2000 + "\nnext\n", "near": "hit" + "é" * 500, "whole": "x" * 397 + "hit"}
     )
     far, near, whole = (hit.lines[0] for hit in (await search(yard, "hit", ripgrep=ripgrep)).hits)
     assert far.before and far.after and "🌊hité" in far.text and set(far.text) == set("🌊hité")
-    assert excerpts.SHOWN_BYTES - 8 <= len(far.text.encode()) <= excerpts.SHOWN_BYTES
+    assert search_input.SHOWN_BYTES - 8 <= len(far.text.encode()) <= search_input.SHOWN_BYTES
     assert near == HitLine(1, "hit" + "é" * 198, found=True, before=False, after=True)
     assert whole.text.endswith("hit") and whole.before and not whole.after
 
@@ -115,7 +114,7 @@ async def test_a_long_line_is_shown_around_the_match(
 async def test_binary_large_and_hidden_files_are_left_out_and_counted(
     yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A zero byte at the beginning makes a file binary, one far behind does not."""
+    """A zero byte near the beginning makes a file binary; one far behind does not."""
     monkeypatch.setattr(search_input, "FILE_BYTES", 20_000)
     yard.put(
         {
@@ -135,7 +134,7 @@ async def test_binary_large_and_hidden_files_are_left_out_and_counted(
 
 
 async def test_links_are_not_followed_and_pipes_not_waited_for(yard: Yard, ripgrep: bool) -> None:
-    """X07: the target of a link is found where it lies, if that is inside."""
+    """X07: the target of a link is found at its own place, if that is inside."""
     yard.put({"real": f"{SECRET}\n"})
     (yard.work / "inside").symlink_to("real")
     (yard.work / "file").symlink_to(yard.outside / "secret")
@@ -153,7 +152,7 @@ async def test_links_are_not_followed_and_pipes_not_waited_for(yard: Yard, ripgr
 async def test_an_exchange_in_the_very_moment_gains_nothing(
     yard: Yard, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X07: of a folder before it is entered, of a file before it is read, and before its lines are shown."""
+    """X07: a folder before it is entered, a file before it is read, and before its lines are shown."""
     yard.put({"a/secret": f"harmless {SECRET}\n"})
 
     def exchange(path: str, target: str) -> None:
@@ -196,7 +195,7 @@ async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard:
 
 
 async def test_a_catastrophic_pattern_is_stopped(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one who searches is ended, for real; the loop goes on meanwhile. For ripgrep there is no such pattern."""
+    """The search process is really killed, and the event loop keeps running. ripgrep has no such pattern."""
     yard.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
     monkeypatch.setattr(searching, "SECONDS", 1.0)
     turns = 0
@@ -215,14 +214,14 @@ async def test_a_catastrophic_pattern_is_stopped(yard: Yard, monkeypatch: pytest
         scope.cancel()
     assert "stopped after 1 s" in found.stopped
     assert turns > 3
-    if find("rg") is not None:
+    if find_program("rg") is not None:
         monkeypatch.setattr(searching, "SECONDS", 60.0)
         found = await search(yard, "(a+)+b")
         assert places(found) == [("a", 1)] and not found.stopped
 
 
 async def test_what_was_found_before_a_search_was_stopped_is_kept(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time is over in the moment in which the first line is told."""
+    """The timeout comes at the moment the first line is reported."""
     yard.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
 
     async def until_found(child: ChildProcess, told: list[tuple[int, int]]) -> None:
@@ -236,7 +235,7 @@ async def test_what_was_found_before_a_search_was_stopped_is_kept(yard: Yard, mo
 
 
 async def test_a_cancelled_search_ends_its_child_and_its_thread(yard: Yard) -> None:
-    """L14: while the pipe to it is full, too; the fixture around every test looks for what is left."""
+    """L14: even while the pipe to it is full; the leak fixture looks for leftovers."""
     yard.put({"a": "a" * 30 + "\n", "b": ("x" * 100 + "\n") * 50_000})
     with anyio.fail_after(30):
         with anyio.move_on_after(0.3) as scope:
@@ -277,22 +276,24 @@ async def test_a_file_changed_meanwhile_is_said_to_be(yard: Yard, monkeypatch: p
 async def test_what_searches_gets_nothing_of_the_gateways_environment(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X18: nor does ripgrep read a configuration of anybody's."""
+    """X18: and ripgrep reads nobody's configuration."""
     (yard.work / "seen").mkdir()
     spy = yard.work / "seen/rg"
     spy.write_text(f"#!/bin/sh\nenv > {yard.work}/seen/env\nexit 1\n")
     spy.chmod(0o755)
     monkeypatch.setenv("TIDEGATE_SECRET", SECRET)
-    monkeypatch.setattr(searching, "find", lambda _program: str(spy))
+    monkeypatch.setattr(searching, "find_program", lambda _program: str(spy))
     yard.put({"a": "hit\n"})
     await search(yard, "hit")
     names = {line.partition("=")[0] for line in (yard.work / "seen/env").read_text().splitlines()}
-    assert names <= {"PWD", "OLDPWD", "SHLVL", "_"}  # what the shell of this test sets itself
+    assert names <= {"PWD", "OLDPWD", "SHLVL", "_"}  # set by this test's own shell
 
 
 async def test_a_ripgrep_that_does_not_work_is_done_without(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too old for an option, say."""
-    monkeypatch.setattr(searching, "find", lambda _program: "/bin/false" if Path("/bin/false").exists() else None)
+    """For example, too old for an option."""
+    monkeypatch.setattr(
+        searching, "find_program", lambda _program: "/bin/false" if Path("/bin/false").exists() else None
+    )
     monkeypatch.setattr(searching, "_rg", lambda program, _query: searching._Engine((program,), (0,)))
     yard.put({"a": "hit\n", "b": "x\n" * 100_000})
     assert places(await search(yard, "hit")) == [("a", 1)]
@@ -301,7 +302,7 @@ async def test_a_ripgrep_that_does_not_work_is_done_without(yard: Yard, monkeypa
 async def test_a_search_that_cannot_end_well_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/bin/false",), (0,)))
     yard.put({"a": "hit\n"})
-    with pytest.raises(ToolFailed, match="did not come to its end"):
+    with pytest.raises(ToolFailed, match="did not finish"):
         await search(yard, "hit", ripgrep=False)
     monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/no/such/program",), (0,)))
     with pytest.raises(ToolFailed, match="cannot be started"):
@@ -309,12 +310,12 @@ async def test_a_search_that_cannot_end_well_is_told(yard: Yard, monkeypatch: py
 
 
 async def test_what_searches_has_a_bound_on_its_memory(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D7: a line as long as a file may be does not fit into a bound made small, and is an error, not a hang."""
+    """D7: a line as long as a file does not fit into a small limit, and is an error, not a hang."""
     monkeypatch.setattr(searching, "CHILD_MEMORY", 64 * 1024 * 1024)
     with (yard.work / "a").open("wb") as file:
         for _ in range(30):
             file.write(b"a" * 1024 * 1024)
-    with pytest.raises(ToolFailed, match="did not come to its end"):
+    with pytest.raises(ToolFailed, match="did not finish"):
         await search(yard, "b", ripgrep=False)
 
 
@@ -336,20 +337,20 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here to be compared with")
+@pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREES, pattern=PATTERNS, options=OPTIONS)
 async def test_with_and_without_ripgrep_the_whole_answer_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, bytes], pattern: str, options: dict[str, Any]
 ) -> None:
-    """Order, lines, columns, what is left out and what is said of it; under any limit."""
+    """Order, lines, columns, left-out files and their messages, under any limit."""
     yard = Yard(tmp_path_factory.mktemp("yard"))
     yard.put(dict(tree))
     assert await search(yard, pattern, ripgrep=True, **options) == await search(yard, pattern, ripgrep=False, **options)
 
 
 async def test_so_many_search_at_once_and_the_others_wait(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L14: whatever the number of those who ask."""
+    """L14: however many are requested."""
     yard.put({"a": "hit\n"})
     files = yard.files(ripgrep=False)
     running = most = 0

@@ -1,4 +1,4 @@
-"""LocalFiles.write: whole or not at all, inside or not at all."""
+"""LocalFiles.write: complete or not at all, inside the mounts or not at all."""
 
 import errno
 import fcntl
@@ -42,7 +42,7 @@ async def test_a_file_is_made_with_the_folders_on_its_way(yard: Yard) -> None:
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), chunk=st.integers(1, 500))
 async def test_what_was_written_is_what_is_there(yard: Yard, contents: list[bytes], chunk: int) -> None:
-    """Any bytes, any length, over any other, in pieces of any size."""
+    """Any bytes of any length, replacing any others, in pieces of any size."""
     files = yard.files()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(atomic_write, "CHUNK", chunk)
@@ -54,7 +54,7 @@ async def test_what_was_written_is_what_is_there(yard: Yard, contents: list[byte
 
 
 async def test_permissions_stay_and_special_bits_go(yard: Yard) -> None:
-    """A script that is edited can still be run; what would run as its owner no longer does."""
+    """An edited script can still be run; setuid bits are dropped."""
     yard.put({"script": "old", "special": "old"})
     (yard.work / "script").chmod(0o750)
     (yard.work / "special").chmod(0o4755)
@@ -77,7 +77,7 @@ async def test_the_owner_stays(yard: Yard) -> None:
 
 
 async def test_a_link_is_written_through_when_it_stays_inside(yard: Yard) -> None:
-    """Also one to a file that is not there yet; one that leads out is refused."""
+    """Including a link to a file that does not exist yet; a link that leads out is refused."""
     yard.put({"real": "old"})
     for name, target in (("link", "real"), ("dangling", "sub/new"), ("out", "../outside/secret")):
         (yard.work / name).symlink_to(target)
@@ -119,7 +119,7 @@ async def test_what_is_no_place_for_a_file_is_refused(yard: Yard) -> None:
 async def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(
     yard: Yard, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D5: no room, wherever it is noticed."""
+    """D5: a full disk, wherever it is noticed."""
     yard.put({"file": "old"})
 
     def full(*_arguments: object, **_options: object) -> int:
@@ -162,7 +162,7 @@ anyio.run(main)
 
 
 def test_a_write_in_which_the_process_is_killed_leaves_a_whole_file(yard: Yard) -> None:
-    """F4: the old content or the new one; what is left beside it is named so that it can be known."""
+    """F4: the old content or the new one; a leftover has a recognisable name."""
     for written in (1, 4, 10):
         with subprocess.Popen([sys.executable, "-c", KILLED, str(yard.work)], stdout=subprocess.PIPE) as child:
             assert child.stdout is not None and len(child.stdout.read(written)) == written
@@ -196,7 +196,7 @@ async def test_an_expected_version_is_replaced_and_another_is_not(yard: Yard) ->
     await files.write("file", b"two", expected=loaded.version)
     assert (yard.work / "file").read_text() == "two"
     assert stat.S_IMODE((yard.work / "file").stat().st_mode) == 0o640
-    with pytest.raises(ToolFailed, match="changed by someone else meanwhile; nothing was written: read it again"):
+    with pytest.raises(ToolFailed, match="changed by someone else in the meantime; nothing was written: read it again"):
         await files.write("file", b"three", expected=loaded.version)
     assert (yard.work / "file").read_text() == "two"
     (yard.work / "file").unlink()
@@ -207,7 +207,7 @@ async def test_an_expected_version_is_replaced_and_another_is_not(yard: Yard) ->
 
 @pytest.mark.parametrize("change", ["replace", "rewrite", "remove"])
 async def test_a_change_in_the_last_moment_is_kept(yard: Yard, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes after the version was looked at, and before the file is put in its place."""
+    """It comes after the version check and before the file is put in place."""
     yard.put({"file": "one"})
     expected = (await yard.files().load("file", limit=10)).version
     real = atomic_write._make
@@ -242,7 +242,7 @@ async def test_a_file_system_that_cannot_exchange_is_written_all_the_same(
 
 
 async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(yard: Yard) -> None:
-    """Each adds one to a number that it has read: what was written is what was added."""
+    """Each adds one to the number it has read: the sum counts the successful writes."""
     yard.put({"number": "0"})
     added = 0
 
@@ -267,7 +267,7 @@ async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(y
 async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command of the session could hold the lock for ever; it holds up nobody."""
+    """A command of the session could hold the lock for ever; it blocks nobody."""
     monkeypatch.setattr(atomic_write, "LOCK_SECONDS", 0.05)
     fd = os.open(yard.work, os.O_RDONLY)
     try:
@@ -280,7 +280,7 @@ async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(
 
 
 async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between an exchange that comes out wrong and its undoing nobody else of ours writes in the folder."""
+    """Between a wrong exchange and its undoing, no other writer of ours works in the folder."""
     yard.put({"file": "one"})
     files = yard.files()
     expected = (await files.load("file", limit=10)).version
@@ -297,9 +297,9 @@ async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, mo
     def waiting(reference: int) -> str:
         nonlocal looks
         looks += 1
-        if looks == 2:  # the exchange is done, and what came out is looked at
+        if looks == 2:  # the exchange is done, and its result is being checked
             from_thread.run_sync(swapped.set)
-            written.wait(0.3)  # only one who need not wait for us is done by then
+            written.wait(0.3)  # only a writer that does not wait for us is done by then
         return look(reference)
 
     async def take_back() -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 def test_no_zombie_stays_with_a_gateway_that_is_the_first_process(tmp_path: Path, backend: str) -> None:
-    """L15: what ends as it should leaves none at all; what is killed by others is reaped on the timer."""
+    """L15: a normal end leaves no zombie; processes killed from outside are reaped on the timer."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a first process without a sandbox, in which there can be no other")
     command = [sys.executable, "-m", "tests.workspaces.first_process", str(tmp_path / "home"), backend]
@@ -26,7 +26,7 @@ def test_no_zombie_stays_with_a_gateway_that_is_the_first_process(tmp_path: Path
     assert done.returncode == 0, done.stderr
     word, plain, harmed, left = done.stdout.split()
     assert (word, plain, left) == ("zombies", "0", "0")
-    assert int(harmed) > 0  # else nothing was proved
+    assert int(harmed) > 0  # otherwise nothing was tested
 
 
 def test_where_there_is_another_first_process_nobody_elses_children_are_reaped() -> None:

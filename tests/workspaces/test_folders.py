@@ -1,17 +1,17 @@
-"""Folders of workspaces: removed whole, measured, and nobody else's."""
+"""Workspace folders: complete removal, measuring, and nothing else touched."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from tidegate.workspaces.folders import Folders, remove, used_bytes
+from tidegate.workspaces.folders import Folders, disk_usage_bytes, remove
 
 SESSION = "s_" + "a" * 32
 
 
 def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
-    """L19: deeper than a path may be long and than a stack may be deep."""
+    """L19: deeper than a path or a stack can be."""
     folder = tmp_path / SESSION
     folder.mkdir()
     place = os.open(folder, os.O_RDONLY)
@@ -22,7 +22,7 @@ def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
         place = below
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=place))
     os.close(place)
-    assert used_bytes([folder], 1 << 40) == (1 << 40) + 1
+    assert disk_usage_bytes([folder], 1 << 40) == (1 << 40) + 1
     remove(folder)
     assert list(tmp_path.iterdir()) == []
 
@@ -61,9 +61,9 @@ def test_the_size_of_a_folder_is_what_it_takes_on_the_disk(tmp_path: Path) -> No
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 30)
     (tmp_path / "link").symlink_to("/usr")
-    assert 100_000 <= used_bytes([tmp_path], 1 << 40) < 200_000
-    assert used_bytes([tmp_path / "none"], 100) == 0
-    assert used_bytes([tmp_path], 10) > 10
+    assert 100_000 <= disk_usage_bytes([tmp_path], 1 << 40) < 200_000
+    assert disk_usage_bytes([tmp_path / "none"], 100) == 0
+    assert disk_usage_bytes([tmp_path], 10) > 10
 
 
 @pytest.mark.parametrize("name", ["main", "s_1", "s_" + "A" * 32, "x" + SESSION, SESSION + "x", "..", "s_" + "a" * 33])

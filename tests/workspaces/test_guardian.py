@@ -1,4 +1,4 @@
-"""The guardian as the program it is, started by hand, and what it knows of processes."""
+"""The guardian as a separate program, and its view of processes."""
 
 import ast
 import os
@@ -23,7 +23,7 @@ LIMITS = (1 << 30, 1 << 20, 100)
 
 
 class Guarded:
-    """A guardian and its one command, whose output nobody wants."""
+    """A guardian and its command, whose output is discarded."""
 
     def __init__(self, command: str, *, keeper: str = "", told: bool = True) -> None:
         self.ours, theirs = socket.socketpair()
@@ -34,13 +34,13 @@ class Guarded:
         theirs.close()
         self.ours.settimeout(WAIT)
         if told:
-            self.ours.send(guardian.task(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
+            self.ours.send(guardian.task_message(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
             said = self.ours.recv(100)
-            end = said.find(guardian.OVER)  # of one that is over by then
+            end = said.find(guardian.OVER)  # if it has already ended
             self.started, self.said = (said, b"") if end < 0 else (said[:end], said[end:])
 
     def over(self) -> tuple[int, int]:
-        """The command's code and how many it left, when the guardian has said so and ended."""
+        """The command's exit code and the number of processes left, once the guardian has reported them and ended."""
         self.process.wait(WAIT)
         said = self.said or self.ours.recv(100)
         assert said.startswith(guardian.OVER)
@@ -53,7 +53,7 @@ class Guarded:
 
 
 def soon(there: Callable[[], Any]) -> Any:
-    """Waits for something that happens elsewhere."""
+    """Wait for a condition."""
     until = time.monotonic() + WAIT
     while not (value := there()):
         assert time.monotonic() < until
@@ -84,7 +84,7 @@ def guarded(command: str, **options: str) -> Iterator[Guarded]:
 
 
 def test_it_says_how_the_command_ended_and_what_that_left_behind() -> None:
-    """P12: counted, asked and killed."""
+    """P12: counted, signalled and killed."""
     with guarded("exit 3") as one:
         assert one.over() == (3, 0)
     with guarded("kill -SEGV $$") as one:
@@ -119,7 +119,7 @@ def test_who_is_asked_has_time_until_it_is_killed() -> None:
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_it_ends_everything_when_its_owner_is_gone(trap: str) -> None:
-    """P12: whether that closes the descriptor or is killed is the same to it."""
+    """P12: whether the owner closes the descriptor or is killed makes no difference."""
     mark = token()
     one = Guarded(f"{trap}(setsid env -i sleep {mark} &); sleep {mark}")
     soon(lambda: len(alive(f"sleep\0{mark}")) == 2)
@@ -132,7 +132,7 @@ def test_it_ends_everything_when_its_keeper_is_gone() -> None:
     mark = token()
     with (
         started("sleep", token()) as kept,
-        guarded(f"(setsid sleep {mark} &); sleep {mark}", keeper=guardian.known_as(kept.pid)) as one,
+        guarded(f"(setsid sleep {mark} &); sleep {mark}", keeper=guardian.process_identity(kept.pid)) as one,
     ):
         soon(lambda: len(alive(f"sleep\0{mark}")) == 2)
         kept.kill()
@@ -153,7 +153,7 @@ def test_one_whose_owner_is_gone_before_it_was_told_starts_nothing() -> None:
 
 
 def test_there_are_no_zombies_below_it() -> None:
-    """L15: who loses its parent is its child, and is waited for."""
+    """L15: orphans become its children and are reaped."""
     with guarded("for i in 1 2 3 4 5 6 7 8; do (sh -c 'exit 0' & exec true) & done; wait; echo $$; sleep 1000") as one:
 
         def children() -> list[int]:
@@ -169,7 +169,7 @@ def test_there_are_no_zombies_below_it() -> None:
 
 
 def test_it_is_small() -> None:
-    """A session with a process has one of these: what it has for itself is a few megabytes."""
+    """Each running process has one: it takes a few megabytes of its own."""
     with guarded("read -r line; sleep 1000") as one:
         own = [
             line for line in Path(f"/proc/{one.process.pid}/smaps_rollup").read_text().splitlines() if "Private" in line
@@ -191,7 +191,7 @@ def test_it_holds_no_stream_of_the_command_and_the_command_none_of_it() -> None:
 
 @pytest.mark.parametrize("module", [guardian, keeper])
 def test_what_is_sent_elsewhere_needs_nothing_but_an_old_python(module: object) -> None:
-    """Its grammar is that of 3.10, and what it imports is Python's own or is sent with it."""
+    """Its syntax is that of Python 3.10, and its imports are the standard library or sent with it."""
     text = Path(str(getattr(module, "__file__", ""))).read_text()
     tree = ast.parse(text, feature_version=keeper.OLDEST_PYTHON)
     names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
@@ -201,8 +201,8 @@ def test_what_is_sent_elsewhere_needs_nothing_but_an_old_python(module: object) 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) -> None:
-    task = guardian.task(["cat"], {}, LIMITS, "/")
-    sent = remote_program.program((guardian.__name__,), "guard_away") + task + b"the rest\n"
+    task = guardian.task_message(["cat"], {}, LIMITS, "/")
+    sent = remote_program.program((guardian.__name__,), "guard_remote") + task + b"the rest\n"
     ran = subprocess.run(
         [shell, "-c", remote_program.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False
     )
@@ -211,7 +211,7 @@ def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) ->
 
 
 def test_a_program_that_comes_only_in_part_does_nothing() -> None:
-    sent = remote_program.program((guardian.__name__,), "guard_away")[:-50]
+    sent = remote_program.program((guardian.__name__,), "guard_remote")[:-50]
     ran = subprocess.run(
         ["sh", "-c", remote_program.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False
     )
@@ -224,8 +224,8 @@ def test_a_program_that_comes_only_in_part_does_nothing() -> None:
 def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> None:
     mark = token()
     with started("sh", "-c", f"sleep {mark} & exec sleep {mark}"):
-        both = soon(lambda: len(seen := alive(f"sleep\0{mark}")) == 2 and seen)  # not before the shell has become one
-        found = guardian.below([os.getpid()])
+        both = soon(lambda: len(seen := alive(f"sleep\0{mark}")) == 2 and seen)  # not before the shell has become it
+        found = guardian.descendants([os.getpid()])
         assert set(found) == set(both)
         assert guardian.load([os.getpid()], 1 << 40)[0] == 2
         guardian.send(signal.SIGKILL, found)
@@ -236,19 +236,19 @@ def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> N
 
 
 def test_a_signal_reaches_the_process_that_was_looked_at_or_none() -> None:
-    """Numbers come back: a process is known by the time of its start as well."""
+    """Numbers are reused: a process is also identified by its start time."""
     with started("sleep", token()) as process:
-        start = int(guardian.known_as(process.pid).partition(":")[2])
+        start = int(guardian.process_identity(process.pid).partition(":")[2])
         guardian.send(signal.SIGKILL, {process.pid: start + 1})
         assert process.poll() is None
         guardian.send(signal.SIGKILL, {process.pid: start})
         assert process.wait(WAIT) == -signal.SIGKILL
-    assert guardian.known_as(process.pid) == ""
+    assert guardian.process_identity(process.pid) == ""
 
 
 def test_a_sweep_ends_what_has_a_variable_and_nothing_else() -> None:
     mark = token()
     with started("sleep", mark, env={"M": mark}) as one, started("sleep", mark) as other:
-        soon(lambda: one.pid in guardian.marked(f"M={mark}"))
+        soon(lambda: one.pid in guardian.marked_processes(f"M={mark}"))
         assert guardian.sweep(f"M={mark}") and guardian.sweep(f"M={mark}")
         assert one.wait(WAIT) == -signal.SIGKILL and other.poll() is None

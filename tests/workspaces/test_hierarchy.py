@@ -1,4 +1,4 @@
-"""What the kernel calls its control groups, in both versions."""
+"""The kernel's names for control groups, in both versions."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ CONTAINER = """700 690 0:28 /docker/abc /sys/fs/cgroup/memory ro,nosuid - cgroup
     ids=["service", "root", "version 1", "container", "not shown", "outside", "above", "no mount", "no group"],
 )
 def test_a_process_finds_its_trees(cgroup: str, mounts: str, expected: list[tuple[int, str, tuple[str, ...]]]) -> None:
-    """L14: version 1 where it has our controllers, else version 2."""
+    """L14: version 1 where it has our controllers, otherwise version 2."""
     found = trees(cgroup, mounts)
     assert [(tree.version, str(tree.folder), tree.controllers) for tree in found] == expected
 
@@ -70,7 +70,7 @@ def test_this_process_is_in_the_trees_that_it_finds() -> None:
 def test_limits_have_their_files(
     version: int, controller: str, written: dict[str, str], counted: tuple[str, str]
 ) -> None:
-    """L14: swap counts as memory, where the kernel can tell."""
+    """L14: swap counts as memory, where the kernel supports it."""
     made = settings(version, controller, LIMITS)
     assert {setting.file: setting.value for setting in made} == written
     assert [setting.needed for setting in made] == [True, False][: len(made)]

@@ -1,4 +1,4 @@
-"""A gateway that is killed takes everything with it that it had started, whoever it ran as."""
+"""A killed gateway leaves none of its processes behind, whatever user it ran as."""
 
 import contextlib
 import os
@@ -21,7 +21,8 @@ from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes
 from tidegate.workspaces.backends import guardian
-from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend, BubblewrapSandbox
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
+from tidegate.workspaces.backends.bubblewrap_sandbox import BubblewrapSandbox
 from tidegate.workspaces.backends.interface import OWNER, owner_of
 from tidegate.workspaces.processes.children import Spawner
 
@@ -30,12 +31,12 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "65534"
 KILLS = {"sandbox": 40, "network": 25, "command": 15, "local": 10, "check": 10, "search": 10, "job": 3}
-"""How often each kind of start is killed: as often as it takes to find what one kill in ten leaves, for a sandbox."""
+"""How often each kind of start is killed: for a sandbox, often enough to find a leak in one of ten kills."""
 
 
 @contextmanager
 def gateway(home: Path, mark: str, *user: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """Such a process when it is ready, and what it said."""
+    """Such a process, once it is ready, and its output."""
     arguments = [sys.executable, "-m", "tests.workspaces.gateway_like", str(home), mark, *user]
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -47,8 +48,8 @@ def gateway(home: Path, mark: str, *user: str) -> Iterator[tuple[subprocess.Pope
 
 @contextmanager
 def left_behind(home: Path, user: int | None = None) -> Iterator[tuple[str, str]]:
-    """What a killed gateway of a home could leave: a process of a bwrap whose other process died during set-up, and a
-    command. Each is known by a text in its command line. What is there at the end is ended."""
+    """Possible leftovers of a home's killed gateway: a process of a bwrap whose other process died during set-up, and a
+    command. Each is identified by a text in its command line. Leftovers are killed at the end."""
     stuck, command = token(), token()
     info = broken_pipe()
     bwrap = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--setenv", "X", stuck, "--info-fd", str(info), "true"]
@@ -65,19 +66,19 @@ def left_behind(home: Path, user: int | None = None) -> Iterator[tuple[str, str]
 
 
 def broken_pipe() -> int:
-    """The end to write to of a pipe that nobody reads."""
+    """The write end of a pipe that nobody reads."""
     out, into = os.pipe()
     os.close(out)
     return into
 
 
 def environment_of(home: Path) -> dict[str, str]:
-    """As the processes of this home's gateway have it."""
+    """The environment of the processes of this home's gateway."""
     return {"PATH": "/usr/bin:/bin", OWNER: owner_of(home)}
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads."""
+    """The children of all its threads."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -86,7 +87,7 @@ def children(pid: int) -> list[int]:
 
 
 def _is_first(pid: int) -> bool:
-    """Whether it is the first process of a namespace of its own."""
+    """Whether it is the first process of its own namespace."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         return any(line.startswith("NSpid:") and line.endswith("\t1") for line in status.splitlines())
@@ -94,8 +95,8 @@ def _is_first(pid: int) -> bool:
 
 
 async def test_a_killed_gateway_leaves_nothing_running(tmp_path: Path) -> None:
-    """L14, V09, V11, V12: the kernel ends it, by whatever it was started and wherever it has gone. The next
-    start knows what was lost, and has the shell and the folder as they were."""
+    """L14, V09, V11, V12: the kernel ends everything, however it was started and wherever it went. The next start knows
+    what was lost, and finds the shell and the folder unchanged."""
     mark = token()
     with gateway(tmp_path, mark) as (process, (ready, _, session)):
         assert ready == "ready" and len(alive(f"sleep\0{mark}")) == 6
@@ -110,7 +111,7 @@ async def test_a_killed_gateway_leaves_nothing_running(tmp_path: Path) -> None:
 
 
 async def test_a_sandbox_whose_first_process_is_stopped_ends_with_its_gateway(tmp_path: Path) -> None:
-    """L14: the kernel kills it, also if it was stopped while it read; nothing in the sandbox has to run for that."""
+    """L14: the kernel kills it, even if it was stopped while reading; nothing in the sandbox has to run for that."""
     mark = token()
     with gateway(tmp_path, mark) as (process, (ready, *_)):
         assert ready == "ready"
@@ -122,7 +123,7 @@ async def test_a_sandbox_whose_first_process_is_stopped_ends_with_its_gateway(tm
 
 
 async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_hold(rooms: Room, session: str) -> None:
-    """L14, X12: also what left its group and session, cleared its environment or ignores signals."""
+    """L14, X12: including processes that left their group and session, cleared their environment or ignore signals."""
     mark = token()
     tree = f"(setsid env -i sleep {mark} &); (setsid bash -c 'trap \"\" TERM; sleep {mark}; :' &); sleep {mark}; :"
     hold = "for fd in 0 1 2 6; do exec 7<>/proc/1/fd/$fd; done; ls -l /proc/1/fd/6 | sed 's/.*-> //; s/:.*//'"
@@ -130,9 +131,9 @@ async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_hold(rooms:
     assert "/proc/1/fd/6: No such device or address" in printed and printed.endswith("socket\n")
     await rooms.of(session).start("server", tree)
     await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
-    site = rooms.site(session)
-    assert site is not None and isinstance(site.box, BubblewrapSandbox)
-    site.box._lifeline.close()
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and isinstance(live_sandbox.sandbox, BubblewrapSandbox)
+    live_sandbox.sandbox._lifeline.close()
     await until(lambda: alive(mark) == [])
 
 
@@ -154,15 +155,15 @@ def test_nothing_outlives_a_gateway_that_is_killed_while_it_starts_something(kin
 async def test_a_sandbox_whose_bwrap_is_killed_while_it_starts_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L09: its gateway lives on. Here bwrap is killed by a pipe that nobody reads, when its second process is there and
-    waits for it."""
+    """L09: its gateway keeps running. Here bwrap is killed by a pipe that nobody reads, while its second process waits
+    for it."""
     monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.OPEN_SECONDS", 0.2)
     monkeypatch.setattr(os, "memfd_create", lambda _: broken_pipe())
     own = owner_of(tmp_path)
     backend = BubblewrapBackend(Spawner(frozenset(os.sched_getaffinity(0)), own))
-    with pytest.raises(ToolFailed, match="The sandbox was not there"):
+    with pytest.raises(ToolFailed, match="The sandbox did not start"):
         await backend.open(spec_of(tmp_path))
-    assert await to_thread.run_sync(guardian.marked, f"{OWNER}={own}") == {}
+    assert await to_thread.run_sync(guardian.marked_processes, f"{OWNER}={own}") == {}
 
 
 # -- what is left all the same ---------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ async def test_the_start_ends_what_was_left_of_its_own_home_and_of_no_other(tmp_
 
 
 async def test_the_timer_ends_what_nobody_owns_and_nothing_else(rooms: Room, session: str) -> None:
-    """L14, L16: what runs in a sandbox goes on."""
+    """L14, L16: processes in a sandbox continue."""
     kept = token()
     await rooms.of(session).start("server", f"(setsid sleep {kept} &); sleep {kept}; :")
     await until(lambda: len(alive(f"sleep\0{kept}")) == 2)
@@ -190,7 +191,7 @@ async def test_the_timer_ends_what_nobody_owns_and_nothing_else(rooms: Room, ses
 
 
 async def test_all_of_it_holds_for_a_gateway_that_is_a_plain_user(tmp_path: Path) -> None:
-    """L14: commands, trees, stop, end, and the kill, without any privilege."""
+    """L14: commands, process trees, stop, end, and the kill, without any privilege."""
     if os.geteuid() != 0:
         pytest.skip("the whole room has just been tested as a plain user")
     mark = token()

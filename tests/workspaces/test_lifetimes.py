@@ -1,4 +1,4 @@
-"""What of a workspace survives what: the loss of its box, the gateway's stop and start, its session's end."""
+"""What of a workspace survives what: the loss of its sandbox, a restart of the gateway, the end of its session."""
 
 import asyncio
 import os
@@ -24,19 +24,19 @@ DAY = 86400.0
 
 
 def box_pid(rooms: Room, session: str) -> int:
-    site = rooms.site(session)
-    assert site is not None and site.box is not None and site.box.pid is not None
-    return site.box.pid
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and live_sandbox.sandbox is not None and live_sandbox.sandbox.pid is not None
+    return live_sandbox.sandbox.pid
 
 
 # -- the box -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_session_gets_its_box_with_its_first_command_and_only_then(rooms: Room, session: str) -> None:
-    """L29: a session that runs nothing has no box, no folder and no row."""
+    """L29: a session that runs nothing has no sandbox, no folder and no row."""
     mine = rooms.of(session)
     assert await mine.list() == () and await mine.sandboxed()
-    assert rooms.site(session) is None and not (rooms.home / "workspaces").exists()
+    assert rooms.live_sandbox(session) is None and not (rooms.home / "workspaces").exists()
     assert await rooms.store.read(workspaces.get, session) is None
     await rooms.said(session, "true")
     assert (rooms.home / "workspaces" / session).stat().st_mode & 0o777 == 0o700
@@ -52,12 +52,12 @@ async def test_many_first_commands_at_once_open_one_box(rooms: Room, session: st
 async def test_a_box_that_was_removed_from_outside_is_made_again_and_the_agent_is_told(
     rooms: Room, session: str
 ) -> None:
-    """S10: state was lost, and that is said; files and the shell are as they were."""
+    """S10: the loss of state is reported; files and the shell are unchanged."""
     mark = token()
     await rooms.said(session, "cd /tmp; echo kept > file")
     await rooms.of(session).start("server", f"sleep {mark}")
     os.kill(box_pid(rooms, session), signal.SIGKILL)
-    await until(lambda: not rooms.site(session).running)  # type: ignore[union-attr]
+    await until(lambda: not rooms.live_sandbox(session).running)  # type: ignore[union-attr]
     assert await rooms.said(session, "pwd; cat file") == "/tmp\nkept"
     told = await rooms.told(session)
     assert "ended from outside" in told and "'server'" in told
@@ -66,13 +66,13 @@ async def test_a_box_that_was_removed_from_outside_is_made_again_and_the_agent_i
 
 
 async def test_the_loss_of_a_box_in_which_nothing_ran_is_told_too(rooms: Room, session: str) -> None:
-    """S10: what lay in its memory is gone; it is told once, on the timer or with the next command."""
+    """S10: what was in its memory is lost; that is reported once, on the timer or with the next command."""
     for look in (rooms.workspaces.reconcile, lambda: rooms.said(session, "true")):
         await rooms.said(session, "true")
-        site = rooms.site(session)
-        assert site is not None and site.box is not None
+        live_sandbox = rooms.live_sandbox(session)
+        assert live_sandbox is not None and live_sandbox.sandbox is not None
         os.kill(box_pid(rooms, session), signal.SIGKILL)
-        await site.box.wait()
+        await live_sandbox.sandbox.wait()
         await look()
         assert "The sandbox of this conversation's commands was ended from outside" in await rooms.told(session)
         assert await rooms.said(session, "echo fine") == "fine"
@@ -82,16 +82,16 @@ async def test_the_loss_of_a_box_in_which_nothing_ran_is_told_too(rooms: Room, s
 async def test_what_was_lost_with_a_box_is_known_also_when_the_next_command_comes_at_once(
     rooms: Room, session: str
 ) -> None:
-    """S10: the box may be made again before the ends of its processes are seen."""
+    """S10: the sandbox may be opened again before the ends of its processes are seen."""
     mark = token()
     await rooms.of(session).start("kept", f"sleep {mark}", restart=True)
     await rooms.of(session).start("gone", f"sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-    site = rooms.site(session)
-    assert site is not None and site.box is not None
+    live_sandbox = rooms.live_sandbox(session)
+    assert live_sandbox is not None and live_sandbox.sandbox is not None
     os.kill(box_pid(rooms, session), signal.SIGKILL)
-    await site.box.wait()
-    await site.mourn()
+    await live_sandbox.sandbox.wait()
+    await live_sandbox.note_lost()
     assert await rooms.said(session, "echo fine") == "fine"
     told = await until_told(rooms, session, "'kept'")
     assert "has been started again" in told
@@ -112,7 +112,7 @@ async def test_a_command_whose_box_is_removed_says_why_it_ended(rooms: Room, ses
 
 
 async def test_a_process_marked_restart_comes_back_with_its_box(rooms: Room, session: str) -> None:
-    """S10: what should survive the gateway survives its box too."""
+    """S10: a process that survives the gateway's restart also survives the loss of its sandbox."""
     mark = token()
     await rooms.of(session).start("server", f"sleep {mark}", restart=True)
     [before] = await until(lambda: alive(f"sleep\0{mark}"))
@@ -134,34 +134,34 @@ async def until_told(rooms: Room, session: str, text: str) -> str:
 async def test_an_idle_box_is_closed_and_nobody_sees_the_difference(
     rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S11: a box in which nothing runs costs nothing after a while; one in which something runs stays."""
+    """S11: an idle sandbox costs nothing after a while; one with a running process stays."""
     busy = await rooms.new_session()
     await rooms.of(busy).start("server", "sleep 1000")
     await rooms.said(session, "cd /tmp; echo kept > file")
     await rooms.workspaces.reconcile()
-    assert rooms.site(session) is not None
-    for site in (rooms.site(session), rooms.site(busy)):
-        assert site is not None
-        site.used -= IDLE_SECONDS + 1
+    assert rooms.live_sandbox(session) is not None
+    for live_sandbox in (rooms.live_sandbox(session), rooms.live_sandbox(busy)):
+        assert live_sandbox is not None
+        live_sandbox.used -= IDLE_SECONDS + 1
     await rooms.workspaces.reconcile()
-    assert rooms.site(session) is None and rooms.presence.get(session) is None
-    assert rooms.site(busy) is not None
+    assert rooms.live_sandbox(session) is None and rooms.presence.get(session) is None
+    assert rooms.live_sandbox(busy) is not None
     assert await rooms.said(session, "pwd; cat file") == "/tmp\nkept"
     assert await rooms.told(session) == ""
 
 
 async def test_idle_boxes_are_bounded_in_number(rooms: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L04, L14: the longest unused go first."""
-    monkeypatch.setattr("tidegate.workspaces.workspaces.IDLE_BOXES", 2)
+    """L04, L14: the least recently used are closed first."""
+    monkeypatch.setattr("tidegate.workspaces.workspaces.IDLE_SANDBOXES", 2)
     made = [await rooms.new_session() for _ in range(4)]
     for session in made:
         await rooms.said(session, "true")
     await rooms.workspaces.reconcile()
-    assert [rooms.site(session) is not None for session in made] == [False, False, True, True]
+    assert [rooms.live_sandbox(session) is not None for session in made] == [False, False, True, True]
 
 
 async def test_a_box_is_never_another_backends(home: Path) -> None:
-    """S12: what a session has is keyed by the session and by what it was made with."""
+    """S12: a sandbox is keyed by its session and by what it was made with."""
     made: list[Backend] = []
 
     def other(name: str) -> Backend:
@@ -183,13 +183,13 @@ async def test_a_box_is_never_another_backends(home: Path) -> None:
 
 
 async def test_opening_and_closing_leaves_nothing(rooms: Room, session: str) -> None:
-    """L06, L15: descriptors, children and zombies after fifty boxes are as before."""
+    """L06, L15: descriptors, children and zombies after fifty sandboxes are as before."""
     await rooms.said(session, "true")
-    await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
+    await rooms.workspaces.close_sandbox(rooms.live_sandbox(session))  # type: ignore[arg-type]
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
         await rooms.said(session, "true")
-        await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
+        await rooms.workspaces.close_sandbox(rooms.live_sandbox(session))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
@@ -228,7 +228,7 @@ async def test_a_gateway_that_runs_as_root_says_what_that_means(
 
 
 async def test_processes_end_with_the_gateway_and_the_agent_is_told(home: Path) -> None:
-    """L28, S08, V12: a stop ends the whole tree, and the next start says so, once."""
+    """L28, S08, V12: a stop ends the whole tree, and the next start reports it, once."""
     mark = token()
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -242,7 +242,7 @@ async def test_processes_end_with_the_gateway_and_the_agent_is_told(home: Path) 
 
 
 async def test_processes_marked_restart_are_started_again_with_the_gateway(home: Path) -> None:
-    """S08, V11, V12: where the shell is, with its variables, as at the first start."""
+    """S08, V11, V12: in the shell's directory, with its variables, as at the first start."""
     mark = token()
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -270,7 +270,7 @@ async def test_a_process_of_a_session_that_ended_meanwhile_is_not_started_again(
 
 
 async def test_what_the_last_gateway_left_alive_is_ended_at_the_start(home: Path) -> None:
-    """L14: known by its number and the time of its start, so that nobody else is hit."""
+    """L14: identified by pid and start time, so that no other process is hit."""
     mark = token()
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -292,7 +292,7 @@ async def test_what_the_last_gateway_left_alive_is_ended_at_the_start(home: Path
             await rooms.workspaces.start()
             assert await left.wait() == -9
             await stranger.end(5)
-            assert await stranger.wait() == -15  # it was there to be asked
+            assert await stranger.wait() == -15  # it received SIGTERM
         finally:
             for child in (left, stranger):
                 await child.end(0)
@@ -300,7 +300,7 @@ async def test_what_the_last_gateway_left_alive_is_ended_at_the_start(home: Path
 
 
 async def test_a_row_that_nothing_is_behind_is_put_right_on_the_timer(rooms: Room, session: str) -> None:
-    """L16: level-triggered; the young are left alone."""
+    """L16: level-triggered; recent rows are left alone."""
     await rooms.of(session).start("real", "sleep 1000")
     for name, at in (("old", 0.0), ("young", rooms.clock.now)):
         await rooms.store.write(
@@ -338,7 +338,7 @@ async def test_the_end_of_a_session_ends_everything_and_puts_its_folder_into_the
 
 
 async def test_the_trash_is_emptied_after_its_time(home: Path) -> None:
-    """L19, B3, V09: removed after seven days; what lay beside the folder goes with the next sweep."""
+    """L19, B3, V09: removed after seven days; private files go with the next sweep."""
     clock = Clock()
     async with room(home, clock=clock) as rooms:
         session = await rooms.new_session()
@@ -374,7 +374,7 @@ async def test_a_deleted_session_leaves_nothing(rooms: Room, session: str) -> No
 
 
 async def test_a_project_folder_is_never_touched(rooms: Room) -> None:
-    """B3, V10: a folder that the user configured is neither moved nor removed, nor cluttered."""
+    """B3, V10: a folder that the user configured is neither moved nor removed, and nothing is added to it."""
     project = rooms.home / "project"
     project.mkdir()
     (project / "mine").write_text("precious")
@@ -400,13 +400,13 @@ async def test_a_project_folder_that_is_missing_is_named_and_not_made(rooms: Roo
 
 async def test_the_demo_model_finds_its_notes_in_a_new_folder_once(rooms: Room, session: str) -> None:
     assert "demo model" in await rooms.said(session, "cat notes.txt; rm notes.txt", agent="demo")
-    await rooms.workspaces.vacate(rooms.site(session))  # type: ignore[arg-type]
+    await rooms.workspaces.close_sandbox(rooms.live_sandbox(session))  # type: ignore[arg-type]
     assert await rooms.said(session, "ls", agent="demo") == ""
     assert await rooms.said(await rooms.new_session(), "ls") == ""
 
 
 async def test_folders_that_nobody_owns_are_removed_and_others_left_alone(rooms: Room, session: str) -> None:
-    """L14, L19: what a crash leaves is swept by name; what is not named by us is not ours."""
+    """L14, L19: leftovers of a crash are swept by name; anything with another name is not ours."""
     await rooms.said(session, "echo mine > file")
     stray = "s_" + "0" * 32
     for name in (stray, f"{stray}.private", f"{session}.1234-7"):
@@ -423,7 +423,7 @@ async def test_folders_that_nobody_owns_are_removed_and_others_left_alone(rooms:
 
 
 async def test_an_end_while_a_command_runs_ends_the_command(rooms: Room, session: str) -> None:
-    """B3: also when its turn did not let go in time."""
+    """B3: even if its turn did not end in time."""
     mark = token()
     running = asyncio.ensure_future(rooms.run(session, f"sleep {mark}"))
     await until(lambda: alive(f"sleep\0{mark}"))
@@ -433,7 +433,7 @@ async def test_an_end_while_a_command_runs_ends_the_command(rooms: Room, session
 
 
 async def test_an_end_while_a_box_is_opened_leaves_none(rooms: Room) -> None:
-    """L09: the thing that came too late is closed."""
+    """L09: a sandbox that opens too late is closed."""
     for turns in range(0, 60, 5):
         session = await rooms.new_session()
         running = asyncio.ensure_future(rooms.run(session, "sleep 1000"))
@@ -441,5 +441,5 @@ async def test_an_end_while_a_box_is_opened_leaves_none(rooms: Room) -> None:
             await asyncio.sleep(0)
         await rooms.end(session)
         await asyncio.gather(running, return_exceptions=True)
-        assert rooms.presence.get(session) is None or rooms.site(session) is None
+        assert rooms.presence.get(session) is None or rooms.live_sandbox(session) is None
     assert [entry.name for entry in Path("/proc/self/task").iterdir() if (entry / "children").read_text()] == []

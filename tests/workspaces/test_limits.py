@@ -1,4 +1,4 @@
-"""What a workspace may use, and what happens to what uses more."""
+"""The limits of a workspace, and what happens when they are exceeded."""
 
 import asyncio
 from pathlib import Path
@@ -11,16 +11,18 @@ pytestmark = pytest.mark.anyio
 
 MIB = 1 << 20
 EAT = "dd if=/dev/zero bs={0} count=1 2>/dev/null | sleep 1000"
-"""Reads so much into its memory and then waits for somebody to take it."""
+"""Reads this much into its memory and then waits."""
 
 
 async def memory(rooms: Room, session: str) -> int:
-    site = rooms.site(session)
-    return 0 if site is None or site.box is None else (await site.box.load()).memory_bytes
+    live_sandbox = rooms.live_sandbox(session)
+    return (
+        0 if live_sandbox is None or live_sandbox.sandbox is None else (await live_sandbox.sandbox.load()).memory_bytes
+    )
 
 
 async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path) -> None:
-    """L14, L24: each below what one process may have, together above what the session may."""
+    """L14, L24: each is below the limit of a process, together they exceed the session's."""
     async with room(home, polled=True, memory_bytes=100 * MIB) as rooms:
         session = await rooms.new_session()
         for number in range(1, 4):
@@ -29,9 +31,9 @@ async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path)
                 await asyncio.sleep(0.01)
             if number < 3:
                 await rooms.workspaces.reconcile()
-                assert len(rooms.site(session).running) == number  # type: ignore[union-attr]
+                assert len(rooms.live_sandbox(session).running) == number  # type: ignore[union-attr]
         await rooms.workspaces.reconcile()
-        await until(lambda: rooms.site(session).running == {})  # type: ignore[union-attr]
+        await until(lambda: rooms.live_sandbox(session).running == {})  # type: ignore[union-attr]
         told = await rooms.told(session)
         assert "workspaces.memory_bytes" in told and "eater1, eater2, eater3" in told
         assert {view.state for view in await rooms.of(session).list()} == {"ended"}
@@ -39,7 +41,7 @@ async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path)
 
 
 async def test_memory_that_is_shared_counts_once(home: Path) -> None:
-    """L03: a process that has forked is not as large as all its children together."""
+    """L03: a process that has forked does not count as all its children together."""
     mark = token()
     async with room(home, polled=True, memory_bytes=200 * MIB) as rooms:
         session = await rooms.new_session()
@@ -47,12 +49,12 @@ async def test_memory_that_is_shared_counts_once(home: Path) -> None:
         await rooms.of(session).start("forker", f"printf -v x '%{60 * MIB}s' ' '; {children}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 4)
         await rooms.workspaces.reconcile()
-        assert set(rooms.site(session).running) == {"forker"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"forker"}  # type: ignore[union-attr]
         assert 50 * MIB < await memory(rooms, session) < 200 * MIB
 
 
 async def test_what_lies_in_memory_counts_as_memory(home: Path) -> None:
-    """L24: though it is no process's own; and there is never more of it than the session's memory."""
+    """L24: although it belongs to no process; and it never exceeds the session's memory."""
     async with room(home, polled=True, memory_bytes=60 * MIB) as rooms:
         session = await rooms.new_session()
         sizes = await rooms.said(session, "df --output=size -B1 /dev/shm /run | tail -n +2")
@@ -72,7 +74,7 @@ async def test_a_place_in_memory_is_bounded_however_much_memory_there_may_be(hom
 
 
 async def test_the_kernel_is_told_how_many_processes_there_may_be(home: Path) -> None:
-    """L14: where no control group does; the test of a killed gateway shows that it counts them."""
+    """L14: without control groups; the test of a killed gateway shows that the kernel counts them."""
     async with room(home, polled=True, processes=77) as rooms:
         assert await rooms.said(await rooms.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
 
@@ -96,14 +98,16 @@ async def test_too_many_processes_in_the_background_are_ended(home: Path) -> Non
             await rooms.workspaces.reconcile()
             if len(alive(f"sleep\0{mark}")) <= 30:
                 break
-        site = rooms.site(session)
-        assert site is None or site.box is None or (await site.box.load()).processes <= 30
+        live_sandbox = rooms.live_sandbox(session)
+        assert (
+            live_sandbox is None or live_sandbox.sandbox is None or (await live_sandbox.sandbox.load()).processes <= 30
+        )
 
 
 async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L19: the disk of a workspace is bounded; it is looked at while something runs."""
+    """L19: the disk of a workspace is bounded and measured while something runs."""
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
     async with room(home, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()
@@ -121,4 +125,4 @@ async def test_a_project_is_as_large_as_it_is(home: Path, monkeypatch: pytest.Mo
         session = await rooms.new_session()
         await rooms.of(session, "project").start("server", "sleep 1000")
         await rooms.workspaces.reconcile()
-        assert set(rooms.site(session).running) == {"server"}  # type: ignore[union-attr]
+        assert set(rooms.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]

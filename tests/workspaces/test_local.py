@@ -1,4 +1,4 @@
-"""Commands without a sandbox: what a guardian of their own keeps of the promises."""
+"""Commands without a sandbox, and the promises that their guardians keep."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ class TestLocal(Conformance):
 
 
 def guardians() -> list[int]:
-    """Of this very process."""
+    """Of this process."""
     return [pid for pid in alive("workspaces/backends/guardian.py") if _parent(pid) == os.getpid()]
 
 
@@ -42,7 +42,7 @@ def _parent(pid: int) -> int:
 
 
 async def test_it_says_that_it_is_no_sandbox(place: Place) -> None:
-    """X12: approvals go by it."""
+    """X12: approvals depend on it."""
     assert not place.backend.sandboxed
     assert place.backend.enforced["processes"] == "polled"
     assert await place.backend.check() is None
@@ -52,14 +52,14 @@ async def test_it_works_in_the_folder_itself_with_a_home_and_temporary_files_bes
     spec = place.spec
     assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
     await place.said("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
-    files = place.backend.files(spec, box=lambda: anyio.sleep(0, place.box))
+    files = place.backend.files(spec, open_sandbox=lambda: anyio.sleep(0, place.sandbox))
     assert isinstance(files, LocalFiles)
     for path, content in (("here", b"1\n"), (f"{spec.home}/there", b"2\n"), (f"{spec.temporary}/then", b"3\n")):
         assert (await files.load(path, limit=10)).data == content
 
 
 async def test_no_process_is_there_while_nothing_runs(place: Place) -> None:
-    assert place.box.alive and place.box.pid is None and not guardians()
+    assert place.sandbox.alive and place.sandbox.pid is None and not guardians()
     child = await place.start("read -r line")
     assert len(guardians()) == 1
     child.close_input()
@@ -91,7 +91,7 @@ async def test_a_command_may_use_every_core_that_the_gateway_was_given(place: Pl
 
 
 async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_its_mark(place: Place) -> None:
-    """P12: the gateway does what the guardian would have done, as far as the mark goes."""
+    """P12: the gateway does the guardian's work, as far as the mark goes."""
     mark = token()
     child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
@@ -104,7 +104,7 @@ async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_i
 
 
 async def test_who_kills_a_command_leaves_the_rest_to_its_guardian(place: Place) -> None:
-    """P12: as a gateway does at its start that finds a process of the last one."""
+    """P12: as a starting gateway does with a process of the last one."""
     mark = token()
     child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
@@ -119,7 +119,7 @@ async def test_who_kills_a_command_leaves_the_rest_to_its_guardian(place: Place)
 
 
 async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
-    """L14: as long as it can be killed faster than it grows."""
+    """L14: as long as killing is faster than forking."""
     mark = token()
     child = await place.start(
         f"for i in $(seq 100); do (setsid sh -c 'sleep {mark} & sleep {mark}' &); done; sleep {mark}"
@@ -132,7 +132,7 @@ async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
 
 
 async def test_a_command_says_whose_it_is_and_no_saved_shell_does(tmp_path: Path) -> None:
-    """L14: so that the next gateway of the same home finds it, if its guardian is killed together with the gateway."""
+    """L14: so that the next gateway of the same home finds it if its guardian is killed together with the gateway."""
     backend = LocalBackend(Spawner(frozenset(os.sched_getaffinity(0)), "one"))
     async with opened(backend, spec_of(tmp_path)) as place:
         assert await place.said("export A=b; echo $TIDEGATE_OWNER") == "one"
@@ -174,8 +174,8 @@ anyio.run(main)
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 async def test_nothing_outlives_a_gateway_that_is_killed(tmp_path: Path, trap: str) -> None:
-    """L14, P12: kill -9 of the gateway; the guardians end everything, also what listens to nobody and what is no
-    child, group or session of anybody any more."""
+    """L14, P12: after kill -9 of the gateway, the guardians end everything, including processes that ignore signals or
+    have left every parent, group and session."""
     mark = token()
     command = f"{trap}(setsid env -i sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}"
     child = await spawner().spawn(

@@ -1,4 +1,4 @@
-"""The log of a process: bounded, with offsets that stay right."""
+"""The log of a process: bounded, with offsets that stay valid."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PIECES = st.lists(st.binary(max_size=300), max_size=40)
 def test_what_is_kept_is_the_end_of_all_that_was_written(
     tmp_path_factory: object, pieces: list[bytes], limit: int, since: int, most: int
 ) -> None:
-    """L19, D4: whatever is asked for is either given as it was or counted as gone."""
+    """L19, D4: every requested byte is either returned as it was or counted as dropped."""
     folder = tmp_path_factory.mktemp("log")  # type: ignore[attr-defined]
     base = folder / "s" / "pr_1"
     log = ProcessLog(base, limit)
@@ -38,7 +38,7 @@ def test_what_is_kept_is_the_end_of_all_that_was_written(
 
 
 def test_a_disk_that_refuses_stops_nothing(tmp_path: Path) -> None:
-    """D5: the process goes on, and what was not kept counts as gone."""
+    """D5: the process continues, and output that was not kept counts as dropped."""
     blocked = tmp_path / "s"
     blocked.write_text("in the way")
     log = ProcessLog(blocked / "pr_1", 1000)

@@ -1,4 +1,4 @@
-"""What commands reach with `workspaces.network`, tried where nothing leaves the machine."""
+"""What commands reach with `workspaces.network`, tested where nothing leaves the machine."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ print(json.dumps(found))
 
 
 def reached(role: str, hosts: tuple[str, ...], *private: str) -> dict[str, set[bool]]:
-    """For each host, whether it answers, by each way that there is."""
+    """For each host, whether it answers, over every protocol."""
     command = f"python3 - {' '.join(hosts)} <<'END'\n{PROBE}\nEND"
     found = json.loads(apart.printed(role, command, *private))
     return {host: {answer == "reached" for answer in answers} for host, answers in found.items()}
@@ -57,8 +57,8 @@ def reached(role: str, hosts: tuple[str, ...], *private: str) -> dict[str, set[b
 
 @ROLES
 def test_what_is_public_is_reached_and_nothing_else(role: str) -> None:
-    """X09, X12: not the machine's loopback, no private network, no metadata of a cloud, no neighbour, no abstract
-    socket; also not by a socket that is bound to the interface, whatever routes say."""
+    """X09, X12: not the machine's loopback, no private network, no cloud metadata, no neighbour, no abstract socket;
+    not even through a socket bound to the interface, whatever the routes are."""
     names = ("some.example", "255.255.255.255", "224.0.0.251")
     found = reached(role, (*apart.PUBLIC, *apart.FORBIDDEN, *names))
     assert {host for host, ways in found.items() if ways == {True}} == {*apart.PUBLIC, "some.example"}
@@ -74,7 +74,7 @@ def test_what_the_owner_allows_to_be_fetched_is_reached_too(role: str) -> None:
 
 @ROLES
 def test_no_command_can_open_what_is_closed(role: str) -> None:
-    """X12: it takes a capability that nothing in the sandbox has or gets."""
+    """X12: that takes a capability that nothing in the sandbox has or can get."""
     attempts = ("nft flush ruleset", "nft delete table inet tidegate", "ip route add 10.0.0.0/8 dev uplink",
                 "ip addr add 10.1.2.4/8 dev uplink", "unshare -Urn true", "unshare -n true")  # fmt: skip
     command = "export PATH=$PATH:/usr/sbin:/sbin\n" + "\n".join(f"{one} 2>/dev/null && echo {one}" for one in attempts)
@@ -103,14 +103,14 @@ print(json.dumps([is_open(host) for host in hosts]))
 
 
 def test_the_kernel_closes_what_the_table_of_web_fetch_refuses() -> None:
-    """X09: at the borders of every network, on both sides, and for what carries another address in itself."""
+    """X09: at the borders of every network, on both sides, and for addresses that embed another one."""
     allowed = ("10.20.0.0/16", "fd20::/16")
     hosts = [
         str(border + step)
         for net in (*addresses.V4, *addresses.V6, addresses.GLOBAL, addresses.NAT64, *addresses.networks(allowed))
         for border, steps in ((net.network_address, (-1, 0)), (net.broadcast_address, (0, 1)))
         for step in steps
-        if 0 < int(border) + step < 2**net.max_prefixlen  # nought means the sandbox itself
+        if 0 < int(border) + step < 2**net.max_prefixlen  # zero means the sandbox itself
     ]
     hosts += ["64:ff9b::808:808", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2a00::5efe:808:808", "2a00::200:5efe:1:1"]
     hosts += ["1.1.1.1", "2606:4700::1111", "2a00::201:5efe:1:1"]
@@ -121,7 +121,7 @@ def test_the_kernel_closes_what_the_table_of_web_fetch_refuses() -> None:
 
 
 async def test_nobody_reaches_into_a_sandbox(home: Path) -> None:
-    """X12: what a command listens at is its own."""
+    """X12: a command's listening sockets are its own."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     async with room(home, network=True) as rooms:
@@ -134,10 +134,14 @@ async def test_nobody_reaches_into_a_sandbox(home: Path) -> None:
 
 
 def uplinks(rooms: Room, session: str) -> list[int]:
-    """The pids of what joins a session's sandbox to the network."""
-    site = rooms.site(session)
+    """The pids of the network helper of a session's sandbox."""
+    live_sandbox = rooms.live_sandbox(session)
     running = rooms.workspaces.spawner.running
-    return [pid for pid in running if site is not None and site.box is not None and "passt" in _name(pid)]
+    return [
+        pid
+        for pid in running
+        if live_sandbox is not None and live_sandbox.sandbox is not None and "passt" in _name(pid)
+    ]
 
 
 def _name(pid: int) -> str:
@@ -171,7 +175,7 @@ asyncio.run(live())
 
 
 def killed(home: Path) -> list[int]:
-    """The children that a gateway with a sandbox had when it was killed."""
+    """The children of a gateway with a sandbox at the moment it was killed."""
     command = [sys.executable, "-c", GATEWAY, str(home)]
     with subprocess.Popen(command, cwd=apart.ROOT, stdout=subprocess.PIPE, text=True) as gateway:
         assert gateway.stdout is not None
@@ -182,7 +186,7 @@ def killed(home: Path) -> list[int]:
 
 
 async def test_the_uplink_ends_with_a_gateway_that_is_killed(home: Path) -> None:
-    """L14: though what it joined to the network is held open by itself."""
+    """L14: although the network helper itself holds the namespace open."""
     children = killed(home)
     await until(lambda: not any(map(_name, children)))
 
@@ -201,7 +205,7 @@ async def test_a_sandbox_whose_uplink_was_killed_is_made_again(home: Path) -> No
 async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_install(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_network, "find", lambda _: None)
+    monkeypatch.setattr(sandbox_network, "find_program", lambda _: None)
     async with room(home, network=True) as rooms:
         with pytest.raises(ToolFailed, match="pasta and nft are not installed here: install passt and nftables"):
             await rooms.run(await rooms.new_session(), "true")

@@ -1,4 +1,4 @@
-"""Patterns for searching: what is accepted, and that it means the same to both engines."""
+"""Search patterns: what is accepted, and that both engines agree on its meaning."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tidegate.errors import ToolFailed
 from tidegate.values import Frozen
 from tidegate.workspaces.files import Pattern, SearchQuery, line_matcher, read_pattern
 from tidegate.workspaces.files.search import _python, _rg
-from tidegate.workspaces.processes.children import find
+from tidegate.workspaces.processes.children import find_program
 
 Places = list[tuple[int, int]]
 
@@ -26,10 +26,10 @@ def by_python(pattern: Pattern, text: bytes) -> Places:
 
 
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
-    program = find("rg")
+    program = find_program("rg")
     assert program is not None
     command = _rg(program, SearchQuery(pattern=pattern, limit=10_000)).command
-    reading = "/proc/self/fd/0"  # here the text comes by the standard input
+    reading = "/proc/self/fd/0"  # here the text comes from standard input
     ended = subprocess.run([*command[:-1], reading], input=text, capture_output=True, check=False, timeout=60)
     assert ended.returncode in (0, 1), ended.stderr
     places = [line.split(b":", 2)[:2] for line in ended.stdout.split(b"\n") if line]
@@ -37,11 +37,11 @@ def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
 
 
 def lines(pattern: str, *given: str, **options: bool) -> list[str]:
-    """Those of the lines that fit, asked of both engines."""
+    """The matching lines, according to both engines."""
     text = "".join(f"{line}\n" for line in given).encode()
     read = read_pattern(pattern, **options)
     found = by_python(read, text)
-    if find("rg") is not None:
+    if find_program("rg") is not None:
         assert by_ripgrep(read, text) == found
     return [given[number - 1] for number, _column in found]
 
@@ -90,39 +90,39 @@ def test_a_literal_is_every_character_as_it_stands() -> None:
     [
         ("", "1 to 1000 characters"),
         ("a" * 1001, "1 to 1000 characters"),
-        ("a\nb", "within one line"),
+        ("a\nb", "line by line"),
         ("a\\nb", "leave \\n out"),
         ("[\\n]", "leave \\n out"),
-        ("\\x0a", "within one line"),
-        ("(a)\\1", "\\1, which is not known"),
-        ("(?=a)", "looks around"),
-        ("(?<!a)b", "looks around"),
-        ("(?s:a)", "looks around or sets options"),
-        ("\\Aa", "\\A, which is not known"),
-        ("\\p{L}", "\\p, which is not known"),
-        ("a**", "repeats what is repeated already"),
-        ("a++", "repeats what is repeated already"),
-        ("a{2}{3}", "repeats what is repeated already"),
-        ("^*", "repeats a place"),
-        ("(a|^)+", "repeats a place"),
-        ("\\b?", "repeats a place"),
+        ("\\x0a", "line by line"),
+        ("(a)\\1", "\\1, which is not supported"),
+        ("(?=a)", "uses lookaround"),
+        ("(?<!a)b", "uses lookaround"),
+        ("(?s:a)", "uses lookaround or options"),
+        ("\\Aa", "\\A, which is not supported"),
+        ("\\p{L}", "\\p, which is not supported"),
+        ("a**", "has two counts in a row"),
+        ("a++", "has two counts in a row"),
+        ("a{2}{3}", "has two counts in a row"),
+        ("^*", "repeats a position"),
+        ("(a|^)+", "repeats a position"),
+        ("\\b?", "repeats a position"),
         ("a^", "write \\^ or \\$"),
         ("$name", "write \\^ or \\$"),
         ("a(b|^c)", "write \\^ or \\$"),
         ("*a", '"*" with nothing before it'),
         ("(|+)", '"+" with nothing before it'),
         ("{2}", '"{" with nothing before it'),
-        ("(a", '"(" without its ")"'),
-        ("a)", '")" without its "("'),
-        ("[a", '"[" without its "]"'),
-        ("[", '"[" without its "]"'),
-        ("[]", '"[" without its "]"'),
+        ("(a", '"(" without a ")"'),
+        ("a)", '")" without a "("'),
+        ("[a", '"[" without a "]"'),
+        ("[", '"[" without a "]"'),
+        ("[]", '"[" without a "]"'),
         ("[z-a]", "a range in [ ]"),
         ("[a-\\d]", "a range in [ ]"),
-        ("[^\\s\\S]", "no character fits"),
-        ("[[:letter:]]", "[:letter:], which is not known"),
+        ("[^\\s\\S]", "matches no character"),
+        ("[[:letter:]]", "[:letter:], which is unknown"),
         ("a\\", "ends with a backslash"),
-        ("a{3,2}", "must not be the smaller"),
+        ("a{3,2}", "is smaller than the first"),
         ("\\U00110000", "does not exist"),
         ("\\ud800", "does not exist"),
         ("\ud800", "valid Unicode"),
@@ -143,7 +143,7 @@ def test_classes_of_which_each_letters_case_would_be_looked_up_are_bounded() -> 
         read_pattern("[\\u0100-\\u0400]" * 6, ignore_case=True)
 
 
-@pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here to be compared with")
+@pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @pytest.mark.parametrize("pattern", ["a{1990}", "\\w{490}", "[^a]{400}", "(.|é){200}", "([^é]{20}){20}"])
 def test_the_largest_pattern_that_is_accepted_is_one_that_ripgrep_takes(pattern: str) -> None:
     assert by_ripgrep(read_pattern(pattern), b"abc\n" + b"b" * 3000 + b"\n") in ([], [(2, 1)])
@@ -189,11 +189,11 @@ class Given(Frozen, frozen=True):
     ignore_case: bool
 
 
-@pytest.mark.skipif(find("rg") is None, reason="there is no ripgrep here to be compared with")
+@pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @settings(max_examples=150)
 @given(case=st.builds(Given, pattern=PATTERNS, text=TEXTS, ignore_case=st.booleans()), chunk=st.integers(1, 40))
 def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
-    """Lines and columns, in any text, also where it is no UTF-8, in pieces of any size."""
+    """Lines and columns, in any text, even if it is not UTF-8, in pieces of any size."""
     try:
         pattern = read_pattern(case.pattern, ignore_case=case.ignore_case)
     except ToolFailed:
@@ -206,7 +206,7 @@ def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
 @settings(max_examples=200)
 @given(text=st.text("ab^$[](){}*+?|\\.,-:dwsbnxPi<>é\n0123", min_size=1, max_size=12), ignore_case=st.booleans())
 def test_any_text_is_a_pattern_or_a_sentence(text: str, ignore_case: bool) -> None:
-    """What is accepted can be compiled."""
+    """Every accepted pattern compiles."""
     try:
         pattern = read_pattern(text, ignore_case=ignore_case)
     except ToolFailed as error:
@@ -216,7 +216,7 @@ def test_any_text_is_a_pattern_or_a_sentence(text: str, ignore_case: bool) -> No
 
 
 def test_the_program_tells_the_places_and_stops_when_it_has_told_enough() -> None:
-    """As it is started by the gateway, without anything of ours to import."""
+    """Started as the gateway starts it, with nothing of Tidegate to import."""
     reading, writing = os.pipe()
     os.write(writing, b"x\nab\nb\nb\nb")
     os.close(writing)

@@ -1,4 +1,4 @@
-"""Background processes by name: started once, watched, written to, waited for, ended, and told of."""
+"""Named background processes: started once, watched, written to, waited for, ended, and reported."""
 
 import asyncio
 import json
@@ -15,7 +15,8 @@ from tests.workspaces.making import WAIT, Room, alive, room, token, until
 from tidegate.agent import Conversation
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, workspaces
-from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend, BubblewrapSandbox
+from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
+from tidegate.workspaces.backends.bubblewrap_sandbox import BubblewrapSandbox
 from tidegate.workspaces.backends.interface import Backend, SandboxSpec
 from tidegate.workspaces.processes.background import MOST_RUNNING
 from tidegate.workspaces.processes.children import Spawner
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def ended(rooms: Room, session: str, name: str) -> Any:
-    """The process when it is over."""
+    """Wait for the process to end."""
     with anyio.fail_after(WAIT):
         return (await rooms.of(session).wait(name, pattern=None, timeout=WAIT)).process
 
@@ -58,7 +59,7 @@ async def test_a_process_starts_where_the_shell_is_and_changes_nothing_there(roo
 
 
 async def test_its_row_is_there_before_it_is_and_says_so_when_it_could_not_be_started(home: Path) -> None:
-    """L09: ownership is written down before the spawn."""
+    """L09: ownership is recorded before the spawn."""
     seen: list[list[str]] = []
 
     class Refusing(BubblewrapBackend):
@@ -88,8 +89,8 @@ async def test_a_start_that_is_cancelled_leaves_no_process(rooms: Room, session:
         await asyncio.gather(task, return_exceptions=True)
     views = await rooms.of(session).list()
     running = {view.name for view in views if view.live}
-    site = rooms.site(session)
-    assert running == (set() if site is None else set(site.running))
+    live_sandbox = rooms.live_sandbox(session)
+    assert running == (set() if live_sandbox is None else set(live_sandbox.running))
     for name in running:
         await rooms.of(session).stop(name)
     await until(lambda: alive(mark) == [])
@@ -148,7 +149,7 @@ async def test_no_character_is_cut_in_two(rooms: Room, session: str) -> None:
 
 
 async def test_a_log_is_bounded_and_says_what_is_gone(home: Path) -> None:
-    """L19, D4: two files of half the limit each; offsets stay right."""
+    """L19, D4: two files of half the limit each; offsets stay valid."""
     async with room(home, process_log_bytes=64 * 1024) as rooms:
         session = await rooms.new_session()
         mine = rooms.of(session)
@@ -168,9 +169,9 @@ async def test_a_process_that_does_not_read_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("tidegate.workspaces.processes.background.WRITE_SECONDS", 0.2)
     await rooms.of(session).start("deaf", "sleep 1000")
-    with pytest.raises(ToolFailed, match="has not read all"):
+    with pytest.raises(ToolFailed, match="did not read all"):
         await rooms.of(session).write("deaf", b"x" * 1_000_000)
-    with pytest.raises(ToolFailed, match="not read what it was given"):
+    with pytest.raises(ToolFailed, match="not read its earlier input"):
         await rooms.of(session).write("deaf", b"x")
 
 
@@ -178,7 +179,7 @@ async def test_what_is_over_or_was_never_there_cannot_be_written_to(rooms: Room,
     mine = rooms.of(session)
     await mine.start("short", "true")
     await ended(rooms, session, "short")
-    with pytest.raises(ToolFailed, match="does not run any more"):
+    with pytest.raises(ToolFailed, match="is no longer running"):
         await mine.write("short", b"x")
     with pytest.raises(ToolFailed, match=r"no process named 'other'; there are: short"):
         await mine.output("other", limit=10)
@@ -217,12 +218,12 @@ async def test_waiting_ends_with_its_time_and_with_the_process(rooms: Room, sess
 
 
 async def test_a_pattern_of_somebody_elses_takes_only_his_own_time(rooms: Room, session: str) -> None:
-    """L20: it is looked for in the sandbox, not here."""
+    """L20: the search runs in the sandbox, not in the gateway."""
     mine = rooms.of(session)
     await mine.start("p", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!; sleep 1000")
     with anyio.fail_after(WAIT):
         assert (await mine.wait("p", pattern="(a+)+$", timeout=1)).matched is None
-    with pytest.raises(ToolFailed, match="no extended regular expression"):
+    with pytest.raises(ToolFailed, match="not a valid extended regular expression"):
         await mine.wait("p", pattern="(", timeout=WAIT)
 
 
@@ -294,7 +295,7 @@ async def test_what_a_process_leaves_behind_ends_with_it(rooms: Room, session: s
 
 
 async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:
-    """L19: the last ones, with their logs; older ones are forgotten with theirs."""
+    """L19: the last ones, with their logs; older ones are removed with theirs."""
     async with room(home, kept_processes=3) as rooms:
         session = await rooms.new_session()
         for number in range(6):
@@ -309,7 +310,7 @@ async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:
 
 
 async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room, session: str) -> None:
-    """L21: its output is taken at a pace, and the process waits."""
+    """L21: its output is read at a bounded rate, and the process waits."""
     mine = rooms.of(session)
     await mine.start("yes", "yes")
     await until(lambda: _written(rooms, session, "yes") > 8 << 20)
@@ -319,7 +320,7 @@ async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room
 
 
 async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L21: three times what is taken in a second takes two seconds at least, however fast it comes."""
+    """L21: three seconds' worth of output takes at least two seconds, however fast it comes."""
     monkeypatch.setattr("tidegate.workspaces.processes.background.PACE_BYTES", 1 << 20)
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -340,15 +341,15 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
         await house.say(_calls("terminal", command="cd /tmp; export A=b"))
         await until(lambda: alive(f"sleep\0{mark}"))
         presence, before = house.components.presence, alive(mark)
-        site, record = house.components.workspaces.present(session), presence.get(session)
-        assert site is not None and record is not None and isinstance(record.resident, Conversation)
+        live_sandbox, record = house.components.workspaces.present(session), presence.get(session)
+        assert live_sandbox is not None and record is not None and isinstance(record.resident, Conversation)
         if how == "asked for":
             assert presence.unload(session, reason="test")
         else:
             assert presence.sweep(record.used + presence.idle_ttl + 1) == 1
         await until(lambda: presence.stats().residents == 0 and not presence._leaving)
         assert presence.get(session) is record and record.resident is None
-        assert house.components.workspaces.present(session) is site and list(site.running) == ["server"]
+        assert house.components.workspaces.present(session) is live_sandbox and list(live_sandbox.running) == ["server"]
         assert alive(mark) == before
         await house.say(_calls("terminal", command="echo $PWD $A"))
         assert results(house)[-1].startswith("/tmp b")
@@ -359,13 +360,13 @@ async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, ho
 
 
 def _calls(tool: str, **arguments: str) -> str:
-    """A message upon which the model calls a tool."""
+    """A message on which the model calls a tool."""
     return f"[tool {tool} {json.dumps(arguments)}] [say done]"
 
 
 def _running(rooms: Room, session: str) -> dict[str, Any]:
-    site = rooms.site(session)
-    return {} if site is None else site.running
+    live_sandbox = rooms.live_sandbox(session)
+    return {} if live_sandbox is None else live_sandbox.running
 
 
 def _written(rooms: Room, session: str, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Who could write in a project folder, and what prompts take from there: the order in which it is found out."""
+"""Provenance of project files: who could write them, and what prompts use, in the order in which it becomes known."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ OLD, NEW = b"old", b"new"
 
 
 class Folder:
-    """A project in which there is one file."""
+    """A project with one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ async def test_the_owners_sessions_cost_and_change_nothing(provenance: Provenanc
 
 
 async def test_what_was_there_before_the_first_writer_is_trusted(provenance: Provenance, folder: Folder) -> None:
-    """X19: and what was there before the second is not."""
+    """X19: and files from before the second writer are not."""
     await provenance.admit("s_anna", folder.path)
     reader = await provenance.reader("p_owner")
     assert reader.admits(folder.file, OLD) and not reader.admits(folder.file, NEW) and reader.admits("/else", NEW)
@@ -70,7 +70,7 @@ async def test_what_was_there_before_the_first_writer_is_trusted(provenance: Pro
 async def test_a_writer_who_comes_while_files_are_read_has_them_read_again(
     provenance: Provenance, folder: Folder
 ) -> None:
-    """X19: else what they wrote in that moment would be taken for what was there before."""
+    """X19: otherwise their writes at that moment would count as earlier content."""
     readers: list[Reader] = []
 
     async def make(reader: Reader) -> bool:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_nothing_of_the_gateway_is_in_its_environment(home: Path) -> None:
-    """X15, L26: the environment is made from an allow-list, not from what the gateway has."""
+    """X15, L26: the environment is built from an allow-list, not from the gateway's own."""
     own = {"LANG": "C.UTF-8", "TZ": "UTC", "OPENAI_API_KEY": "sk-secret", "PATH": "/evil", "LD_PRELOAD": "/evil.so"}
     async with room(home, environment=own) as rooms:
         session = await rooms.new_session()
@@ -27,7 +27,7 @@ async def test_nothing_of_the_gateway_is_in_its_environment(home: Path) -> None:
 
 
 async def test_the_system_is_there_to_be_read_and_nothing_else_of_the_machine(rooms: Room, session: str) -> None:
-    """X12, X18: the wall is the kernel's: read-only system, no home of anybody, no secrets of the machine."""
+    """X12, X18: the kernel enforces it: a read-only system, nobody's home, no secrets of the machine."""
     seen = await rooms.said(session, "ls -A / | tr '\\n' ' '")
     assert set(seen.split()) <= {
         "bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "tmp", "usr", "var",
@@ -52,7 +52,7 @@ async def test_it_has_no_capability_and_can_get_none(rooms: Room, session: str) 
 
 
 async def test_it_can_change_no_setting_of_the_machine(rooms: Room, session: str) -> None:
-    """X12: also where the gateway is root: the kernel's own files ask for their owner, not for a capability."""
+    """X12: also if root runs the gateway: the kernel checks the owner of these files, not a capability."""
     writable = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print 2>/dev/null | head -3"
     assert await rooms.said(session, writable) == ""
     done, _ = await rooms.run(session, "exec 5>/proc/sys/kernel/core_pattern")
@@ -60,7 +60,7 @@ async def test_it_can_change_no_setting_of_the_machine(rooms: Room, session: str
 
 
 async def test_it_sees_the_processes_of_its_session_only(rooms: Room, session: str) -> None:
-    """X13: what it cannot see it cannot signal, the gateway least of all."""
+    """X13: it cannot signal what it cannot see, least of all the gateway."""
     mark = token()
     await rooms.of(session).start("mine", f"sleep {mark}")
     await until(lambda: alive(f"sleep\0{mark}"))
@@ -78,7 +78,7 @@ async def test_no_command_line_tells_where_the_gateway_is(rooms: Room, session: 
 
 
 async def test_it_can_not_end_its_own_sandbox(rooms: Room, session: str) -> None:
-    """X12: nor leave anything there that nobody reaps."""
+    """X12: nor leave zombies there."""
     pids = "readlink /proc/self/ns/pid"
     before = await rooms.said(session, pids)
     await rooms.said(session, "for i in $(seq 31); do kill -$i 1; done 2>/dev/null; true")
@@ -93,7 +93,7 @@ async def test_it_has_no_descriptor_that_it_was_not_given(rooms: Room, session: 
 
 
 async def test_there_is_no_network_unless_it_is_allowed(home: Path) -> None:
-    """X12: and then it is one of its own."""
+    """X12: and then it has its own."""
     interfaces = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort | tr '\\n' ' '"
     async with room(home) as rooms:
         assert await rooms.said(await rooms.new_session(), interfaces) == "lo"
@@ -132,7 +132,7 @@ async def test_a_folder_that_the_operator_allows_can_be_read(home: Path, tmp_pat
 async def test_a_folder_that_the_operator_allows_to_be_read_cannot_be_written_by_tools(
     home: Path, tmp_path: Path, backend: str
 ) -> None:
-    """X07: the gateway itself could."""
+    """X07: although the gateway could."""
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "manual").write_text("read me")
@@ -149,7 +149,7 @@ async def test_a_folder_that_the_operator_allows_to_be_read_cannot_be_written_by
 
 
 async def test_a_file_and_a_process_have_their_limits(home: Path) -> None:
-    """L24: what the kernel can bound, it does."""
+    """L24: limits that the kernel can enforce are enforced."""
     async with room(home, file_bytes=1 << 20, memory_bytes=64 << 20) as rooms:
         session = await rooms.new_session()
         done, _ = await rooms.run(session, "head -c 2000000 /dev/zero > big; exec_code=$?; exit $exec_code")
@@ -189,7 +189,7 @@ async def test_where_bubblewrap_is_missing_the_message_says_what_to_install(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"bash": "/bin/bash", "nsenter": "/usr/bin/nsenter", "setpriv": "/x", "prlimit": "/x"}
-    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.find", found.get)
+    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.find_program", found.get)
     async with room(home, backend="auto") as rooms:
         session = await rooms.new_session()
         with pytest.raises(ToolFailed, match=r"install bubblewrap, .*workspaces\.backend = local"):

@@ -1,4 +1,4 @@
-"""What a sandbox can ask of the kernel: nothing that leads to keys, to other sandboxes or far into the kernel."""
+"""System calls of a sandbox: none that lead to keys, to other sandboxes or deep into the kernel."""
 
 import ctypes
 import errno
@@ -48,7 +48,7 @@ async def tried(rooms: Room, session: str, program: str) -> str:
 
 
 async def test_no_key_of_the_gateway_is_seen_in_a_sandbox(rooms: Room, session: str) -> None:
-    """X12: neither of its session nor of its user; nor is one's name read from /proc."""
+    """X12: neither of its session nor of its user, and no key's name can be read from /proc."""
     add, request, keyctl = NUMBERS
     name = f"tidegate-{token()}".encode()
     for ring in (SESSION, USER):
@@ -69,7 +69,7 @@ async def test_no_key_of_the_gateway_is_seen_in_a_sandbox(rooms: Room, session: 
 
 
 async def test_a_sandbox_can_leave_no_key_for_another(rooms: Room, session: str) -> None:
-    """X12: the keyrings of a user are the same in all of them."""
+    """X12: a user's keyrings are the same in all sandboxes."""
     add, *_ = NUMBERS
     name = f"tidegate-{token()}"
     for ring in (-1, -2, SESSION, USER, -5):
@@ -78,7 +78,7 @@ async def test_a_sandbox_can_leave_no_key_for_another(rooms: Room, session: str)
 
 
 def test_what_is_started_has_a_keyring_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """X12: for what the kernel itself looks up for a process. Here without the filter, so that it can be asked for."""
+    """X12: for keys that the kernel itself looks up. Here without the filter, so that they can be queried."""
     *_, keyctl = NUMBERS
     monkeypatch.setattr(seccomp, "_table", lambda _: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF_0000))  # all is allowed
 
@@ -90,7 +90,7 @@ def test_what_is_started_has_a_keyring_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_calls_far_into_the_kernel_are_missing(rooms: Room, session: str) -> None:
-    """X12: a program that is refused io_uring does without, as on a kernel that does not have it."""
+    """X12: a program that is refused io_uring falls back, as on a kernel without it."""
     closed = {"x86_64": (298, 321, 323), "aarch64": (241, 280, 282)}[MACHINE]  # perf_event_open, bpf, userfaultfd
     calls = (*closed, 425, 426, 427)  # io_uring
     printed = await tried(rooms, session, f"print(*(call(number, 0, 0, 0, 0, 0) for number in {calls}))")
@@ -98,16 +98,17 @@ async def test_calls_far_into_the_kernel_are_missing(rooms: Room, session: str) 
 
 
 async def test_sockets_that_belong_to_no_network_namespace_are_missing(rooms: Room, session: str) -> None:
-    """X12: of virtual machines (vsock), of the kernel's ciphers, of Bluetooth."""
+    """X12: virtual machines (vsock), the kernel's ciphers, Bluetooth."""
     number = {"x86_64": 41, "aarch64": 198}[MACHINE]
     families = {"unix": 1, "inet": 2, "inet6": 10, "netlink": 16, "vsock": 40, "alg": 38, "bluetooth": 31}
     program = f"for name, one in {families}.items(): print(name, call({number}, one, 3 if one == 16 else 1, 0))"
     opened = dict(line.split() for line in (await tried(rooms, session, program)).splitlines())
     assert [name for name, result in opened.items() if result.isdecimal()] == ["unix", "inet", "inet6", "netlink"]
     assert {opened[name] for name in ("vsock", "alg", "bluetooth")} == {"EAFNOSUPPORT"}
-    high = f"print(call({number}, 40 + (1 << 32), 1, 0))"  # the kernel takes the lower half alone, and so do we
+    high = f"print(call({number}, 40 + (1 << 32), 1, 0))"  # the kernel uses only the lower half, and so does the filter
     assert await tried(rooms, session, high) == "EAFNOSUPPORT"
-    pair = {"x86_64": 53, "aarch64": 199}[MACHINE]  # which makes two sockets before it asks whether they can be joined
+    # it creates two sockets before checking whether they can be connected
+    pair = {"x86_64": 53, "aarch64": 199}[MACHINE]
     program = f"for one in {tuple(families.values())}: print(call({pair}, one, 1, 0, (ctypes.c_int * 2)()))"
     unix, *others = (await tried(rooms, session, program)).split()
     assert unix == "0" and set(others[-3:]) == {"EAFNOSUPPORT"}
@@ -122,7 +123,7 @@ async def test_another_interface_to_the_kernel_is_no_way_around(rooms: Room, ses
 
 
 async def test_the_filter_holds_for_all_that_is_in_a_sandbox(rooms: Room, session: str) -> None:
-    """X12: for its first process, for commands, and for what they leave behind."""
+    """X12: its first process, commands, and the processes they leave behind."""
     await rooms.of(session).start("server", "setsid sleep 1000")
     seen = await rooms.said(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
     assert seen.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]

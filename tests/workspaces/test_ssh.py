@@ -67,13 +67,15 @@ async def test_a_session_has_one_connection_however_many_commands(server: Sshd, 
 async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
     backend: SshBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X18: neither secrets, nor an agent, nor a screen."""
+    """X18: neither secrets, nor an agent, nor a display."""
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere/agent")
     monkeypatch.setenv("DISPLAY", ":7")
     monkeypatch.setenv("TIDEGATE_SECRET", "hidden")
     async with opened(backend, spec_of(tmp_path)) as place:
-        assert place.box.pid is not None
-        names = [field.partition(b"=")[0] for field in Path(f"/proc/{place.box.pid}/environ").read_bytes().split(b"\0")]
+        assert place.sandbox.pid is not None
+        names = [
+            field.partition(b"=")[0] for field in Path(f"/proc/{place.sandbox.pid}/environ").read_bytes().split(b"\0")
+        ]
         assert set(names) == {b"HOME", b"PATH", b"TIDEGATE_OWNER", b""}
         assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
 
@@ -180,26 +182,26 @@ def _fields(spec: object) -> dict[str, object]:
 async def test_the_folders_of_an_ended_session_go_to_the_trash_and_from_there_when_they_are_old(
     server: Sshd, backend: SshBackend, tmp_path: Path
 ) -> None:
-    """V09: over there, too."""
+    """V09: on the other machine too."""
     specs = [spec_of(tmp_path) for _ in range(3)]
     for spec in specs:
         async with opened(backend, spec) as place:
             await place.said("mkdir -p deep; echo 1 > deep/file; chmod 500 deep")
     old, kept, removed = (spec.session for spec in specs)
-    await backend.put_away(old, keep=True, age=100)
+    await backend.discard_folders(old, keep=True, age=100)
     assert (server.trash / old / "work" / "deep" / "file").read_text() == "1\n"
     os.utime(server.trash / old, (1, 1))
-    await backend.put_away(kept, keep=True, age=100)
-    await backend.put_away(removed, keep=False, age=100)
+    await backend.discard_folders(kept, keep=True, age=100)
+    await backend.discard_folders(removed, keep=False, age=100)
     assert not (server.trash / old).exists() and not (server.trash / removed).exists()
     assert (server.trash / kept).is_dir()
     assert not any((server.sessions / spec.session).exists() for spec in specs)
-    await backend.put_away(kept, keep=True, age=100)
+    await backend.discard_folders(kept, keep=True, age=100)
     assert (server.trash / kept).is_dir()
 
 
 async def test_files_over_there_are_read_written_and_found_as_they_are_here(place: Place) -> None:
-    """X07: nothing outside of the session's folders, nor by a link."""
+    """X07: nothing outside the session's folders, not even through a link."""
     files = place.backend.files(place.spec, _opening(place))
     data = os.urandom(200_000)
     await place.said("ln -s /etc out; mkdir deep; echo needle > deep/file")
@@ -217,17 +219,17 @@ async def test_files_over_there_are_read_written_and_found_as_they_are_here(plac
 
 
 def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
-    async def box() -> Sandbox:
-        return place.box
+    async def sandbox() -> Sandbox:
+        return place.sandbox
 
-    return box
+    return sandbox
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_connection_that_is_cut_ends_everything_over_there_and_is_seen(server: Sshd, place: Place) -> None:
-    """L14, S10: and what ran counts as killed."""
+    """L14, S10: and running commands count as killed."""
     mark = token()
     before = set(server.connections())
     child = await place.start(f"trap '' TERM; (setsid env -i sleep {mark} &); sleep {mark}")
@@ -238,11 +240,11 @@ async def test_a_connection_that_is_cut_ends_everything_over_there_and_is_seen(s
         ):  # a connection of a plain user's is two, and one ends with the other
             os.kill(pid, signal.SIGKILL)
     with anyio.fail_after(WAIT):
-        await place.box.wait()
+        await place.sandbox.wait()
         assert await child.wait() == -9
         await child.end(0)
     child.close()
-    assert not place.box.alive
+    assert not place.sandbox.alive
     await until(lambda: not alive(mark))
     with pytest.raises(ToolFailed, match=r"connection to the machine .* was lost"):
         await place.run("true")
@@ -252,12 +254,12 @@ async def test_a_keeper_that_is_killed_takes_everything_with_it(place: Place) ->
     mark = token()
     child = await place.start(f"(setsid env -i sleep {mark} &); sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-    os.kill(int(place.box.there.keeper.partition(":")[0]), signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(int(place.sandbox.remote.keeper.partition(":")[0]), signal.SIGKILL)  # type: ignore[attr-defined]
     await until(lambda: not alive(mark))
     with anyio.fail_after(WAIT):
         await child.wait()
         await child.end(0)
-        await place.box.wait()
+        await place.sandbox.wait()
     child.close()
 
 
@@ -269,12 +271,12 @@ async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_i
     with anyio.fail_after(WAIT):
         assert await child.end(0) == 0
         assert await child.wait() == -9
-    assert not alive(mark) and place.box.alive
+    assert not alive(mark) and place.sandbox.alive
     child.close()
 
 
 async def test_a_keeper_that_hears_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L16: a machine that is cut off does not go on by itself."""
+    """L16: a machine that is cut off does not keep running commands."""
     heard, say = os.pipe()
     monkeypatch.setattr(remote_keeper, "SILENT_SECONDS", 0.05)
     waiting = os.dup(0)
@@ -289,7 +291,7 @@ async def test_a_keeper_that_hears_nothing_ends(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_outlives_a_gateway_that_is_killed_while_it_connects(server: Sshd) -> None:
-    """L14, P12: at random moments of a connection and of the first command over it, on either side."""
+    """L14, P12: at random moments of a connection and of its first command, on either side."""
     seed = int(os.environ.get("TIDEGATE_SEED") or random.SystemRandom().randrange(1_000_000))
     result = orphans.run("ssh", 10, seed, options=server.options)
     assert result.left == 0, result
@@ -318,7 +320,7 @@ anyio.run(main)
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path: Path, trap: str) -> None:
-    """L14, P12: kill -9 of the gateway; neither over there nor here."""
+    """L14, P12: after kill -9 of the gateway, on both machines."""
     mark = token()
     command = f"{trap}(setsid env -i sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}"
     child = await spawner().spawn(
@@ -339,7 +341,7 @@ async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path:
 
 
 async def test_a_session_lives_on_another_machine_from_its_first_command_to_its_end(server: Sshd, home: Path) -> None:
-    """B2, B3, V09, V11: shell, files and processes are over there, and go to the trash there."""
+    """B2, B3, V09, V11: shell, files and processes are on the other machine and go to the trash there."""
     settings = {"backend": "ssh", "ssh_host": HOST, "ssh_options": server.options}
     async with room(home, **settings) as rooms:
         session = await rooms.new_session()
@@ -361,7 +363,7 @@ async def test_a_session_lives_on_another_machine_from_its_first_command_to_its_
 async def test_the_agent_is_told_of_a_lost_connection_and_what_is_marked_so_comes_back(
     server: Sshd, home: Path
 ) -> None:
-    """S10, V12: the next command makes it again."""
+    """S10, V12: the next command reconnects."""
     async with room(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as rooms:
         session = await rooms.new_session()
         mark = token()
@@ -386,7 +388,7 @@ async def test_a_machine_that_is_away_is_told_and_keeps_nobody_from_ending_a_ses
 
 
 async def test_what_stays_on_a_machine_that_is_away_is_put_away_when_it_is_back(server: Sshd, home: Path) -> None:
-    """B3, L19, V09: a row remembers it, also over a restart and when the session's own rows are gone."""
+    """B3, L19, V09: a row remembers it, across a restart and after the session's own rows are gone."""
     settings = {"backend": "ssh", "ssh_host": HOST}
     away, back = ("Port=1", *server.options), server.options
     clock = Clock()
@@ -408,7 +410,7 @@ async def test_what_stays_on_a_machine_that_is_away_is_put_away_when_it_is_back(
     assert all((server.sessions / session).exists() for session in (kept, deleted, ephemeral))
     async with room(home, clock=clock, ssh_options=back, **settings) as rooms:
         await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {"prepared": 3}  # their time has not come
+        assert await rooms.store.read(outbox.counts) == {"prepared": 3}  # they are not due yet
         clock.now += LONGEST_SECONDS
         await rooms.workspaces.tidy()
         assert await rooms.store.read(outbox.counts) == {"sent": 3}
@@ -418,7 +420,7 @@ async def test_what_stays_on_a_machine_that_is_away_is_put_away_when_it_is_back(
 
 
 async def test_a_machine_that_does_not_come_back_is_given_up(server: Sshd, home: Path) -> None:
-    """L19: it is tried a bounded number of times."""
+    """L19: the number of attempts is bounded."""
     settings = {"backend": "ssh", "ssh_host": HOST}
     clock = Clock()
     async with room(home, clock=clock, ssh_options=server.options, **settings) as rooms:
@@ -426,7 +428,8 @@ async def test_a_machine_that_does_not_come_back_is_given_up(server: Sshd, home:
         await rooms.said(session, "true")
     async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
         await rooms.end(session)
-        await rooms.store.write(outbox.claim_due, clock.now + FIRST_SECONDS, 1, None)  # by one who is killed then
+        # by a process that is then killed
+        await rooms.store.write(outbox.claim_due, clock.now + FIRST_SECONDS, 1, None)
     async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
         tried = 0
         while await rooms.store.read(outbox.counts) != {"dead": 1}:

@@ -1,4 +1,4 @@
-"""The unprivileged user that everything runs as, where root started the gateway."""
+"""The unprivileged user that everything runs as if root started the gateway."""
 
 import os
 import stat
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no other to become")
 SHELL = "cp /bin/sh shell && chmod 4755 shell"
-"""The attack: a shell of whoever makes it, for everybody who starts it."""
+"""The attack: a shell with the rights of its creator, for everybody who starts it."""
 
 SOMEBODY = 12345
 
@@ -36,7 +36,7 @@ def everything(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 @pytest.mark.parametrize("agent", ["main", "project"])
 async def test_a_setuid_shell_that_an_agent_leaves_is_not_roots(home: Path, backend: str, agent: str) -> None:
-    """X12: in a folder of the session's own and in a project, with and without a sandbox."""
+    """X12: in the session's own folder and in a project, with and without a sandbox."""
     async with room(home, backend=backend) as rooms:
         session = await rooms.new_session()
         folder = project(home, SOMEBODY) if agent == "project" else home / "workspaces" / session
@@ -58,7 +58,7 @@ async def test_a_command_opens_its_own_streams_by_name(home: Path, backend: str)
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
 async def test_what_file_tools_write_belongs_to_the_same_user_as_what_commands_write(home: Path, backend: str) -> None:
-    """X12: also a file that takes the place of another, and folders on the way."""
+    """X12: including a replaced file and folders on the way."""
     async with room(home, backend=backend) as rooms:
         session = await rooms.new_session()
         files = await rooms.of(session).files()
@@ -73,7 +73,7 @@ async def test_what_file_tools_write_belongs_to_the_same_user_as_what_commands_w
 
 @as_root
 async def test_file_tools_read_nothing_that_the_user_may_not(home: Path) -> None:
-    """X12: what is root's in a project folder, neither by its name nor by a search, though the gateway could."""
+    """X12: root's files in a project folder, neither by name nor by a search, although the gateway could."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         secret = project(home, SOMEBODY) / "secret"
@@ -97,7 +97,7 @@ async def test_file_tools_read_nothing_that_the_user_may_not(home: Path) -> None
 @as_root
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 async def test_the_user_reaches_nothing_of_the_gateways_home_but_its_own_folders(home: Path, backend: str) -> None:
-    """X01: though those lie in it."""
+    """X01: although these are inside it."""
     async with room(home, backend=backend) as rooms:
         session = await rooms.new_session()
         (home / "api-key").write_text("secret")
@@ -110,7 +110,7 @@ async def test_the_user_reaches_nothing_of_the_gateways_home_but_its_own_folders
 
 
 async def test_what_is_kept_of_output_is_no_program(home: Path) -> None:
-    """X12: it lies in the gateway's home, where nobody else can go, and cannot be started there."""
+    """X12: it is in the gateway's home, which nobody else can enter, and cannot be executed there."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.of(session).start("loud", "umask 0; cat /bin/sh")
@@ -137,7 +137,7 @@ async def test_commands_have_no_group_and_no_capability_of_roots(home: Path) -> 
 
 @as_root
 async def test_a_workspace_of_roots_is_given_to_its_user_once_and_no_link_is_followed(home: Path) -> None:
-    """X12, S12: what an earlier gateway left. A project is left as it is."""
+    """X12, S12: leftovers of an earlier gateway. A project is left as it is."""
     outside = home.parent / "outside"
     outside.write_text("root's")
     async with room(home) as rooms:
@@ -154,7 +154,7 @@ async def test_a_workspace_of_roots_is_given_to_its_user_once_and_no_link_is_fol
         assert {path.lstat().st_uid for path in everything(folder)} == {folder.stat().st_uid} != {0}
         assert stat.S_IMODE((folder / "a" / "b" / "c").stat().st_mode) & 0o4000 == 0
         assert outside.stat().st_uid == 0
-        os.chown(folder / "a" / "b" / "c", 0, 0)  # what is done is not done again
+        os.chown(folder / "a" / "b" / "c", 0, 0)  # finished work is not repeated
         await rooms.end(await rooms.new_session())
         await (await rooms.of(session).files()).write("new", b"")
         assert (folder / "a" / "b" / "c").stat().st_uid == 0
@@ -164,7 +164,7 @@ async def test_a_workspace_of_roots_is_given_to_its_user_once_and_no_link_is_fol
 
 @as_root
 async def test_what_was_begun_to_be_given_away_is_finished_at_the_next_need(home: Path) -> None:
-    """S12: a folder is given away after its contents, so that it says itself whether that is done."""
+    """S12: a folder changes its owner after its contents, so its owner shows whether it is done."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "mkdir a; echo x > a/b; echo y > z")
@@ -185,7 +185,7 @@ async def test_the_setting_names_the_user(home: Path) -> None:
 
 @as_root
 async def test_what_another_user_runs_ends_with_its_session(home: Path) -> None:
-    """L28: also what leaves its group, in a sandbox and without one."""
+    """L28: including processes that leave their group, in a sandbox and without one."""
     for backend in ("bubblewrap", "local"):
         mark = token()
         async with room(home, backend=backend) as rooms:

@@ -240,14 +240,14 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
 
 def _protections(home: Path) -> Iterator[Finding]:
     """The isolation features of sandboxes; a warning if the settings need one that is missing."""
-    from tidegate.workspaces.kernel.protections import protections
+    from tidegate.workspaces.kernel.sandbox_support import sandbox_features
 
     try:
         workspaces = settings(home).workspaces
     except TidegateError:
         workspaces = WorkspaceSettings()
     sandboxed = workspaces.backend in ("auto", "bubblewrap")
-    for name, text, missing in protections():
+    for name, text, missing in sandbox_features():
         needed = sandboxed and (name != "pasta" or workspaces.network)
         if missing and not needed:
             missing = f"not needed by the settings. {missing[0].upper()}{missing[1:]}"

@@ -12,7 +12,7 @@ from tidegate.sessions.components import Components
 from tidegate.sessions.recovery import recover
 from tidegate.store import approvals, audit, maintenance, notes, receipts, search, usage
 from tidegate.values import Frozen
-from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, keep_within
+from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
 INDEX_BATCHES = 20
 """Writes to the search index in one run, each taking some milliseconds. A search indexes the rest itself."""
@@ -71,7 +71,7 @@ def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awa
 
     async def resume_turns() -> int:
         resumed = await recover(components, older=STRANDED_SECONDS)
-        await workspaces.processes.tell()
+        await workspaces.processes.report_ends()
         return resumed
 
     async def tidy() -> None:
@@ -88,7 +88,7 @@ def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awa
 
     async def folders() -> None:
         await workspaces.tidy()
-        await keep_within(store, workspaces.folders, config.workspaces.trash_bytes)
+        await enforce_trash_quota(store, workspaces.folders, config.workspaces.trash_bytes)
 
     async def close_late_questions() -> int:
         return await drain(components.approvals.expire, approvals.EXPIRED_AT_ONCE)

@@ -301,7 +301,7 @@ class Sessions:
             await scope.enter(self.memory)
         await workspaces.start()
         resumed = await recover(self._components)
-        await workspaces.processes.tell()
+        await workspaces.processes.report_ends()
         scope.start(self._endings.finish, name="pending end hooks")
         if self._components.extractor is not None:
             scope.start(self._endings.finish_slow, name="pending slow end hooks")

@@ -19,8 +19,7 @@ from tidegate.skills import file_access
 from tidegate.skills.frontmatter import FILE_BYTES, TOO_LONG, InvalidSkill, decoded, read
 from tidegate.skills.prompt_listing import listing
 from tidegate.skills.skill import FILE, RejectedSkill, Skill, SkillEntry, SkillFolder, SkillSet
-from tidegate.workspaces.files import Mount, printable
-from tidegate.workspaces.files.excerpts import FileStamp
+from tidegate.workspaces.files import FileStamp, Mount, printable
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from tidegate.errors import ToolFailed
 from tidegate.skills.frontmatter import InvalidSkill
 from tidegate.skills.skill import SkillFolder
-from tidegate.workspaces.files import Mount
-from tidegate.workspaces.files.excerpts import FileStamp, mark
+from tidegate.workspaces.files import FileStamp, Mount, file_stamp
 from tidegate.workspaces.files.mounts import FolderMissing, ResolvedPath, at, open_file
 
 FOLDERS = 1000
@@ -141,7 +140,7 @@ def marked(where: Mount, path: str) -> FoundFile | None:
             return None
         if not stat.S_ISREG(spot.mode):
             raise InvalidSkill("it is no plain file; put one there.")
-        return FoundFile(mark(spot.fd), _path(spot.fd))
+        return FoundFile(file_stamp(spot.fd), _path(spot.fd))
 
 
 def _path(descriptor: int) -> str:
@@ -165,6 +164,6 @@ def load(where: Mount, path: str, limit: int) -> FileContent | None:
             while len(data) <= most and (chunk := os.read(fd, most + 1 - len(data))):
                 data += chunk
             digest = hashlib.sha256(data[:DIGEST_BYTES]).digest()
-            return FileContent(bytes(data[:limit]), mark(fd), len(data) <= limit, _path(fd), digest)
+            return FileContent(bytes(data[:limit]), file_stamp(fd), len(data) <= limit, _path(fd), digest)
         finally:
             os.close(fd)

@@ -1,14 +1,15 @@
-"""Workspaces: where the agents' commands run, one place per session.
+"""Workspaces: the folder, sandbox and processes in which an agent's commands run, one per session.
 
-Guarantee: what runs for a session is in its box, is written down before it is started, and is gone when the session has
-ended or the gateway has; unloading a session touches none of it. The gateway's own environment and secrets are in none.
+Everything that runs for a session runs in its sandbox and is recorded before it is started. It ends when the session or
+the gateway ends; unloading a session does not touch it. The gateway's own environment and secrets are never visible to
+a command.
 """
 
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.processes.views import CommandEnd, OutputPage, ProcessView, WaitResult
+from tidegate.workspaces.folders import enforce_trash_quota
+from tidegate.workspaces.processes.process_view import OutputPage, ProcessView
 from tidegate.workspaces.provenance import Provenance
-from tidegate.workspaces.trash import keep_within
-from tidegate.workspaces.workspace import Workspace
+from tidegate.workspaces.workspace import CommandEnd, WaitResult, Workspace
 from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Workspaces
 
 __all__ = [
@@ -23,5 +24,5 @@ __all__ = [
     "WaitResult",
     "Workspace",
     "Workspaces",
-    "keep_within",
+    "enforce_trash_quota",
 ]

@@ -1,12 +1,13 @@
-"""What the files of one session take on the disk, and a wall for whoever writes them.
+"""Disk quota of one session: measures its folders and refuses writes that would exceed the limits.
 
-Guarantee: what a tool writes does not bring the session's folders above `workspaces.disk_bytes` and `workspaces.files`;
-what makes a file smaller is always let through. Deleted files that a command holds open count until it closes them.
-What commands write is measured after each of them, and while they run: when it is too much, they are ended, and as long
-as it is too much the kernel lets no command make a file larger, so that things can be removed and nothing else. It is
-measured when it may have changed, unless that takes long: then so seldom that it takes a small part of the time. The
-measure hangs on the session's record while anything of the session is present, and is made anew before anything is
-written after that. It owns nothing.
+A file tool never brings the session's folders above `workspaces.disk_bytes` or `workspaces.files`; a write that makes a
+file smaller always succeeds. Deleted files that a command holds open count until they are closed. Commands are measured
+while they run and after each of them. When they exceed a limit they are ended, and until enough is removed the kernel
+refuses any command that makes a file larger, so files can be deleted but not written.
+
+Usage is measured when it may have changed. If a measurement is slow, the next ones are spaced out so that they take a
+small share of the time. The result is kept on the session's record while the session is present and is measured again
+before the first write after that. This module owns nothing.
 """
 
 import asyncio
@@ -20,30 +21,29 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files import Files, WriteResult, shown
-from tidegate.workspaces.folders import DiskUsage
-from tidegate.workspaces.folders import used as measured
+from tidegate.workspaces.folders import DiskUsage, disk_usage
 
 BLOCK = 4096
-"""What a file takes at least, and in whole numbers of."""
+"""A file occupies a whole number of blocks, at least one."""
 
 QUICK_SECONDS = 0.02
-"""A measurement that takes no longer than this, as of some thousand files, is made whenever it is asked for."""
+"""A measurement that takes no longer than this (a few thousand files) is made whenever it is needed."""
 
 MEASURE_AGAIN = 30.0
-"""Times that a longer one took, until the next: so that it takes at most some percent of the time."""
+"""After a slower measurement, wait this many times its duration, so that measuring takes a few percent of the time."""
 
 ENOUGH = 4
-"""Times the limit, beyond which it is not measured how much larger a workspace is."""
+"""Measuring stops at this multiple of the limit: how far a workspace is beyond it does not matter."""
 
 
 class DiskLimit:
-    """Of the session with these folders."""
+    """The disk quota of the session with these folders."""
 
     def __init__(self, folders: Sequence[Path], most: DiskUsage) -> None:
         self.folders = tuple(folders)
         self.most = most
         self.unnamed_bytes = 0
-        """In deleted files that are open: at the last look at what runs."""
+        """Bytes in deleted files that are still open, as of the last check of the running processes."""
         self._used: DiskUsage | None = None
         self._promised = 0
         self._stale = False
@@ -52,40 +52,41 @@ class DiskLimit:
 
     @property
     def full(self) -> bool:
-        """Whether there was too much at the last look."""
+        """Whether a limit was exceeded at the last measurement."""
         return self._used is not None and self._taken(self._used).exceeds(self.most)
 
     def _taken(self, used: DiskUsage) -> DiskUsage:
         return DiskUsage(used.bytes + self.unnamed_bytes, used.files)
 
     def changed(self) -> None:
-        """Somebody else may have written."""
+        """Note that somebody else may have written."""
         self._stale = True
 
     async def look(self, *, running: bool, unnamed_bytes: int = 0) -> bool:
-        """Measure if something may have changed, as it always may while something is `running`. Whether that has to
-        end: there has come to be too much, or even more than that. Who removes files is let go on."""
+        """Measure if something may have changed, which is always the case while something is `running`. Returns whether
+        the running commands must be ended: a limit has just been exceeded, or usage has grown further. A command that
+        is removing files may continue."""
         async with self._measuring:
             before = self._taken(self._used) if self._used is not None and self.full else None
             self.unnamed_bytes = unnamed_bytes
             used = self._used
             if used is None or ((running or self._stale) and time.monotonic() >= self._again):
                 used = await self._measure()
-                self._stale |= running  # it goes on
+                self._stale |= running  # commands keep writing after this measurement
             taken = self._taken(used)
             return taken.exceeds(self.most) and (before is None or taken.exceeds(before))
 
     @contextlib.asynccontextmanager
     async def room_for(self, count: int) -> AsyncIterator[bool]:
-        """So many bytes are to be written in here; false when there is no room for them. What others are writing just
-        now counts before it is there."""
+        """Reserve this many bytes for the block; yields false if they do not fit. Concurrent reservations count before
+        they are written."""
         blocks = -(-count // BLOCK) * BLOCK
         async with self._measuring:
             used = self._used
             if used is None or (not self._promised and time.monotonic() >= self._again):
                 used = await self._measure()
             if self._with(used, blocks).exceeds(self.most) and self._stale and not self._promised:
-                used = await self._measure()  # nobody is refused for what may be gone
+                used = await self._measure()  # measure again before refusing: files may have been removed
             there_is = not self._with(used, self._promised + blocks).exceeds(self.most)
             if there_is:
                 self._promised += blocks
@@ -100,21 +101,21 @@ class DiskLimit:
             self._used = DiskUsage(before.bytes + blocks, before.files + 1)
 
     def _with(self, used: DiskUsage, more: int) -> DiskUsage:
-        """With one more file, of so many bytes."""
+        """Usage with one more file of this many bytes."""
         taken = self._taken(used)
         return DiskUsage(taken.bytes + more, taken.files + 1)
 
     async def _measure(self) -> DiskUsage:
         begun, self._stale = time.monotonic(), False
         enough = DiskUsage(ENOUGH * self.most.bytes, ENOUGH * self.most.files)
-        self._used = found = await to_thread.run_sync(measured, self.folders, enough)
+        self._used = found = await to_thread.run_sync(disk_usage, self.folders, enough)
         took = time.monotonic() - begun
         self._again = time.monotonic() + (MEASURE_AGAIN * took if took > QUICK_SECONDS else 0)
         return found
 
     @property
     def limit(self) -> str:
-        """The setting that there is too much for."""
+        """The setting whose limit is exceeded."""
         return "workspaces.files" if self._used and self._used.files >= self.most.files else "workspaces.disk_bytes"
 
     @property
@@ -127,19 +128,19 @@ class DiskLimit:
     def no_room(self) -> str:
         return (
             f"the files of this conversation may take {self._allowed}, "
-            "and there is no room left for it; remove what is not needed"
+            "and there is no space left for this one; remove files that are not needed"
         )
 
     @property
     def too_much(self) -> str:
         return (
             f"the files of this conversation take more than {self._allowed}; "
-            "remove what is not needed: until then commands can remove files, and make none larger"
+            "remove files that are not needed: until then, commands can remove files but not make them larger"
         )
 
 
 class MeteredFiles:
-    """The files of a session, whose writes are metered."""
+    """A session's files with its disk quota applied to writes."""
 
     def __init__(self, files: Files, disk: DiskLimit) -> None:
         self._files = files
@@ -157,7 +158,7 @@ class MeteredFiles:
             return await self._files.write(path, data, expected=expected)
 
     async def _size(self, path: str) -> int:
-        """Of what is there already and would be replaced."""
+        """The size of the existing file that a write would replace."""
         with contextlib.suppress(ToolFailed):
             async with self._files.opened(path) as fd:
                 return os.fstat(fd).st_size

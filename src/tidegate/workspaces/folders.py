@@ -1,9 +1,15 @@
-"""The folders of the sessions' workspaces, below the gateway's home.
+"""The folders of the sessions' workspaces below the gateway's home, and the trash for folders of ended sessions.
 
-Guarantee: a session's folder is the running user's alone and has the session's id for its name, so that nothing that a
-caller says names a file. It goes to the trash by being renamed; what is removed is removed whole, however deep it is
-and whatever permissions were left in it. Nothing without a name of ours is ever touched, and a project folder of the
-user's has none. All of it blocks: for threads. (What nobody owns is found by name; who owns what is in the store.)
+A session's folder is private to the running user and is named after the session's id, so no caller-supplied text ever
+becomes a file name. Moving to the trash is a rename. Removal is complete at any depth and whatever permissions were
+left behind. Only names of this form are ever touched; a user's project folder never has one. Folders without an owner
+are found by name; the store records who owns what.
+
+The trash holds no more than its quota: `enforce_trash_quota` removes the oldest folders first, however young. Each
+folder is measured once, since nothing writes there any more, and its size is kept in the session's row.
+(`Workspaces.tidy` enforces the maximum age.)
+
+Functions that are not `async` block and belong in worker threads.
 """
 
 import contextlib
@@ -17,21 +23,33 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from anyio import to_thread
+
+from tidegate.log import Log
+from tidegate.store import Store, workspaces
 from tidegate.workspaces.backends.interface import SandboxSpec
 from tidegate.workspaces.files import User
 
+log = Log(__name__)
+
 FOLDER_MODE = 0o700
+BATCH = 100
+"""Rows read from the store at once."""
+
+BATCHES = 100
+"""Batches per run: more than are ever needed, and a bound on the loop."""
+
 MEASURE_SECONDS = 5.0
-"""How long the size of one workspace is added up at most: then it is at least what was found."""
+"""Time limit for measuring one workspace; after it, the result is a lower bound."""
 
 NOTES_NAME = "notes.txt"
 NOTES = """These are notes for trying the demo model: it read this file with the tool read_file.
 
-The file lies in the workspace of this conversation, the folder in which its tools work. Put your own files there.
+This file is in the workspace of this conversation, the folder in which its tools work. Put your own files there.
 """
 
 _OURS = re.compile(r"(s_[0-9a-f]{32})(\..*)?", re.DOTALL)
-_BLOCK = 512  # what st_blocks counts in, on every system
+_BLOCK = 512  # the unit of st_blocks on every system
 _AS_ITS_ROOT = ("unshare", "--user", "--map-root-user", "--")
 
 
@@ -44,12 +62,12 @@ class Folders:
         return self.root / session
 
     def private(self, session: str) -> Path:
-        """For what a session's commands keep beside their work: their home and their temporary files."""
+        """The folder for what a session's commands keep beside their work: their home and temporary files."""
         return self.root / f"{session}.private"
 
     def make(self, spec: SandboxSpec, *, here: bool, notes: bool) -> None:
-        """What is missing of it; the folder to work in only if that is `here`. `notes` puts the demo model's into one
-        that is new."""
+        """Create the missing folders of a workspace; the working folder only if it is on this machine (`here`). `notes`
+        adds the demo model's notes to a new working folder."""
         self.root.mkdir(mode=FOLDER_MODE, exist_ok=True)
         spec.private.mkdir(mode=FOLDER_MODE, exist_ok=True)
         own = (spec.home, spec.temporary) if spec.project or not here else (spec.home, spec.temporary, spec.folder)
@@ -61,18 +79,18 @@ class Folders:
                     _give(folder / NOTES_NAME, spec.user)
                 _give(folder, spec.user)
 
-    def foreign(self, spec: SandboxSpec) -> list[Path]:
-        """The session's own folders that belong to another user than they should. A project is never among them."""
+    def wrongly_owned(self, spec: SandboxSpec) -> list[Path]:
+        """The session's own folders that have the wrong owner. A project folder is never among them."""
         own = (spec.home, spec.temporary) if spec.project else (spec.folder, spec.home, spec.temporary)
         return [folder for folder in own if spec.user is not None and folder.stat().st_uid != spec.user.uid]
 
-    def throw_away(self, session: str) -> None:
-        """Its folder to the trash, and what it kept beside it; that is removed with the next sweep."""
+    def move_to_trash(self, session: str) -> None:
+        """Move the session's folders to the trash; the next sweep removes the private one."""
         self.trash.mkdir(mode=FOLDER_MODE, exist_ok=True)
         for folder in (self.of(session), self.private(session)):
             place = self.trash / folder.name
             with contextlib.suppress(FileNotFoundError):
-                folder.chmod(FOLDER_MODE)  # a folder that may not be written cannot be moved elsewhere
+                folder.chmod(FOLDER_MODE)  # a folder without write permission cannot be moved
                 try:
                     folder.rename(place)
                 except OSError as error:
@@ -82,13 +100,13 @@ class Folders:
                     folder.rename(place)
 
     def remove(self, session: str) -> None:
-        """Everything of it, wherever it is."""
+        """Remove all folders of the session, in the workspaces and in the trash."""
         for folder in (self.of(session), self.private(session)):
             remove(folder)
             remove(self.trash / folder.name)
 
     def sessions(self) -> dict[str, list[Path]]:
-        """What is there, by the session whose name it bears."""
+        """All folders found, by session id."""
         found: dict[str, list[Path]] = {}
         for folder in (self.root, self.trash):
             with contextlib.suppress(FileNotFoundError):
@@ -97,14 +115,14 @@ class Folders:
                         found.setdefault(named[1], []).append(entry)
         return found
 
-    def is_rubbish(self, path: Path) -> bool:
-        """Whether it is to go although its session may still want its folder back."""
+    def is_leftover(self, path: Path) -> bool:
+        """Whether it should be removed even though its session may still want its folder back."""
         return path.parent == self.trash and "." in path.name
 
 
 def remove(folder: Path) -> None:
-    """All of it. What lies deeper is moved up before it is emptied, so that neither a path nor a stack gets long; what
-    a crash leaves of that bears the session's name and is swept."""
+    """Remove a folder and everything in it. Subfolders are moved up before they are emptied, so that neither the path
+    nor the stack grows; what a crash leaves behind carries the session's name and is swept."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
         return
@@ -122,26 +140,26 @@ def remove(folder: Path) -> None:
                         continue
                     count += 1
                     above = folder.with_name(f"{folder.name.partition('.')[0]}.{token}-{count}")
-                    Path(entry.path).chmod(FOLDER_MODE)  # else it could not be moved
+                    Path(entry.path).chmod(FOLDER_MODE)  # needed to move it
                     Path(entry.path).rename(above)
                     waiting.append(above)
             try:
                 place.rmdir()
                 break
             except OSError as error:
-                # A look at a folder that is being emptied may miss some of it.
+                # A directory scan during removal may miss entries.
                 if error.errno != errno.ENOTEMPTY or not found:
                     raise
 
 
 def _give(path: Path, user: User | None) -> None:
-    """What was just made belongs to that user; None is the gateway's own."""
+    """Give a new file or folder to this user; None is the gateway's own."""
     if user is not None:
         os.chown(path, *user)
 
 
 class DiskUsage(NamedTuple):
-    """What folders take on the disk, and how many files and folders are in them."""
+    """Bytes on disk, and the number of files and folders."""
 
     bytes: int
     files: int
@@ -150,9 +168,9 @@ class DiskUsage(NamedTuple):
         return self.bytes > most.bytes or self.files > most.files
 
 
-def used(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
-    """What these take; it is not looked further when that is more than `enough`, nor for ever. What lies too deep to be
-    measured, or cannot be looked into, counts as too much."""
+def disk_usage(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
+    """Disk usage of these folders. Stops once it exceeds `enough`, or after MEASURE_SECONDS. Folders that are too deep
+    or cannot be read count as too much."""
     total, count, until = 0, 0, time.monotonic() + MEASURE_SECONDS
     places = [os.fspath(folder) for folder in folders]
     waiting = list(places)
@@ -167,19 +185,19 @@ def used(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
                             waiting.append(entry.path)
         except PermissionError:
             return _used_behind_doors(places) or DiskUsage(enough.bytes + 1, count)
-        except OSError as error:  # what is gone meanwhile counts nothing
+        except OSError as error:  # an entry that has just been removed counts as nothing
             if error.errno == errno.ENAMETOOLONG:
                 return DiskUsage(enough.bytes + 1, count)
     return DiskUsage(total, count)
 
 
-def used_bytes(folders: Iterable[Path], enough: int) -> int:
-    return used(folders, DiskUsage(enough, sys.maxsize)).bytes
+def disk_usage_bytes(folders: Iterable[Path], enough: int) -> int:
+    return disk_usage(folders, DiskUsage(enough, sys.maxsize)).bytes
 
 
 def _used_behind_doors(places: list[str]) -> DiskUsage | None:
-    """The same where a command has closed a folder to its own user, and so to the gateway: in a user namespace, whose
-    root can read all that is that user's. None when it cannot be measured."""
+    """The same for folders that a command has closed to its own user, and so to the gateway. Runs in a user namespace
+    whose root can read all files of that user. None if measuring fails."""
     there = [place for place in places if Path(place).is_dir()]
     measure = [*_AS_ITS_ROOT, "du", "--summarize", "--total", "--block-size=1"]
     counts = []
@@ -196,3 +214,30 @@ def _used_behind_doors(places: list[str]) -> DiskUsage | None:
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):
             return None
     return DiskUsage(*counts)
+
+
+async def enforce_trash_quota(store: Store, folders: Folders, most: int) -> None:
+    """Measure new folders in the trash and remove the oldest until the trash fits its quota."""
+    for _ in range(BATCHES):
+        new: list[str] = await store.read(workspaces.unmeasured, BATCH)
+        for session in new:
+            # It may still be at its old place, on its way to the trash.
+            places = (folders.of(session), folders.trash / session)
+            bytes = await to_thread.run_sync(disk_usage_bytes, places, most)
+            await store.write(workspaces.measured, session, bytes)
+        if len(new) < BATCH:
+            break
+    for _ in range(BATCHES):
+        old: list[str] = await store.read(workspaces.beyond, most, BATCH)
+        for session in old:
+            try:
+                await to_thread.run_sync(folders.remove, session)
+            except OSError as error:
+                log.warning("a folder in the trash cannot be removed", session=session, error=str(error))
+                return  # the next run tries again
+            await store.write(workspaces.remove, session)
+            log.info(
+                "a folder was removed from the trash early, to stay within workspaces.trash_bytes", session=session
+            )
+        if len(old) < BATCH:
+            break

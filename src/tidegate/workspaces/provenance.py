@@ -1,11 +1,11 @@
-"""Whose sessions could write in project folders, and what of these folders may enter a prompt.
+"""Provenance of project files: the principals that could write them, and the files that may enter a prompt.
 
-Guarantee: before a session of anybody but the owner can write in a project folder, the store says so, and holds the
-digests of the files there that prompts take (`survey`). From then on a file in that folder enters the prompts of other
-principals only with a content that was there before, or that the owner accepted. So it does not matter how and when a
-file is written: by a tool, a command, a process that outlives the gateway, or by moving a folder.
+Before a session of anybody but the owner can write in a project folder, the store records it, with the digests of the
+files there that prompts use (`survey`). From then on a file in that folder enters the prompts of other principals only
+with content that was there before or that the owner accepted. So it does not matter how or when a file is written: by a
+tool, a command, a process that outlives the gateway, or by moving a folder.
 
-What is known is read once and again after each change; only this process writes it.
+The record is read once and again after each change; only this process writes it.
 """
 
 import os
@@ -21,7 +21,7 @@ from tidegate.values import Frozen
 T = TypeVar("T")
 
 Survey = Callable[[Path], Mapping[str, bytes]]
-"""The digests of the files below a folder that may enter prompts, by their real paths. It blocks."""
+"""Returns the digests of the files below a folder that may enter prompts, by real path. It blocks."""
 
 UNTRUSTED = (
     "somebody other than the owner could write in this folder, and the file is new or changed since; the owner accepts "
@@ -30,14 +30,14 @@ UNTRUSTED = (
 
 
 class Reader(Frozen, frozen=True):
-    """For whom a prompt is made: `folders` are those that others than the owner and they themselves could write in, and
-    `trusted` the files in them that may be taken. Equal readers may share a prompt."""
+    """The reader of a prompt. `folders` are the folders that anybody other than the owner and the reader could write
+    in; `trusted` lists the files in them that may be used. Equal readers may share a prompt."""
 
     folders: tuple[str, ...] = ()
     trusted: frozenset[tuple[str, bytes]] = frozenset()
 
     def admits(self, path: str, digest: bytes) -> bool:
-        """Whether a file of this real path and content may enter the prompt."""
+        """Whether a file with this real path and content may enter the prompt."""
         return not path.startswith(self.folders) or (path, digest) in self.trusted
 
 
@@ -66,7 +66,7 @@ class Provenance:
         return Reader(folders=tuple(sorted(f"{folder}/" for folder in folders)), trusted=known.trusted)
 
     async def steady(self, principal: str, make: Callable[[Reader], Awaitable[T]]) -> T:
-        """What is made for a reader from files, unless a writer came while they were read; then it is made again."""
+        """Build something from files for a reader; build it again if a writer was added meanwhile."""
         reader = await self.reader(principal)
         while True:
             made = await make(reader)
@@ -75,7 +75,7 @@ class Provenance:
             reader = now
 
     async def admit(self, session: str, folder: Path) -> None:
-        """Before a session can write in a project folder."""
+        """Record the session's principal before the session can write in a project folder."""
         writer = await self._store.read(projects.writer, session)
         if writer is None:
             return
@@ -86,11 +86,11 @@ class Provenance:
         await self._change(projects.add_writer, real, writer, files)
 
     async def trust(self, files: Mapping[str, bytes]) -> None:
-        """The owner accepts these contents."""
+        """Record that the owner accepts these contents."""
         await self._change(projects.trust, files)
 
     async def files(self) -> Mapping[str, bytes]:
-        """The digests of what lies in folders that others than the owner could write in."""
+        """The digests of the files in folders that anybody other than the owner could write in."""
         found: dict[str, bytes] = {}
         for folder in sorted({folder for folder, _ in (await self.known()).writers}):
             found |= await to_thread.run_sync(self._survey, Path(folder))

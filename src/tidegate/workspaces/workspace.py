@@ -1,39 +1,54 @@
-"""A session's workspace, as its tools see it.
+"""A session's workspace as its tools see it.
 
-Guarantee: what a tool can do is here, and all of it is the session's own: no method takes another session's name. A
-handle is made for a turn, costs nothing and owns nothing; the folder is made, and the box opened, when something first
-needs it. Cancelling `run` ends the command and all that came of it within a second. What cannot be done is a
-`ToolFailed` in one sentence.
+Every method concerns this session only: none takes another session's name. A handle is created per turn, costs nothing
+and owns nothing; the folder is created and the sandbox opened on first use. Cancelling `run` ends the command and all
+its processes within a second. Failures are `ToolFailed` with one sentence.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.errors import ToolFailed
 from tidegate.store import Db, workspaces
-from tidegate.values import new_id
+from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.disk import MeteredFiles
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.processes.command_run import CommandResult, Sink, conduct
-from tidegate.workspaces.processes.live_sandbox import OUTSIDE, LiveSandbox, strained
-from tidegate.workspaces.processes.process_view import ProcessViewer, view
-from tidegate.workspaces.processes.views import CommandEnd, OutputPage, ProcessView, WaitResult
+from tidegate.workspaces.processes.command_run import CommandResult, Sink, run_child
+from tidegate.workspaces.processes.live_sandbox import ENDED_FROM_OUTSIDE, LiveSandbox, limit_notice
+from tidegate.workspaces.processes.process_view import OutputPage, ProcessView, ProcessViewer, view
 
 if TYPE_CHECKING:
     from tidegate.workspaces.workspaces import Workspaces
 
 COMMAND_BYTES = 1024 * 1024
-"""Of one command. What is longer belongs into a file."""
+"""Limit of one command. A longer one belongs in a file."""
 
 _TOO_LONG = (
     f"The shell's variables and functions take more than {shell_script.STATE_BYTES // 1024} KiB and were not kept: "
     "the next command starts with those from before this one."
 )
 _REPLACED = (
-    "The command replaced or killed its shell: the next one starts in the directory and with the variables from before."
+    "The command replaced or killed its shell: the next one starts with the directory and variables from before."
 )
+
+
+class CommandEnd(Frozen, frozen=True):
+    """How a command ended. `code` is None if it was ended by its timeout, negative for a signal. `left_behind` counts
+    the background processes that were ended with it; `note` holds further information for the caller."""
+
+    code: int | None
+    timed_out: bool = False
+    left_behind: int = 0
+    note: str = ""
+
+
+class WaitResult(NamedTuple):
+    """`matched` is the line that matches the pattern; None if the time was up or the process ended first."""
+
+    process: ProcessView
+    matched: str | None
 
 
 class Workspace:
@@ -45,50 +60,50 @@ class Workspace:
 
     @property
     def command_seconds(self) -> float:
-        """How long a command in the terminal may take at most (`workspaces.command_seconds`)."""
+        """The longest time that a command in the terminal may take (`workspaces.command_seconds`)."""
         return self._owner.settings.command_seconds
 
     async def sandboxed(self) -> bool:
-        """Whether commands can reach nothing but the workspace: what approvals go by."""
+        """Whether commands can reach nothing but the workspace. Approvals depend on it."""
         return (await self._owner.backend()).sandboxed
 
     async def files(self) -> Files:
-        """The session's files; the folder is made when there is none yet."""
+        """The session's files; creates the folder if it does not exist yet."""
         backend, spec = await self._owner.spec(self.session, self.agent)
         await self._owner.prepare(spec, backend, self.agent)
-        files, disk = backend.files(spec, self._box), self._owner.disk(spec, backend)
+        files, disk = backend.files(spec, self._open_sandbox), self._owner.disk(spec, backend)
         return files if disk is None else MeteredFiles(files, disk)
 
-    async def _box(self) -> Sandbox:
-        async with self._owner.at_work(self.session, self.agent) as site:
-            return await site.enter()
+    async def _open_sandbox(self) -> Sandbox:
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            return await live_sandbox.enter()
 
     # -- commands --
 
     async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> CommandEnd:
-        """Run a command in the session's shell. Its output goes to `sink` as it comes."""
+        """Run a command in the session's shell. Its output is streamed to `sink`."""
         text = _checked(command)
-        async with self._owner.at_work(self.session, self.agent) as site:
-            await site.enter()  # first, since one of another backend forgets the shell that was saved elsewhere
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
             shell = await self._owner.store.read(workspaces.shell, self.session)
-            mark, inner = new_id("c"), site.backend.inner(site.spec.folder)
-            box, child = await site.spawn(
+            mark, inner = new_id("c"), live_sandbox.backend.inner(live_sandbox.spec.folder)
+            sandbox, child = await live_sandbox.spawn(
                 shell_script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark
             )
-            before, narrow = box.strain, site.disk is not None and site.disk.full
-            done = await conduct(child, sink, scope=site.scope, timeout=timeout, look=site.look)
-            full = await site.full() or (narrow and done.code != 0)
-            told = strained(before, box.strain, site.spec.limits)
-            notes = await self._keep_shell(site, box, done, shell, told)
-            if full and site.disk is not None and not any(site.disk.limit in note for note in notes):
-                notes.append(f"Note: {site.disk.too_much}.")
+            before, narrow = sandbox.limit_events, live_sandbox.disk is not None and live_sandbox.disk.full
+            done = await run_child(child, sink, scope=live_sandbox.scope, timeout=timeout, look=live_sandbox.look)
+            full = await live_sandbox.full() or (narrow and done.code != 0)
+            told = limit_notice(before, sandbox.limit_events, live_sandbox.spec.limits)
+            notes = await self._keep_shell(live_sandbox, sandbox, done, shell, told)
+            if full and live_sandbox.disk is not None and not any(live_sandbox.disk.limit in note for note in notes):
+                notes.append(f"Note: {live_sandbox.disk.too_much}.")
         left = max(done.left, shell_script.read_state(done.state).left)
         return CommandEnd(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
 
     async def _keep_shell(
-        self, site: LiveSandbox, box: Sandbox, done: CommandResult, before: bytes | None, told: str
+        self, live_sandbox: LiveSandbox, sandbox: Sandbox, done: CommandResult, before: bytes | None, told: str
     ) -> list[str]:
-        """Save what the shell is like now; what the caller should know of that, beside what is `told` anyway."""
+        """Save the state of the shell. Returns notes for the caller, after the one given as `told`."""
         notes = [told] if told else []
         saved = shell_script.read_state(done.state)
         if saved.shell is not None:
@@ -97,77 +112,82 @@ class Workspace:
             return notes
         if saved.too_long:
             return [*notes, _TOO_LONG]
-        if site.box is not box:
-            return [*notes, site.why or box.why or OUTSIDE]
+        if live_sandbox.sandbox is not sandbox:
+            return [*notes, live_sandbox.close_reason or sandbox.close_reason or ENDED_FROM_OUTSIDE]
         if done.code is None:
             return notes
-        return [*notes, box.why or OUTSIDE if await site.lost(box, done.code) else _REPLACED]
+        return [
+            *notes,
+            sandbox.close_reason or ENDED_FROM_OUTSIDE
+            if await live_sandbox.was_lost(sandbox, done.code)
+            else _REPLACED,
+        ]
 
     # -- background processes --
 
     async def start(self, name: str, command: str, *, restart: bool = False, notify: bool = False) -> ProcessView:
         """Start a process under a name, or find it running."""
         text = _checked(command)
-        async with self._owner.at_work(self.session, self.agent) as site:
-            if name not in site.running and await site.full() and site.disk is not None:
-                raise ToolFailed(f"The process was not started: {site.disk.too_much}.")
-            row = await self._owner.processes.start(site, name, text, restart=restart, notify=notify)
-            return await self._lookout().view(name, new=False) if row is None else view(row, 0)
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            if name not in live_sandbox.running and await live_sandbox.full() and live_sandbox.disk is not None:
+                raise ToolFailed(f"The process was not started: {live_sandbox.disk.too_much}.")
+            row = await self._owner.processes.start(live_sandbox, name, text, restart=restart, notify=notify)
+            return await self._viewer().view(name, new=False) if row is None else view(row, 0)
 
     async def list(self) -> tuple[ProcessView, ...]:
-        """The session's processes, the latest first, with the last ones that have ended."""
-        return await self._lookout().list()
+        """The session's processes, newest first, including the last ones that have ended."""
+        return await self._viewer().list()
 
     async def output(self, name: str, *, since: int | None = None, limit: int) -> OutputPage:
-        """At most `limit` bytes of what it has put out from the offset `since` on; with None, the last of it."""
-        return await self._lookout().output(name, since, limit)
+        """At most `limit` bytes of a process's output from the offset `since`; with None, the last ones."""
+        return await self._viewer().output(name, since, limit)
 
     async def write(self, name: str, data: bytes, *, close: bool = False) -> None:
-        """To what the process reads; `close` ends its input after that."""
-        running = await self._lookout().running(name)
+        """Write to the process's input; `close` closes the input afterwards."""
+        running = await self._viewer().running(name)
         await self._owner.processes.write(running, data, close=close)
 
     async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> WaitResult:
-        """Until a line of its output from `since` on fits the extended regular expression, or it has ended."""
-        await self._lookout().row(name)
+        """Wait until a line of output from `since` on matches the extended regular expression, or the process ends."""
+        await self._viewer().row(name)
         if pattern is None:
             return await self._wait(name, None, timeout, since, None)
-        async with self._owner.at_work(self.session, self.agent) as site:
-            return await self._wait(name, pattern, timeout, since, site)
+        async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
+            return await self._wait(name, pattern, timeout, since, live_sandbox)
 
     async def _wait(
         self, name: str, pattern: str | None, timeout: float, since: int, place: LiveSandbox | None
     ) -> WaitResult:
-        lookout, site = self._lookout(), self._owner.present(self.session)
-        running = None if site is None else site.running.get(name)
+        viewer, live_sandbox = self._viewer(), self._owner.present(self.session)
+        running = None if live_sandbox is None else live_sandbox.running.get(name)
         if running is not None:
             running.waited_for += 1
         try:
             async with asyncio.timeout(timeout):
-                matched = await lookout.until(name, pattern, since, place)
+                matched = await viewer.until(name, pattern, since, place)
         except TimeoutError:
             matched = None
         finally:
             if running is not None:
                 running.waited_for -= 1
-        return WaitResult(await lookout.view(name), matched)
+        return WaitResult(await viewer.view(name), matched)
 
     async def stop(self, name: str) -> ProcessView:
-        """End it, with everything that came of it; it is asked first."""
-        lookout = self._lookout()
-        await self._owner.processes.stop(await lookout.running(name))
-        return await lookout.view(name)
+        """End a process and everything it started: SIGTERM first, then SIGKILL."""
+        viewer = self._viewer()
+        await self._owner.processes.stop(await viewer.running(name))
+        return await viewer.view(name)
 
-    def _lookout(self) -> ProcessViewer:
+    def _viewer(self) -> ProcessViewer:
         owner = self._owner
         return ProcessViewer(owner.store, self.session, owner.present(self.session), owner.processes.log_of)
 
 
 def _checked(command: str) -> str:
     if not command.strip():
-        raise ToolFailed("There is no command: say what to run.")
+        raise ToolFailed("The command is empty: say what to run.")
     if "\0" in command:
-        raise ToolFailed("The command holds a zero byte, which no shell takes.")
+        raise ToolFailed("The command contains a zero byte, which no shell accepts.")
     if len(command.encode("utf-8", "replace")) > COMMAND_BYTES:
         raise ToolFailed(f"The command is longer than {COMMAND_BYTES} bytes: write it to a file and run that.")
     return command

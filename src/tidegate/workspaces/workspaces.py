@@ -1,11 +1,12 @@
-"""The workspaces of all sessions: who has one, what runs in it, and what is left when it is over.
+"""The workspaces of all sessions: their folders, sandboxes and processes, and the clean-up after them.
 
-Guarantee: what runs for a session runs in its box and is gone when the session has ended or the gateway has; unloading
-a session touches none of it. What a session has is written down before it is made, so that whatever a crash leaves is
-known and ended or removed by `start`, `reconcile` and `tidy`, each of which looks at what is and mends it. A folder of
-the user's own is never moved or removed. The room owns the boxes and processes, through the sites that hang on the
-records of present sessions, and the folders below the home; commands get nothing of the gateway's environment that the
-settings do not name.
+Everything that runs for a session runs in its sandbox and ends when the session or the gateway ends; unloading a
+session does not touch it. Everything is recorded before it is created, so leftovers of a crash are known, and `start`,
+`reconcile` and `tidy` end or remove them by comparing what exists with what should exist. A user's own folder is never
+moved or removed. Commands see only those variables of the gateway's environment that the settings name.
+
+`Workspaces` owns the sandboxes and processes, through the live sandboxes on the records of present sessions, and the
+folders below the gateway's home.
 """
 
 import asyncio
@@ -29,7 +30,14 @@ from tidegate.spool import Spool
 from tidegate.status_report import WorkspacesStatus
 from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
 from tidegate.workspaces.backends.backend_select import BackendSelection, NoCommands
-from tidegate.workspaces.backends.interface import CALLED, Backend, RemoteBackend, SandboxLimits, SandboxSpec, owner_of
+from tidegate.workspaces.backends.interface import (
+    LIMIT_NAMES,
+    Backend,
+    RemoteBackend,
+    SandboxLimits,
+    SandboxSpec,
+    owner_of,
+)
 from tidegate.workspaces.backends.remote_cleanup import RemoteCleanup
 from tidegate.workspaces.disk import DiskLimit
 from tidegate.workspaces.files import User
@@ -41,7 +49,7 @@ from tidegate.workspaces.kernel.process_table import start_ticks
 from tidegate.workspaces.kernel.users import user_of
 from tidegate.workspaces.processes import reaper
 from tidegate.workspaces.processes.background import BackgroundProcesses, OnFinished
-from tidegate.workspaces.processes.children import Spawner, find, gone
+from tidegate.workspaces.processes.children import Spawner, find_program, kill_and_close
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.provenance import Provenance
 from tidegate.workspaces.workspace import Workspace
@@ -49,38 +57,38 @@ from tidegate.workspaces.workspace import Workspace
 log = Log(__name__)
 
 RECONCILE_SECONDS = 5.0
-"""Between two looks at what is alive and what it uses."""
+"""Interval between checks of what is alive and what it uses."""
 
 TIDY_SECONDS = 300.0
-"""Between two looks at the folders and at rows that nothing is behind."""
+"""Interval between checks of folders, and of rows that no longer belong to anything."""
 
 IDLE_SECONDS = 60.0
-"""A box in which nothing runs is closed after this: to make it again takes some milliseconds and loses nothing."""
+"""An idle sandbox is closed after this time; opening it again takes milliseconds and loses nothing."""
 
-IDLE_BOXES = 64
-"""Boxes in which nothing runs that are kept; beyond that the longest unused are closed earlier."""
+IDLE_SANDBOXES = 64
+"""Idle sandboxes that are kept open; beyond that, the least recently used are closed earlier."""
 
 AT_ONCE = 8
-"""Boxes that are looked at, closed or started side by side."""
+"""Sandboxes that are checked, closed or started concurrently."""
 
 BATCH = 200
-"""Rows that are taken from the store at once."""
+"""Rows read from the store at once."""
 
 BATCHES = 100
-"""Batches in one run: more than there is, and an end to it."""
+"""Batches per run: more than are ever needed, and a bound on the loop."""
 
 STRANDED_SECONDS = 60.0
-"""After which a row of a process that nobody runs is a mistake: between the two lie milliseconds."""
+"""The age at which a process row without a running process is an error: normally they are milliseconds apart."""
 
 HAND_OVER_SECONDS = 120.0
-"""For giving the files of a workspace that root used to own to their user, once: some hundred thousand in a second."""
+"""Time limit for changing the owner of a workspace's files, once, from root: about 100,000 files per second."""
 
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
-"""What commands find where nothing else is said: text in any language, and nobody who would turn pages."""
+"""Default variables of commands: UTF-8 text, and no pager, since nobody would turn the pages."""
 
-_BOX_FDS = 5  # its namespaces, its processes, its lifeline, and the watch on its life
-_UPLINK_FDS = 2  # of what joins it to the network: its lifeline, and the watch on its life
-_PROCESS_FDS = 4  # of one process: input, output, log, and the watch on its life
+_SANDBOX_FDS = 5  # its namespaces, its process table, its lifeline, and the pidfd of its first process
+_NETWORK_FDS = 2  # of its network helper: lifeline and pidfd
+_PROCESS_FDS = 4  # of one process: input, output, log and pidfd
 
 
 class Workspaces:
@@ -98,8 +106,8 @@ class Workspaces:
         backends: Callable[[str], Backend] | None = None,
         provenance: Provenance | None = None,
     ) -> None:
-        """`environment` is the gateway's own, of which commands see what the settings name; `provenance` is told before
-        a session can write in a project folder."""
+        """`environment` is the gateway's own; commands see only the variables that the settings name. `provenance`
+        records a session before it can write in a project folder."""
         self.store = store
         self._provenance = provenance
         self.settings: WorkspaceSettings = config.workspaces
@@ -111,8 +119,8 @@ class Workspaces:
         self._clock = clock
         self._environment = {name: environment[name] for name in self.settings.environment if name in environment}
         self._groups = Cgroups(config.home)
-        self._strays = reaper.Reaper()
-        self._remains = RemoteCleanup(store, clock, self.settings.trash)
+        self._reaper = reaper.Reaper()
+        self._remote_cleanup = RemoteCleanup(store, clock, self.settings.trash)
         owner = owner_of(config.home)
         self.spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
         self._choice = BackendSelection(self.settings, self.spawner, self._groups, backends)
@@ -128,12 +136,13 @@ class Workspaces:
         return await self._choice.backend()
 
     async def _elsewhere(self) -> RemoteBackend | None:
-        """The backend, if folders are on another machine. Any other is not even looked for: that takes a process."""
+        """The backend, if its folders are on another machine. Others are not even detected: that takes a process."""
         backend = await self.backend() if self.settings.backend == "ssh" else None
         return backend if isinstance(backend, RemoteBackend) else None
 
     async def spec(self, session: str, agent: str) -> tuple[Backend, SandboxSpec]:
-        """What sessions of an agent work with. One whose agent is no longer configured has its own folder."""
+        """The backend and sandbox specification of a session. If its agent is no longer configured, it has its own
+        folder."""
         project = self._config.project(agent) if agent in self._config.agents else None
         return await self.backend(), await self._spec(session, project)
 
@@ -162,8 +171,8 @@ class Workspaces:
         )
 
     def disk(self, spec: SandboxSpec, backend: Backend) -> DiskLimit | None:
-        """What is known of the disk of a session, while anything of it is present; None where nobody measures. A
-        project of the user's is as large as it is."""
+        """The disk quota of a session, kept on its record while the session is present. None if nothing is measured: a
+        project folder of the user has no limit, and remote folders are not measured."""
         if spec.project or isinstance(backend, RemoteBackend):
             return None
         record, folders = self._presence.get(spec.session), (spec.folder, spec.private)
@@ -179,43 +188,43 @@ class Workspaces:
 
     def present(self, session: str) -> LiveSandbox | None:
         record = self._presence.get(session)
-        site = None if record is None else record.workspace
-        return site if isinstance(site, LiveSandbox) and not site.closed else None
+        live_sandbox = None if record is None else record.workspace
+        return live_sandbox if isinstance(live_sandbox, LiveSandbox) and not live_sandbox.closed else None
 
-    def _sites(self) -> list[LiveSandbox]:
+    def _live_sandboxes(self) -> list[LiveSandbox]:
         return [record.workspace for record in self._presence if isinstance(record.workspace, LiveSandbox)]
 
     async def _occupy(self, spec: SandboxSpec, backend: Backend, agent: str) -> LiveSandbox:
-        """What is present there. What was made for another backend or folder is closed."""
+        """The session's live sandbox. One made for another backend or folder is closed and replaced."""
         if isinstance(backend, NoCommands):
-            raise ToolFailed(backend.why)
+            raise ToolFailed(backend.reason)
         there = self.present(spec.session)
         if there is not None and there.fits(spec, backend):
             return there
         if not self._scope.open:
-            raise ToolFailed("The gateway is stopping: no command is started any more.")
-        self._presence.obtain(spec.session)  # what is known of its disk hangs on it, too
-        site = LiveSandbox(
+            raise ToolFailed("The gateway is stopping: no new commands are started.")
+        self._presence.obtain(spec.session)  # its disk quota is kept on this record too
+        live_sandbox = LiveSandbox(
             spec,
             backend,
             self._scope,
             disk=self.disk(spec, backend),
             prepare=lambda: self.prepare(spec, backend, agent),
-            tell=self._tell,
+            tell=self._add_notice,
         )
-        self._presence.lodge(spec.session, site)
+        self._presence.lodge(spec.session, live_sandbox)
         if there is not None:
             names = ", ".join(sorted(there.running))
             await there.close()
-            await self._tell(
+            await self._add_notice(
                 spec.session,
-                "Commands run in another place from now on."
-                + (f" What ran in the old one was ended: {names}." if names else ""),
+                "Commands run in another workspace from now on."
+                + (f" Processes in the old one were ended: {names}." if names else ""),
             )
-        return site
+        return live_sandbox
 
     async def prepare(self, spec: SandboxSpec, backend: Backend, agent: str) -> None:
-        """The folders are there, and it is written down whose they are."""
+        """Create the folders and record the session that owns them."""
         here = not isinstance(backend, RemoteBackend)
         if spec.project and here and self._provenance is not None:
             await self._provenance.admit(spec.session, spec.folder)
@@ -232,88 +241,90 @@ class Workspaces:
             if foreign and spec.user is not None:
                 await self._hand_over(foreign, spec.user)
         except OSError as error:
-            raise ToolFailed(f"The workspace's folder cannot be made ({error.strerror}).") from None
+            raise ToolFailed(f"The workspace's folder cannot be created ({error.strerror}).") from None
 
     async def _hand_over(self, folders: list[Path], user: User) -> None:
-        """These belong to the session's user from now on, with all that is in them. No link is followed. A folder is
-        given away after its contents: so what was begun and not finished is begun again, and what is done is not
-        repeated."""
-        chown = [find("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
+        """Give these folders and their contents to the session's user. No link is followed. A folder changes its owner
+        after its contents, so an interrupted run is repeated and a finished one is not."""
+        chown = [find_program("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
         child = await self.spawner.spawn(chown, {})
         try:
             async with asyncio.timeout(HAND_OVER_SECONDS):
                 code = await child.wait()
         except TimeoutError:
-            raise ToolFailed("The workspace's files are still being given to their user; try again.") from None
+            raise ToolFailed("The owner of the workspace's files is still being changed; try again.") from None
         finally:
-            await gone(child)
+            await kill_and_close(child)
         if code != 0:
-            raise ToolFailed(f"The workspace's files cannot be given to the user {user.uid} (workspaces.user).")
+            raise ToolFailed(
+                f"The owner of the workspace's files cannot be changed to user {user.uid} (workspaces.user)."
+            )
 
     def _make(self, spec: SandboxSpec, here: bool, agent: str) -> list[Path]:
-        """Which of them are not yet their user's."""
+        """Create the folders; returns those that still have the wrong owner."""
         if spec.project and here and not spec.folder.is_dir():
             raise ToolFailed(
-                f"The folder {spec.folder}, which the agent's workspace is set to, is not there: make it, or change "
+                f"The agent's workspace is set to {spec.folder}, which does not exist: create it, or change "
                 "the setting."
             )
         settings = self._config.agents.get(agent)
         model = None if settings is None else self._config.models.get(settings.model)
         self.folders.make(spec, here=here, notes=model is not None and model.api == "demo")
-        return self.folders.foreign(spec) if here else []
+        return self.folders.wrongly_owned(spec) if here else []
 
     @asynccontextmanager
-    async def at_work(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
-        """What is present of the session's workspace, for as long as somebody works in it."""
+    async def use_sandbox(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
+        """The session's live sandbox, kept from becoming idle during the block."""
         backend, spec = await self.spec(session, agent)
-        site = await self._occupy(spec, backend, agent)
+        live_sandbox = await self._occupy(spec, backend, agent)
         try:
-            with site.in_use():
-                yield site
+            with live_sandbox.in_use():
+                yield live_sandbox
         finally:
-            if site.box is None and site.idle:  # it never came to that, or is over: nothing is present
+            # No sandbox was opened, or it has ended.
+            if live_sandbox.sandbox is None and live_sandbox.idle:
                 with CancelScope(shield=True):
-                    await self.vacate(site)
+                    await self.close_sandbox(live_sandbox)
 
-    async def vacate(self, site: LiveSandbox) -> None:
-        """It is not present any more; what is new of the session meanwhile stays."""
-        site.closed = True
-        if (record := self._presence.get(site.session)) is not None and record.workspace is site:
-            self._presence.vacate(site.session)
-        await site.close()
+    async def close_sandbox(self, live_sandbox: LiveSandbox) -> None:
+        """Close a live sandbox and take it off its session's record, unless a newer one has replaced it there."""
+        live_sandbox.closed = True
+        if (record := self._presence.get(live_sandbox.session)) is not None and record.workspace is live_sandbox:
+            self._presence.vacate(live_sandbox.session)
+        await live_sandbox.close()
 
-    async def _tell(self, session: str, text: str) -> None:
+    async def _add_notice(self, session: str, text: str) -> None:
         await self.store.write(notices.add, session, text, self._clock())
 
     # -- start and stop of the gateway --
 
     async def start(self) -> None:
-        """Take note of what the last process left: its processes are gone, and those marked `restart` begin again."""
+        """Record what the last gateway left behind: its processes are gone, and those marked `restart` start again."""
         if self._choice.warning:
             log.warning("the gateway runs as root", meaning=self._choice.warning)
         if self.spawner.user is not None:
             with suppress(PermissionError):
-                os.setgroups([])  # file tools act as another user, who is in none of them
+                os.setgroups([])  # file tools act as another user, who is in none of these groups
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
-            await self._remains.recover(there)
+            await self._remote_cleanup.recover(there)
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
             for row in rows:
                 await to_thread.run_sync(_end_leftover, row)
-                await self.processes.lose(row)
+                await self.processes.mark_lost(row)
             if len(rows) < BATCH:
                 break
             last = rows[-1].id
         self._scope.start(self._restart, name="restart of processes")
 
     async def _end_orphans(self) -> None:
-        """End the processes of this home that descend from none of our children. As the home is locked, no other
+        """End the processes of this home that descend from none of our children. The home is locked, so no other
         gateway owns them."""
-        marked = await to_thread.run_sync(reaper.marked, self.spawner.owner)
-        # Children are started on this thread: every one that was found and still runs is known by now.
+        marked = await to_thread.run_sync(reaper.marked_processes, self.spawner.owner)
+        # Children are started on this thread, so every one that was found and is still running is known by now.
         running = self.spawner.running
         if orphans := [process for process in marked if not process.line & running]:
             await to_thread.run_sync(reaper.end, orphans)
@@ -333,48 +344,48 @@ class Workspaces:
             return
         try:
             spec = await self._spec(row.session, Path(place.folder) if place.project else None)
-            site = await self._occupy(spec, await self.backend(), "")
-            with site.in_use():
-                await self.processes.again(site, row)
-        except (ToolFailed, Refused) as error:  # refused: its session has ended meanwhile, and hears of nothing
-            await self._tell(row.session, f"The process {row.name!r} could not be started again: {error.message}")
+            live_sandbox = await self._occupy(spec, await self.backend(), "")
+            with live_sandbox.in_use():
+                await self.processes.restart_lost(live_sandbox, row)
+        except (ToolFailed, Refused) as error:  # refused: the session has ended meanwhile, so there is nobody to notify
+            await self._add_notice(row.session, f"The process {row.name!r} could not be started again: {error.message}")
 
     async def _close(self) -> None:
-        """Everything ends; the rows stay as they are, so that the next start finds what was lost, as after a kill."""
-        sites = self._sites()
-        for site in sites:
-            site.leaving = True
-        await _side_by_side([self.vacate(site) for site in sites])
+        """End everything. The rows stay as they are, so that the next start finds what was lost, as after a kill."""
+        live_sandboxes = self._live_sandboxes()
+        for live_sandbox in live_sandboxes:
+            live_sandbox.leaving = True
+        await _side_by_side([self.close_sandbox(live_sandbox) for live_sandbox in live_sandboxes])
 
     # -- the end of a session --
 
     async def end(self, session: str) -> None:
-        """Everything that ran for it is gone, and its folder, if it was ours, is in the trash. May be asked again."""
+        """End everything that runs for the session and move its own folder to the trash. May be called again."""
         row = await self._let_go(session)
         if row is not None:
-            # Whatever the row says of its folder, only what has the session's name is moved: no project has.
-            await to_thread.run_sync(self.folders.throw_away, session)
-            await self._put_away(row, keep=True)
+            # Whatever folder the row names, only a folder with the session's name is moved, and no project has one.
+            await to_thread.run_sync(self.folders.move_to_trash, session)
+            await self._discard_remote_folders(row, keep=True)
 
     async def discard(self, session: str) -> None:
-        """The same, and nothing of it is kept: for what is deleted, also when its rows have gone before."""
+        """The same, but keep nothing: for deleted sessions, also when their rows are already gone."""
         row = await self._let_go(session)
         await to_thread.run_sync(self.folders.remove, session)
         if row is not None:
-            await self._put_away(row, keep=False)
+            await self._discard_remote_folders(row, keep=False)
             await self.store.write(workspaces.remove, session)
 
-    async def _put_away(self, row: WorkspaceRow, *, keep: bool) -> None:
-        """What the session has on another machine."""
+    async def _discard_remote_folders(self, row: WorkspaceRow, *, keep: bool) -> None:
+        """Discard the session's folders on another machine."""
         backend = await self.backend()
         if isinstance(backend, RemoteBackend) and backend.name == row.backend:
-            await self._remains.put_away(backend, row.session, keep=keep)
+            await self._remote_cleanup.discard_folders(backend, row.session, keep=keep)
 
     async def _let_go(self, session: str) -> WorkspaceRow | None:
-        """What runs there is gone when this returns; None when the session never had a workspace, as most."""
+        """End everything that runs for the session. Returns None if it never had a workspace, as most do not."""
         record = self._presence.get(session)
         if record is not None and isinstance(record.workspace, LiveSandbox):
-            await self.vacate(record.workspace)
+            await self.close_sandbox(record.workspace)
         row: WorkspaceRow | None = await self.store.read(workspaces.get, session)
         if row is not None:
             await self.processes.forget(session)
@@ -383,33 +394,39 @@ class Workspaces:
     # -- the timer --
 
     async def reconcile(self) -> None:
-        """Compare what is alive with what should be: boxes that went without us, what uses more than its limits,
-        boxes in which nothing has run for a while, and what nobody else would reap."""
-        await to_thread.run_sync(self._strays.reap)
-        sites = self._sites()
-        await _side_by_side([self._look(site) for site in sites])
-        idle = sorted((site for site in sites if site.idle and not site.closed), key=lambda site: site.used)
-        too_many = len(idle) - IDLE_BOXES
+        """Compare what is alive with what should be: sandboxes that were ended from outside, usage beyond the limits,
+        idle sandboxes, and zombies that nobody else would reap."""
+        await to_thread.run_sync(self._reaper.reap)
+        live_sandboxes = self._live_sandboxes()
+        await _side_by_side([self._look(live_sandbox) for live_sandbox in live_sandboxes])
+        idle = sorted(
+            (live_sandbox for live_sandbox in live_sandboxes if live_sandbox.idle and not live_sandbox.closed),
+            key=lambda live_sandbox: live_sandbox.used,
+        )
+        too_many = len(idle) - IDLE_SANDBOXES
         late = time.monotonic() - IDLE_SECONDS
         await _side_by_side(
-            [self.vacate(site) for rank, site in enumerate(idle) if rank < too_many or site.used < late]
+            [
+                self.close_sandbox(live_sandbox)
+                for rank, live_sandbox in enumerate(idle)
+                if rank < too_many or live_sandbox.used < late
+            ]
         )
 
-    async def _look(self, site: LiveSandbox) -> None:
+    async def _look(self, live_sandbox: LiveSandbox) -> None:
         try:
-            await site.mourn()
-            await site.look()
+            await live_sandbox.note_lost()
+            await live_sandbox.look()
         except Exception:
-            log.exception("a workspace could not be looked after; that is tried again", session=site.session)
+            log.exception("checking a workspace failed; it is tried again", session=live_sandbox.session)
 
     async def tidy(self) -> None:
-        """Processes and folders that nobody owns, folders whose time in the trash is over, and rows that nothing is
-        behind."""
+        """Remove processes and folders without an owner, folders whose time in the trash is over, and orphaned rows."""
         self._choice.reconsider()
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._elsewhere()) is not None:
-            await self._remains.retry(there)
+            await self._remote_cleanup.retry(there)
         await self._tidy_rows()
         for row in await self.store.read(workspaces.due_for_removal, self._clock() - self.settings.trash):
             if await to_thread.run_sync(self._remove_all, row.session):
@@ -420,7 +437,7 @@ class Workspaces:
             known = await self.store.read(workspaces.existing, names[start : start + BATCH])
             for name in names[start : start + BATCH]:
                 for path in found[name]:
-                    if name not in known or self.folders.is_rubbish(path):
+                    if name not in known or self.folders.is_leftover(path):
                         await to_thread.run_sync(_remove, path)
 
     def _remove_all(self, session: str) -> bool:
@@ -436,11 +453,11 @@ class Workspaces:
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
             for row in rows:
-                site = self.present(row.session)
-                if row.started < before and (site is None or row.name not in site.running):
-                    log.warning("a process that should run does not", session=row.session, process=row.id)
+                live_sandbox = self.present(row.session)
+                if row.started < before and (live_sandbox is None or row.name not in live_sandbox.running):
+                    log.warning("a process that should be running is not", session=row.session, process=row.id)
                     await to_thread.run_sync(_end_leftover, row)
-                    await self.processes.lose(row)
+                    await self.processes.mark_lost(row)
             if len(rows) < BATCH:
                 break
             last = rows[-1].id
@@ -448,27 +465,27 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """The backend is determined when it is first needed."""
-        sites, backend = self._sites(), self._choice.known
+        """The status for the operator. The backend is detected when it is first needed."""
+        live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(
             backend=self.settings.backend if backend is None else backend.name,
-            problem=backend.why if isinstance(backend, NoCommands) else "",
+            problem=backend.reason if isinstance(backend, NoCommands) else "",
             warning=" ".join(filter(None, (self._choice.warning, seccomp.problem() if sandboxed else ""))),
             sandboxed=sandboxed,
             enforced={} if backend is None else dict(backend.enforced),
             limits="" if backend is None else _kept(backend.enforced),
             uncounted=[] if backend is None else list(backend.uncounted),
-            boxes=sum(site.box is not None for site in sites),
-            processes=sum(len(site.running) for site in sites),
+            boxes=sum(live_sandbox.sandbox is not None for live_sandbox in live_sandboxes),
+            processes=sum(len(live_sandbox.running) for live_sandbox in live_sandboxes),
         )
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
-        for site in self._sites():
-            boxes, running = int(site.box is not None), len(site.running)
-            uplinks = boxes * (site.spec.network and site.backend.sandboxed)
-            fds = boxes * _BOX_FDS + uplinks * _UPLINK_FDS + running * _PROCESS_FDS
-            yield f"session {site.session}", Holding(1, fds=fds, children=boxes + uplinks + running)
+        for live_sandbox in self._live_sandboxes():
+            sandboxes, running = int(live_sandbox.sandbox is not None), len(live_sandbox.running)
+            uplinks = sandboxes * (live_sandbox.spec.network and live_sandbox.backend.sandboxed)
+            fds = sandboxes * _SANDBOX_FDS + uplinks * _NETWORK_FDS + running * _PROCESS_FDS
+            yield f"session {live_sandbox.session}", Holding(1, fds=fds, children=sandboxes + uplinks + running)
 
 
 async def _side_by_side(jobs: list[Any]) -> None:
@@ -482,12 +499,12 @@ async def _side_by_side(jobs: list[Any]) -> None:
 
 
 def _kept(enforced: Mapping[str, str]) -> str:
-    """Which limit is held by what, in one sentence."""
-    return "; ".join(f"{called}: {enforced[name]}" for name, called in CALLED.items() if name in enforced)
+    """How each limit is enforced, in one sentence."""
+    return "; ".join(f"{called}: {enforced[name]}" for name, called in LIMIT_NAMES.items() if name in enforced)
 
 
 def _claim(db: Db, row: WorkspaceRow) -> None:
-    """The session's workspace is this from now on. A shell that was saved elsewhere means nothing here."""
+    """Record the session's workspace. A shell saved with another backend is discarded."""
     before = workspaces.get(db, row.session)
     workspaces.put(db, session=row.session, backend=row.backend, folder=row.folder, project=row.project)
     if before is not None and before.backend != row.backend:
@@ -495,17 +512,17 @@ def _claim(db: Db, row: WorkspaceRow) -> None:
 
 
 def _end_leftover(row: ProcessRow) -> None:
-    """What the last gateway left alive, if it did: known by its number and the time of its start together."""
+    """Kill a process that the last gateway left alive, identified by its pid and start time."""
     if row.pid and row.start_ticks is not None and start_ticks(row.pid) == row.start_ticks:
         log.warning("a process of the last gateway is still alive and is ended", process=row.id, pid=row.pid)
         try:
             os.killpg(row.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError) as error:
-            log.info("it has ended by itself", process=row.id, reason=str(error))
+            log.info("it has already ended", process=row.id, reason=str(error))
 
 
 def _remove(path: Path) -> None:
     try:
         remove_folder(path)
     except OSError as error:
-        log.warning("a folder that nobody owns cannot be removed", folder=str(path), error=str(error))
+        log.warning("a folder without an owner cannot be removed", folder=str(path), error=str(error))

@@ -1,1 +1,1 @@
-"""Where commands run: the sandbox backends `bubblewrap`, `local` and `ssh`."""
+"""Sandbox backends that run commands: `bubblewrap`, `local` and `ssh`."""

@@ -1,8 +1,7 @@
-"""Which backend the sessions' commands run in.
+"""Selection of the backend that runs the sessions' commands.
 
-Guarantee: it is found out once, when it is first asked for, and told in one sentence where none can be used: then
-commands are refused with that sentence and files work all the same. Only `auto` looks for one; what the operator has
-named is never replaced by another.
+The backend is determined once, on first use. If none can be used, commands are refused with one sentence that says why,
+and file tools still work. Only `auto` chooses a backend; one named by the operator is never replaced by another.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,17 +25,17 @@ AS_ROOT: Mapping[str, str] = MappingProxyType(
         "whatever that user can. Run it as a user of its own, or choose another workspaces.backend.",
     }
 )
-"""What that means, for each backend whose commands run on this machine."""
+"""The meaning of running as root, for each backend whose commands run on this machine."""
 
 
 class NoCommands:
-    """What stands in for a backend where there is none: the session's files, and a reason."""
+    """The substitute if there is no backend: the session's files, and the reason why commands cannot run."""
 
     name = "none"
     sandboxed = False
 
-    def __init__(self, why: str, spawner: Spawner) -> None:
-        self.why = why
+    def __init__(self, reason: str, spawner: Spawner) -> None:
+        self.reason = reason
         self._spawner = spawner
 
     @property
@@ -50,8 +49,8 @@ class NoCommands:
     def inner(self, folder: Path) -> str:
         return "/workspace"
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
-        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
+        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
 
         mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
         return LocalFiles((mount,), self._spawner, user=spec.user)
@@ -60,11 +59,11 @@ class NoCommands:
         return None
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        raise ToolFailed(self.why)
+        raise ToolFailed(self.reason)
 
 
 class BackendSelection:
-    """The backend that the settings name; `make` makes one of a name, for tests too."""
+    """The backend that the settings name; `make` creates one by name, also in tests."""
 
     def __init__(
         self, settings: WorkspaceSettings, spawner: Spawner, groups: Cgroups, make: Callable[[str], Backend] | None
@@ -78,7 +77,7 @@ class BackendSelection:
 
     @property
     def known(self) -> Backend | None:
-        """None as long as nobody has asked."""
+        """None until it is first requested."""
         return self._chosen
 
     async def backend(self) -> Backend:
@@ -95,12 +94,12 @@ class BackendSelection:
 
     @property
     def warning(self) -> str:
-        """What the operator should know of who the gateway runs as; empty when there is nothing."""
+        """A warning about the user that the gateway runs as; empty if there is none."""
         name = "bubblewrap" if self._settings.backend == "auto" else self._settings.backend
         return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
-        """Ask anew where it did not work: it may have been installed, or may be reached, since."""
+        """Check again on the next use if it did not work: it may have been installed or become reachable since."""
         if isinstance(self._chosen, NoCommands):
             self._chosen = None
 
@@ -117,7 +116,7 @@ class BackendSelection:
         return NoCommands(f"Commands cannot be run here: {why}", self._spawner)
 
     def _make_backend(self, name: str) -> Backend:
-        """What is not used is not imported."""
+        """Unused backends are not imported."""
         if name == "bubblewrap":
             from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 

@@ -1,19 +1,19 @@
-"""The guardian of one command: a program of its own, which ends everything that came of the command.
+"""The guardian of one command: a program that ends everything the command started.
 
     python -I -S guardian.py DESCRIPTOR
 
-Guarantee: it is over when nothing of the command runs any more, whatever that did: processes that leave their group,
-their session or their environment behind stay below the guardian, since the kernel gives it every orphan (a subreaper).
-It ends them when the command itself has ended, when it is told to (SIGTERM asks everything below it to end, SIGUSR1
-kills it), and when whoever started it is gone. At its end it says how the command ended and how many processes that had
-left behind. It is a process between the gateway and the command, and holds no secret of either.
+It exits when nothing of the command runs any more, whatever the command did: processes that leave their group, session
+or environment stay below the guardian, because it is a subreaper and the kernel gives it every orphan. It ends them
+when the command has ended, when it is signalled (SIGTERM passes SIGTERM to everything below it, SIGUSR1 kills it), and
+when its owner is gone. At its end it reports the command's exit code and the number of processes left behind. It runs
+between the gateway and the command and holds no secret of either.
 
-What it is to start comes by the descriptor, its length before it; there also goes what it says, and when the other end
-of it is closed, its owner is gone. On another machine (`away`) its streams stand for that descriptor, and a keeper for
-the gateway: a guardian whose keeper is gone is alone, too.
+It receives its task through the descriptor, preceded by its length, and reports there; when the other end is closed,
+its owner is gone. On another machine (`guard_remote`) its streams take the place of that descriptor, and a keeper that
+of the gateway: if the keeper is gone, so is the owner.
 
-It imports nothing of ours and little else: it starts in a few milliseconds, and can be sent to a machine that has
-nothing but Python 3.10.
+It imports nothing from Tidegate and little else, so it starts in a few milliseconds and can be sent to a machine that
+has only Python 3.10.
 """
 
 import contextlib
@@ -28,35 +28,35 @@ import sys
 import time
 
 LEFT_SECONDS = 0.3
-"""For what a command left behind, between being asked to end and being killed."""
+"""Seconds between SIGTERM and SIGKILL for processes that a command left behind."""
 
 ORPHANED_SECONDS = 1.0
-"""The same for everything, when the owner is gone."""
+"""The same for everything when the owner is gone."""
 
 KILLED_SECONDS = 5.0
-"""Within which what was killed is gone. What is not, such as another user's, is beyond us."""
+"""Time limit for killed processes to end. A process that does not, such as another user's, is out of reach."""
 
 UP, OVER = b"\0up ", b"\0over "
-"""What is said: what it is known as and the command's number at the start; the command's exit code, and how many
-processes it left behind, at the end."""
+"""The reports: at the start, the guardian's identity and the command's pid; at the end, the command's exit code and the
+number of processes left behind."""
 
-_ROUND_SECONDS = 0.02  # between two looks for what is to be killed
+_ROUND_SECONDS = 0.02  # between two rounds of killing
 _PR_SET_CHILD_SUBREAPER = 36
 _FRAME_BYTES = 4 * 1024 * 1024
 _TOLD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
-_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # whoever owns it ends it, not whoever is at a terminal
-_FILE_BYTES = 4 * 1024 * 1024  # the longest is an environment, of which the kernel gives no more
+_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # its owner ends it, not a terminal
+_FILE_BYTES = 4 * 1024 * 1024  # an environment is the longest, and the kernel limits it to this
 
 
 # -- what is to be started, as it is sent ------------------------------------------------------------------------------
 
 
-def packed(fields: list[str]) -> bytes:
+def pack_fields(fields: list[str]) -> bytes:
     data = "\0".join(fields).encode("utf-8", "surrogateescape")
     return b"%d\n%s" % (len(data), data)
 
 
-def task(
+def task_message(
     command: list[str],
     environment: dict[str, str],
     limits: tuple[int, int, int],
@@ -64,16 +64,16 @@ def task(
     keeper: str = "",
     joins: tuple[str, ...] = (),
 ) -> bytes:
-    """What a guardian is told. `limits` are bytes of memory, bytes of a file and seconds of processor time, of each
-    process; `keeper` is what that is known as, if there is one; `joins` are files of control groups, to each of which
-    the command itself writes 0 before it begins."""
+    """The message that tells a guardian what to start. `limits` are memory in bytes, file size in bytes and processor
+    time in seconds, per process. `keeper` is the keeper's identity, if there is one. `joins` are control group files to
+    which the command writes 0 before it begins."""
     variables = [f"{name}={value}" for name, value in environment.items()]
     numbers = (*limits, len(joins), len(variables))
-    return packed([folder, keeper, *map(str, numbers), *joins, *variables, *command])
+    return pack_fields([folder, keeper, *map(str, numbers), *joins, *variables, *command])
 
 
-def received(source: int) -> list[str]:
-    """The fields that were packed; none when whoever was to send them is gone."""
+def receive_fields(source: int) -> list[str]:
+    """Read packed fields; none if the sender is gone."""
     length = b""
     while not length.endswith(b"\n"):
         byte = os.read(source, 1)
@@ -96,26 +96,26 @@ def received(source: int) -> list[str]:
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """State, parent and time of start; None when there is none."""
+    """State, parent and start time of a process; None if it does not exist."""
     fields = _contents(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     return (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else None
 
 
 def _numbers(folder: str) -> list[int]:
-    """The names in a folder of the kernel's that are numbers: of processes, of descriptors."""
+    """The numeric names in a kernel folder: processes or descriptors."""
     with os.scandir(folder) as entries:
         return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
 
-def known_as(pid: int) -> str:
-    """What tells a process from a later one with the same number; empty when there is none that is alive."""
+def process_identity(pid: int) -> str:
+    """An identity that a later process with the same number does not share; empty if the process is not alive."""
     found = _stat(pid)
     return f"{pid}:{found[2]}" if found and found[0] not in "ZX" else ""
 
 
-def below(roots: list[int]) -> dict[int, int]:
-    """Everything alive below these processes, with the time of its start. What only waits to be reaped is not alive,
-    but may have children that are."""
+def descendants(roots: list[int]) -> dict[int, int]:
+    """All living descendants of these processes, with their start times. Zombies are not alive, but may have living
+    children."""
     children: dict[int, list[tuple[int, str, int]]] = {}
     for pid in _numbers("/proc"):
         found = _stat(pid)
@@ -132,7 +132,7 @@ def below(roots: list[int]) -> dict[int, int]:
 
 
 def send(number: int, processes: dict[int, int]) -> None:
-    """A signal to these very processes, and to no later ones that have their numbers."""
+    """Signal exactly these processes, and no later ones with the same numbers."""
     for pid, start in processes.items():
         with contextlib.suppress(OSError):
             reference = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
@@ -144,8 +144,8 @@ def send(number: int, processes: dict[int, int]) -> None:
                 os.close(reference)
 
 
-def marked(variable: str) -> dict[int, int]:
-    """Everything that has a variable of this text in its environment, with the time of its start."""
+def marked_processes(variable: str) -> dict[int, int]:
+    """All processes with this variable in their environment, with their start times."""
     found: dict[int, int] = {}
     for pid in _numbers("/proc"):
         state = _stat(pid)
@@ -155,11 +155,11 @@ def marked(variable: str) -> dict[int, int]:
 
 
 def sweep(variable: str) -> bool:
-    """Kills everything that has this variable: what can be done where a guardian was itself killed. Whether nothing is
+    """Kill all processes with this variable: a fallback if a guardian was itself killed. Returns whether none is
     left."""
     until = time.monotonic() + KILLED_SECONDS
     while time.monotonic() < until:
-        found = marked(variable)
+        found = marked_processes(variable)
         if not found:
             return True
         send(signal.SIGKILL, found)
@@ -168,15 +168,15 @@ def sweep(variable: str) -> bool:
 
 
 def load(roots: list[int], most: int) -> tuple[int, int]:
-    """How many processes are below these, and the bytes of memory that they use. What several share counts for each,
-    unless that makes it more than `most`: then it is divided among them, which takes a closer look."""
-    found = below(roots)
+    """The number of processes below these and their memory in bytes. Shared memory counts for each process; if the sum
+    exceeds `most`, it is divided among them, which takes a closer look."""
+    found = descendants(roots)
     used = sum(map(_own_bytes, found))
     return len(found), used if used <= most else sum(map(_shared_bytes, found))
 
 
 def _own_bytes(pid: int) -> int:
-    """Without what it shares with files."""
+    """Memory without pages shared with files."""
     lines = [line.split() for line in _contents(f"/proc/{pid}/status").splitlines()]
     return sum(int(words[1]) * 1024 for words in lines if words and words[0] in (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
 
@@ -189,7 +189,7 @@ def _shared_bytes(pid: int) -> int:
 
 
 def _contents(path: str) -> bytes:
-    """Of a file of the kernel's; nothing when the process is gone."""
+    """The content of a kernel file; empty if the process is gone."""
     data = b""
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -210,7 +210,7 @@ def _contents(path: str) -> bytes:
 
 
 class Guardian:
-    """`owner` is a descriptor that hangs up when the owner is gone; what is said goes to `report`."""
+    """`owner` is a descriptor that hangs up when the owner is gone; reports are written to `report`."""
 
     def __init__(self, report: int, owner: int, keeper: str) -> None:
         self._report = report
@@ -224,7 +224,7 @@ class Guardian:
         self._alone = False
         self._left_alone = False
         self._until = math.inf
-        """When what is below is killed."""
+        """When everything below is killed."""
         self._poll = select.poll()
         self._woken = -1
 
@@ -234,13 +234,13 @@ class Guardian:
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl")
         self._listen()
-        # What is sent to the command before it runs must neither be lost nor be taken for ours.
+        # A signal for the command that arrives before it runs must neither be lost nor handled by us.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
         self._main = os.fork()
         if self._main == 0:
             _become(command, environment, limits, folder, joins)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _say(self._report, UP + b"%s %d\n" % (known_as(os.getpid()).encode(), self._main))
+        _say(self._report, UP + b"%s %d\n" % (process_identity(os.getpid()).encode(), self._main))
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(nothing, fd)
@@ -256,22 +256,22 @@ class Guardian:
         for number in _TOLD:
             signal.signal(number, lambda given, _frame: self._signals.add(given))
         self._poll.register(self._woken, select.POLLIN)
-        self._poll.register(self._owner, 0)  # nothing but its end
+        self._poll.register(self._owner, 0)  # only its hang-up
         if self._keeper:
             pid = int(self._keeper.partition(":")[0])
             with contextlib.suppress(ProcessLookupError):
                 self._poll.register(os.pidfd_open(pid), select.POLLIN)
-            self._alone = known_as(pid) != self._keeper
+            self._alone = process_identity(pid) != self._keeper
 
     def run(self) -> None:
-        """Until nothing is below, or nothing that could be ended."""
+        """Run until nothing is below, or nothing that can be ended."""
         while self._reap() and self._decide():
             self._wait()
         code = -signal.SIGKILL if self._code is None else self._code
         _say(self._report, OVER + b"%d %d\n" % (code, self._left))
 
     def _reap(self) -> bool:
-        """Whether anything is left."""
+        """Reap children; returns whether any are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -283,7 +283,7 @@ class Guardian:
                 self._code = os.waitstatus_to_exitcode(status)
 
     def _decide(self) -> bool:
-        """What becomes of what is left; false when nothing more can be done."""
+        """Act on signals and deadlines; false if nothing more can be done."""
         now = time.monotonic()
         told, self._signals = self._signals, set()
         if signal.SIGUSR1 in told:
@@ -299,19 +299,19 @@ class Guardian:
             self._until = min(self._until, now + ORPHANED_SECONDS)
         if now < self._until:
             return True
-        send(signal.SIGKILL, below([os.getpid()]))
+        send(signal.SIGKILL, descendants([os.getpid()]))
         return now < self._until + KILLED_SECONDS
 
     def _ask(self) -> int:
-        """Everything to end; how many it is."""
+        """Ask everything to end; returns the number of processes."""
         self._asked = True
-        found = below([os.getpid()])
+        found = descendants([os.getpid()])
         send(signal.SIGTERM, found)
-        send(signal.SIGCONT, found)  # one that was stopped could not hear it
+        send(signal.SIGCONT, found)  # a stopped process would not receive SIGTERM
         return len(found)
 
     def _wait(self) -> None:
-        """For a signal, the end of a child, that of the owner, or the time to do something."""
+        """Wait for a signal, the end of a child or of the owner, or the next deadline."""
         left = self._until - time.monotonic()
         if left <= 0:
             left = _ROUND_SECONDS
@@ -324,7 +324,7 @@ class Guardian:
 
 
 def _become(command: list[str], environment: dict[str, str], limits: list[int], folder: str, joins: list[str]) -> None:
-    """The command, in a session and in control groups of its own. Never returns."""
+    """Become the command, in its own session and control groups. Never returns."""
     try:
         os.setsid()
         for path in joins:
@@ -343,8 +343,8 @@ def _become(command: list[str], environment: dict[str, str], limits: list[int], 
             signal.signal(number, signal.SIG_DFL)
         for fd in _numbers("/proc/self/fd"):
             if fd > 2:
-                with contextlib.suppress(OSError):  # the one that the folder was read by
-                    os.set_inheritable(fd, False)  # also what the gateway was given by whoever started it
+                with contextlib.suppress(OSError):  # the descriptor used to read the folder
+                    os.set_inheritable(fd, False)  # including those that the gateway inherited
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -359,7 +359,7 @@ def _say(fd: int, text: bytes) -> None:
 
 
 def guard(source: int, report: int, owner: int) -> None:
-    fields = received(source)
+    fields = receive_fields(source)
     if not fields:
         return
     folder, keeper = fields[:2]
@@ -374,8 +374,8 @@ def guard(source: int, report: int, owner: int) -> None:
     guardian.run()
 
 
-def guard_away() -> None:
-    """By its three streams: what it says is the beginning and the end of the state channel."""
+def guard_remote() -> None:
+    """Run as a guardian over its three streams: reports are the beginning and end of the state channel."""
     report = os.dup(2)
     guard(0, report, report)
 

@@ -1,9 +1,9 @@
-"""What a backend is: a way to keep the commands of one session together, and apart from everything else.
+"""The interface of a backend, which runs the commands of one session together and isolated from everything else.
 
-Guarantee: the rest of the room knows no backend but through these few names. A `Sandbox` is one session's sandbox,
-connection or guardian; closing it ends everything that runs in it. A command is a script for bash and three streams:
-script in, output out, and the *state channel*, by which the wrapper tells what it saved. That is all that a namespace,
-a process group, an ssh connection and a container have in common, and all that is needed.
+The rest of the package knows backends only through these names. A `Sandbox` is one session's sandbox, connection or set
+of guardians; closing it ends everything that runs in it. A command is a bash script with three streams: script in,
+output out, and the *state channel*, on which the wrapper reports what it saved. That is all that a namespace, a process
+group, an ssh connection and a container have in common, and all that is needed.
 """
 
 import hashlib
@@ -29,57 +29,59 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
         "cpu_seconds": "rlimit",
     }
 )
-"""How limits are kept where nothing else is there to keep them."""
+"""How limits are enforced without control groups or other means."""
 
 
-def enforced(held: Iterable[str], besides: Mapping[str, Enforcement] | None = None) -> Mapping[str, Enforcement]:
-    """How limits are kept where control groups hold some, and `besides` says more of the others."""
-    return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(held, "cgroup")})
+def enforced(
+    kernel_limits: Iterable[str], besides: Mapping[str, Enforcement] | None = None
+) -> Mapping[str, Enforcement]:
+    """How limits are enforced if control groups hold some of them; `besides` overrides the defaults of others."""
+    return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(kernel_limits, "cgroup")})
 
 
-CALLED: Mapping[str, str] = MappingProxyType(
+LIMIT_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "processes": "process count",
         "memory_bytes": "memory",
         "disk_bytes": "disk",
         "files": "number of files",
-        "file_bytes": "size of a file",
+        "file_bytes": "file size",
         "cpu_seconds": "processor time",
     }
 )
-"""What the limits are called where people are told of them."""
+"""The names of the limits in messages to people."""
 
-IN_FLIGHT = "files that lie in sockets and are open in no process"
+FILES_IN_SOCKETS = "files in transit through sockets that no process has open"
 BUFFERS = "buffers of sockets and pipes"
-SEGMENTS = "shared memory of System V that is not mapped"
+SEGMENTS = "System V shared memory that is not mapped"
 UNMAPPED = "memfds and shared memory that are not mapped"
-CLOSED = "memfds and deleted files of processes that no other may look at (PR_SET_DUMPABLE)"
-"""What no file below /proc shows to the gateway, so that it counts for no limit that is looked at."""
+CLOSED = "memfds and deleted files of processes that may not be inspected (PR_SET_DUMPABLE)"
+"""Resources that no file below /proc shows to the gateway, so polled limits do not count them."""
 
 
 def uncounted(enforced: Mapping[str, Enforcement], *besides: str) -> tuple[str, ...]:
-    """Of a backend on this machine; `besides` only where no control group counts memory. To root, no process is
-    closed."""
-    unseen = (IN_FLIGHT,) if os.geteuid() == 0 else (CLOSED, IN_FLIGHT)
+    """The resources that a backend on this machine does not count; `besides` only if no control group counts memory.
+    Root can inspect every process."""
+    unseen = (FILES_IN_SOCKETS,) if os.geteuid() == 0 else (CLOSED, FILES_IN_SOCKETS)
     return unseen if enforced["memory_bytes"] == "cgroup" else (BUFFERS, *besides, *unseen)
 
 
 MARK = "TIDEGATE_MARK"
-"""The variable by which the processes of one command are found again, also those that left its group."""
+"""The variable by which the processes of one command are found, even after leaving its process group."""
 
 OWNER = "TIDEGATE_OWNER"
-"""The variable that says which gateway a process belongs to (`owner_of`), so that the next one of the same home can end
-what a killed one left."""
+"""The variable that names a process's gateway (`owner_of`), so that the next gateway of the same home can end what a
+killed one left behind."""
 
 
 def owner_of(home: Path) -> str:
-    """What the gateway of a home folder is called in processes and control groups: a digest, so that nothing is told of
-    the folder."""
+    """The identifier of a home's gateway in processes and control groups: a digest, which reveals nothing about the
+    folder."""
     return hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
 
 
 class SandboxLimits(Frozen, frozen=True):
-    """What the commands of one session may use together; `cpu_seconds` and `file_bytes` hold for each process."""
+    """The limits of one session's commands together; `cpu_seconds` and `file_bytes` apply to each process."""
 
     memory_bytes: int
     processes: int
@@ -90,12 +92,12 @@ class SandboxLimits(Frozen, frozen=True):
 
 
 class SandboxSpec(Frozen, frozen=True):
-    """What a box is made from. `folder` is where the session works: if it is a `project`, a folder of the user's own on
-    the machine that commands run on; else one that is the session's own, which only exists here if that is this
-    machine. `private` is the gateway's own folder, always here, for the session's home and temporary files, so that
-    neither clutters a project nor is lost with the box. With `network` commands reach what is public and what is
-    `reachable`. Commands and file tools run as `user`; None is the gateway's own, which is never root. All that a
-    command finds in its environment is `environment` and what the backend adds to tell where things are."""
+    """The specification of a sandbox. `folder` is the working folder: for a `project`, a folder of the user on the
+    machine where commands run; otherwise the session's own, which exists on this machine only if commands run here.
+    `private` is the gateway's own folder, always on this machine, for the session's home and temporary files, so that
+    they neither clutter a project nor are lost with the sandbox. With `network`, commands reach public addresses and
+    those in `reachable`. Commands and file tools run as `user`; None is the gateway's own user, which is then not root.
+    A command's environment is exactly `environment` plus the variables with which the backend says where things are."""
 
     session: str
     folder: Path
@@ -118,7 +120,7 @@ class SandboxSpec(Frozen, frozen=True):
 
 
 class SandboxUsage(Frozen, frozen=True):
-    """What the processes of a box use now. `unnamed_bytes` are on the disk, in deleted files that are open."""
+    """Current usage of a sandbox's processes. `unnamed_bytes` is disk space of deleted files that are still open."""
 
     processes: int = 0
     memory_bytes: int = 0
@@ -127,23 +129,22 @@ class SandboxUsage(Frozen, frozen=True):
 
 
 class LimitEvents(NamedTuple):
-    """How often the kernel held a box to its limits: processes that it killed for want of memory, and those that it did
-    not let begin."""
+    """How often the kernel enforced a sandbox's limits: processes killed for memory, and processes refused."""
 
     killed: int = 0
     refused: int = 0
 
 
 class Child(Protocol):
-    """A command that was started. It is over when `wait` returns; its streams may be read until `close`."""
+    """A started command. It has ended when `wait` returns; its streams can be read until `close`."""
 
     @property
     def pid(self) -> int | None:
-        """On this machine, where it has one; it leads a process group."""
+        """Its pid on this machine, if it has one; it leads a process group."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """To what the command reads, behind the script. Raises ToolFailed when it no longer reads."""
+        """Write to the command's input, after the script. Raises ToolFailed if it no longer reads."""
         ...
 
     def close_input(self) -> None: ...
@@ -153,59 +154,59 @@ class Child(Protocol):
         ...
 
     async def read_state(self) -> bytes:
-        """Some of the state channel; empty at its end."""
+        """Some data of the state channel; empty at its end."""
         ...
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal."""
+        """Wait for the exit code, negative for a signal."""
         ...
 
     async def end(self, grace: float) -> int:
-        """Ends its whole tree, also when the command itself is over: asked first, killed after `grace` seconds.
-        Returns when nothing of it runs; what it had put out can still be read. How many processes it was that the
+        """End its whole process tree, also if the command itself has ended: SIGTERM first, SIGKILL after `grace`
+        seconds. When this returns, nothing of it runs; its output can still be read. Returns how many processes the
         command had left behind. May be called again."""
         ...
 
     def close(self) -> None:
-        """Lets go of its streams. May be called again."""
+        """Close its streams. May be called again."""
         ...
 
 
 class Sandbox(Protocol):
     @property
     def alive(self) -> bool:
-        """Whether commands can still be started in it. One that was removed from outside is not."""
+        """Whether commands can still be started in it. Not if it was ended from outside."""
         ...
 
     @property
     def pid(self) -> int | None: ...
 
-    why: str
-    """Why it closed itself, in a sentence; empty when it did not."""
+    close_reason: str
+    """Why it closed itself, in a sentence; empty if it did not."""
 
-    held: frozenset[str]
-    """The settings among its limits that the kernel holds for all that is in it together: nobody has to look."""
+    kernel_limits: frozenset[str]
+    """The settings among its limits that the kernel enforces for the whole sandbox: they need not be polled."""
 
     @property
-    def strain(self) -> LimitEvents: ...
+    def limit_events(self) -> LimitEvents: ...
 
     async def spawn(self, script: bytes, mark: str, *, full: bool = False) -> Child:
-        """Starts bash on a script. Whatever comes of it carries the mark. Where the disk is `full`, it can remove files
-        and make none larger."""
+        """Start bash on a script. All its processes carry the mark. If the disk is `full`, it can remove files but not
+        make any larger."""
         ...
 
     async def load(self) -> SandboxUsage: ...
 
     async def is_intact(self) -> bool:
-        """Whether what it protects is still protected. One in which it is not closes itself, and says why."""
+        """Whether its protected files are still protected. If not, it closes itself and sets `close_reason`."""
         ...
 
     async def wait(self) -> None:
-        """Until it is no longer alive."""
+        """Wait until it is no longer alive."""
         ...
 
     async def close(self) -> None:
-        """Everything that runs in it is gone when this returns. May be called again."""
+        """End everything that runs in it; done when this returns. May be called again."""
         ...
 
 
@@ -215,44 +216,44 @@ OpenSandbox = Callable[[], Awaitable[Sandbox]]
 class Backend(Protocol):
     name: str
     sandboxed: bool
-    """Whether a command can reach nothing but its folders: what approvals go by."""
+    """Whether a command can reach nothing but its folders. Approvals depend on it."""
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """How each limit is kept, by the name of its setting."""
+        """How each limit is enforced, by the name of its setting."""
         ...
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What commands can use that counts for none of the limits."""
+        """Resources that commands can use without counting towards a limit."""
         ...
 
     def inner(self, folder: Path) -> str:
         """The path of the session's folder as commands see it."""
         ...
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
-        """The files that the commands of such a box see. Opens nothing; `box` opens the session's."""
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
+        """The files that the sandbox's commands see. Opens nothing; `open_sandbox` opens the session's sandbox."""
         ...
 
     async def check(self) -> str | None:
-        """Why it does not work here, in one sentence; None when it does."""
+        """Why it does not work here, in one sentence; None if it does."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """The folders of `spec` are there. Raises ToolFailed when it cannot be opened."""
+        """Open a sandbox; the folders of `spec` exist. Raises ToolFailed on failure."""
         ...
 
 
 @runtime_checkable
 class RemoteBackend(Protocol):
-    """Of a backend whose sessions have their folders on another machine: none of them is made, measured or removed
+    """A backend whose sessions have their folders on another machine: they are not created, measured or removed
     here."""
 
     where: str
-    """Which machine that is."""
+    """The name of that machine."""
 
-    async def put_away(self, session: str, *, keep: bool, age: float) -> None:
-        """The folders of an ended session go to the trash there, or are removed if they are not to be kept; what has
-        been in that trash for `age` seconds is removed. Raises ToolFailed when that cannot be done now."""
+    async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
+        """Move the folders of an ended session to the trash there, or remove them unless `keep`; remove what has been
+        in that trash for `age` seconds. Raises ToolFailed if that is not possible now."""
         ...

@@ -1,10 +1,10 @@
-"""The backend `local`: commands on this machine, as the gateway's own user, or, if that is root, an unprivileged one.
+"""The backend `local`: commands on this machine, as the gateway's own user or, if that is root, an unprivileged one.
 
-Guarantee: each command is the child of a guardian of its own, from which nothing that comes of it can get away: it is
-ended as a whole when the command has ended, when it is told to, and when the gateway is gone, however that died. No
-process is there while nothing runs. A command has the session's folder for its work, a home and a folder for temporary
-files of the session's own, and nothing of the gateway's environment; but there is no wall: it can reach whatever the
-its user can, which is the gateway's unless that is root. So this backend is never chosen by itself.
+Each command is the child of its own guardian, from which none of its processes can escape: they are all ended when the
+command has ended, on request, and when the gateway is gone, however it died. No process exists while nothing runs. A
+command has the session's folder to work in, the session's own home and temporary folder, and nothing of the gateway's
+environment. There is no isolation: a command can reach whatever its user can, which is the gateway's user unless that
+is root. So this backend is never chosen automatically.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ from tidegate.workspaces.backends.interface import (
 )
 from tidegate.workspaces.files import Files, Mount, User
 from tidegate.workspaces.files.file_user import gateway_user
-from tidegate.workspaces.kernel.cgroups import UNGROUPED, Cgroup, Cgroups, CommandGroup, leaf_for
+from tidegate.workspaces.kernel.cgroups import GROUP_REMOVED, Cgroup, Cgroups, CommandGroup, command_group
 from tidegate.workspaces.kernel.process_table import ProcessTable
-from tidegate.workspaces.kernel.users import becoming_in
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, or_gone
+from tidegate.workspaces.kernel.users import as_user_reaching
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, killed_on_error
 
 log = Log(__name__)
 
 SPEC_BYTES = 64 * 1024
-"""Of what a guardian is told before it starts: mostly the environment. A socket takes so much at once."""
+"""Limit of a guardian's task, mostly the environment. A socket accepts this much at once."""
 
 START_SECONDS = 10.0
-"""A guardian is there within some dozen milliseconds; a machine that needs longer than this has another problem."""
+"""A guardian is up within a few dozen milliseconds; a machine that takes longer than this has another problem."""
 
-_SAID_BYTES = 256  # more than a guardian ever says
+_SAID_BYTES = 256  # more than a guardian ever reports
 _SOCKET = 3  # its number in the guardian
 
 
@@ -59,14 +59,14 @@ class LocalBackend:
     sandboxed = False
 
     def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
-        """Without `groups`, what they would hold is looked at."""
+        """Without `groups`, their limits are polled instead."""
         self._spawner = spawner
         self._groups = groups
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """Without groups, the kernel counts the processes of a user, not those of a session."""
-        return enforced(self._groups.held if self._groups else ())
+        """Without groups, the kernel can only count the processes of a user, not of a session."""
+        return enforced(self._groups.kernel_limits if self._groups else ())
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -75,16 +75,16 @@ class LocalBackend:
     def inner(self, folder: Path) -> str:
         return str(folder)
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
         own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
-        from tidegate.workspaces.files.local import LocalFiles  # with the first file that is asked for
+        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
 
         return LocalFiles((*own, *seen), self._spawner, user=spec.user)
 
     async def check(self) -> str | None:
-        if find("bash") is None:
+        if find_program("bash") is None:
             return "bash is not installed here: install it, or choose another workspaces.backend."
         if self._groups is not None:
             await to_thread.run_sync(self._groups.find)
@@ -95,17 +95,17 @@ class LocalBackend:
 
 
 class LocalSandbox:
-    """One session's: what runs for it now. It owns the guardians, and the control group, if there is one; that is for
-    commands, and the guardians are not in it."""
+    """The running commands of one session. It owns the guardians and the control group, if there is one; the group is
+    for commands, and the guardians are not in it."""
 
     def __init__(self, spawner: Spawner, spec: SandboxSpec, group: Cgroup | None) -> None:
         self._spawner = spawner
         self._spec = spec
         self._group = group
-        self.held: frozenset[str] = group.held if group else frozenset()
+        self.kernel_limits: frozenset[str] = group.kernel_limits if group else frozenset()
         self._commands: set[LocalCommand] = set()
         self._closed = asyncio.Event()
-        self.why = ""
+        self.close_reason = ""
 
     @property
     def alive(self) -> bool:
@@ -116,14 +116,14 @@ class LocalSandbox:
         return None
 
     @property
-    def strain(self) -> LimitEvents:
-        return self._group.strain if self._group else LimitEvents()
+    def limit_events(self) -> LimitEvents:
+        return self._group.limit_events if self._group else LimitEvents()
 
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "LocalCommand":
-        if self._group and self.alive and not self._group.there:
-            self.why = UNGROUPED
+        if self._group and self.alive and not self._group.joinable:
+            self.close_reason = GROUP_REMOVED
             await self.close()
-        async with leaf_for(self._group if self.alive else None) as leaf:
+        async with command_group(self._group if self.alive else None) as leaf:
             return await self._start(text, mark, leaf, full)
 
     async def _start(self, text: bytes, mark: str, leaf: CommandGroup | None, full: bool) -> "LocalCommand":
@@ -145,16 +145,17 @@ class LocalSandbox:
             theirs.close()
         command = LocalCommand(self, child, ours, mark, leaf)
         self._commands.add(command)
-        async with or_gone(command):
+        async with killed_on_error(command):
             if not self.alive:
                 raise ToolFailed("The workspace is closed.")
             await command.start(told)
-            with contextlib.suppress(ToolFailed):  # one that has ended already says by its code and its words why
+            # a command that has already ended explains itself by its exit code and output
+            with contextlib.suppress(ToolFailed):
                 await child.write(text)
         return command
 
     def _told(self, mark: str, leaf: CommandGroup | None, full: bool) -> bytes:
-        """The guardian itself does not carry the mark: whoever ends by it would end what is to do so."""
+        """The guardian itself does not carry the mark: ending processes by their mark would end it too."""
         spec, user = self._spec, _name(self._spec.user or gateway_user())
         environment = {
             "HOME": str(spec.home),
@@ -171,11 +172,13 @@ class LocalSandbox:
         limits = (spec.limits.memory_bytes, largest, int(spec.limits.cpu_seconds))
         joins = leaf.joins if leaf else ()
         bash, *rest = shell_script.ENTRY
-        become = becoming_in(spec.user, spec.folder, spec.home, spec.temporary)
-        command = [*become, find(bash) or bash, *rest] if become else list(shell_script.ENTRY)
-        told = guardian.task(command, environment, limits, str(spec.folder), joins=joins)
+        become = as_user_reaching(spec.user, spec.folder, spec.home, spec.temporary)
+        command = [*become, find_program(bash) or bash, *rest] if become else list(shell_script.ENTRY)
+        told = guardian.task_message(command, environment, limits, str(spec.folder), joins=joins)
         if len(told) > SPEC_BYTES:
-            raise ToolFailed(f"The environment has more than {SPEC_BYTES} bytes; let workspaces.environment name less.")
+            raise ToolFailed(
+                f"The environment has more than {SPEC_BYTES} bytes; list fewer variables in workspaces.environment."
+            )
         return told
 
     async def is_intact(self) -> bool:
@@ -186,7 +189,7 @@ class LocalSandbox:
         return await to_thread.run_sync(self._load, guardians) if guardians else SandboxUsage()
 
     def _load(self, guardians: list[int]) -> SandboxUsage:
-        found = [str(pid) for pid in guardian.below(guardians)]
+        found = [str(pid) for pid in guardian.descendants(guardians)]
         table = ProcessTable("/proc", lambda: found)
         try:
             return table.load(self._spec.limits)
@@ -203,11 +206,11 @@ class LocalSandbox:
             await to_thread.run_sync(self._group.end)
 
     async def purge(self, command: "LocalCommand") -> None:
-        """What came of a command whose guardian was killed."""
+        """End the processes of a command whose guardian was killed."""
         if command.leaf is not None:
             await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
-            log.error("what came of a command cannot be ended", mark=command.mark)
+            log.error("the processes of a command cannot be ended", mark=command.mark)
 
     def forget(self, command: "LocalCommand") -> None:
         self._commands.discard(command)
@@ -216,18 +219,18 @@ class LocalSandbox:
 def _name(user: User) -> str:
     try:
         return pwd.getpwuid(user.uid).pw_name
-    except KeyError:  # one that nobody has made
+    except KeyError:  # a user id without an account
         return "agent"
 
 
 class LocalCommand:
-    """A command and its guardian, which is over when nothing of the command runs any more. `pid` is the command's own:
-    whoever kills that one leaves the rest to the guardian."""
+    """A command and its guardian, which exits when nothing of the command runs any more. `pid` is the command's own: if
+    that process is killed, the guardian ends the rest."""
 
     def __init__(
-        self, quarters: LocalSandbox, child: ChildProcess, guard: socket.socket, mark: str, leaf: CommandGroup | None
+        self, sandbox: LocalSandbox, child: ChildProcess, guard: socket.socket, mark: str, leaf: CommandGroup | None
     ) -> None:
-        self._quarters = quarters
+        self._sandbox = sandbox
         self._child = child
         self._guard = guard
         self._guard.setblocking(False)
@@ -242,7 +245,7 @@ class LocalCommand:
         self.read_state = child.read_state
 
     async def start(self, told: bytes) -> None:
-        """The socket is new and empty, and takes all that is to be told."""
+        """Send the task; the socket is new and empty, so it accepts all of it at once."""
         try:
             self._guard.send(told)
             async with asyncio.timeout(START_SECONDS):
@@ -250,7 +253,7 @@ class LocalCommand:
         except (OSError, TimeoutError):
             said = b""
         if not said.startswith(guardian.UP):
-            raise ToolFailed("The command cannot be started: its guardian does not come up.")
+            raise ToolFailed("The command cannot be started: its guardian did not start.")
         self.pid = int(said.split()[2])
         self._said = said
 
@@ -271,31 +274,31 @@ class LocalCommand:
                 async with asyncio.timeout(KILLED_SECONDS):
                     await self._child.wait()
             except TimeoutError:
-                log.error("what came of a command cannot be ended", guardian=self.guardian)
+                log.error("the processes of a command cannot be ended", guardian=self.guardian)
                 await self._child.end(0)
             told = self._report()
             if told is None:
-                await self._quarters.purge(self)
+                await self._sandbox.purge(self)
             if self.leaf is not None:
                 await to_thread.run_sync(self.leaf.remove)
             return told[1] if told else 0
         finally:
             if not self._child.running:
-                self._quarters.forget(self)
+                self._sandbox.forget(self)
                 self._guard.close()
 
     def close(self) -> None:
-        """A guardian that still runs ends everything at this."""
+        """Close the streams. A guardian that still runs then ends everything."""
         self._child.close()
         self._guard.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the guardian alone. It is not reaped before its end is known here, so the number is its own."""
+        """Signal the guardian only. It is not reaped before we know its end, so the number is its own."""
         if self._child.running:
             os.kill(self.guardian, number)
 
     def _report(self) -> tuple[int, int] | None:
-        """The code and how many were left, as the guardian said at its end; None when it could not say so."""
+        """The exit code and the number of processes left behind, as the guardian reported; None without a report."""
         if self._guard.fileno() >= 0:
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 self._said += self._guard.recv(_SAID_BYTES)

@@ -1,9 +1,9 @@
-"""What ended sessions have on another machine, and how it gets away from there.
+"""Clean-up of the folders that ended sessions have on another machine.
 
-Guarantee: when a session has ended, its folders over there are put away at once, or, as long as that machine cannot be
-reached, later: a row remembers it, also when the session itself is deleted, and it is tried again, less and less often,
-until it is done or has been tried for `GIVE_UP_SECONDS`; then the log says that they stay. Only the machine that the
-folders are on is asked. It owns nothing but those rows.
+When a session ends, its folders there are discarded at once or, while that machine is unreachable, later. A row keeps
+the task, even if the session is deleted. It is retried at growing intervals until it succeeds or `GIVE_UP_SECONDS` have
+passed; then the log says that the folders stay. Only the machine that has the folders is contacted. It owns nothing but
+these rows.
 """
 
 from collections.abc import Callable
@@ -16,30 +16,34 @@ from tidegate.workspaces.backends.interface import RemoteBackend
 log = Log(__name__)
 
 GIVE_UP_SECONDS = 30 * 86400.0
-"""A machine that was away for so long does not come back as it was."""
+"""A machine that was unreachable for this long is not expected to return unchanged."""
 
 FIRST_SECONDS, LONGEST_SECONDS = 300.0, 86400.0
-"""Between two tries, of which each waits twice as long as the one before."""
+"""Interval between attempts; each is twice as long as the one before."""
 
 ATTEMPTS = 64
-"""More than there are in that time."""
+"""More attempts than fit into that time."""
 
 AT_ONCE = 20
-"""Sessions that are taken up in one go: each is a call of the other machine."""
+"""Sessions handled per run: each is a connection to the other machine."""
 
 
 class RemoteCleanup:
     def __init__(self, store: Store, clock: Callable[[], float], age: float) -> None:
-        """`age` is how long things stay in the trash over there."""
+        """`age` is how long folders stay in the trash there."""
         self._store = store
         self._clock = clock
         self._age = age
 
-    async def put_away(self, there: RemoteBackend, session: str, *, keep: bool) -> None:
+    async def discard_folders(self, there: RemoteBackend, session: str, *, keep: bool) -> None:
         try:
-            await there.put_away(session, keep=keep, age=self._age)
+            await there.discard_folders(session, keep=keep, age=self._age)
         except ToolFailed as error:
-            log.warning("folders on another machine stay there for now", session=session, reason=error.message)
+            log.warning(
+                "folders on another machine could not be discarded; retrying later",
+                session=session,
+                reason=error.message,
+            )
             await self._store.write(
                 lambda db: outbox.prepare(
                     db,
@@ -55,23 +59,27 @@ class RemoteCleanup:
             )
 
     async def recover(self, there: RemoteBackend) -> None:
-        """At start: what was being done when the last process died is to be done again."""
+        """At start, reschedule tasks that were in progress when the last process died."""
         await self._store.write(outbox.recover, self._clock(), AT_ONCE, (_channel(there),))
 
     async def retry(self, there: RemoteBackend) -> None:
-        """What is due. When one cannot be done, neither can the others, now."""
+        """Try the tasks that are due. If one fails, the others are postponed too."""
         now, reason = self._clock(), ""
         for row in await self._store.write(outbox.claim_due, now, AT_ONCE, (_channel(there),)):
             if not reason:
                 try:
-                    await there.put_away(row.target, keep=bool(row.body), age=self._age)
+                    await there.discard_folders(row.target, keep=bool(row.body), age=self._age)
                     await self._store.write(outbox.mark_sent, row.id)
                     continue
                 except ToolFailed as error:
                     reason = error.message
             due = now + min(LONGEST_SECONDS, FIRST_SECONDS * 2**row.attempts)
             if await self._store.write(_failed, row.id, reason, due) == "dead":
-                log.error("folders on another machine stay there", session=row.target, reason=reason)
+                log.error(
+                    "folders on another machine could not be discarded and stay there",
+                    session=row.target,
+                    reason=reason,
+                )
         await self._store.write(outbox.purge, now - 2 * GIVE_UP_SECONDS, AT_ONCE)
 
 

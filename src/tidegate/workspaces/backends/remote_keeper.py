@@ -1,12 +1,12 @@
-"""The keeper of one session on another machine: it stands there for the gateway.
+"""The keeper of one session on another machine, where it represents the gateway.
 
-Guarantee: it is there as long as the gateway is and can be reached. When the connection is closed, or nothing was heard
-for a while, it ends, and the guardians of the session's commands, which watch it, end everything. It makes the
-session's folders, carries signals to guardians, and tells what runs below them.
+It runs as long as the gateway runs and is reachable. When the connection is closed, or after a period of silence, it
+exits; the guardians of the session's commands, which watch it, then end everything. It creates the session's folders,
+forwards signals to guardians, and reports what runs below them.
 
-It is a program of its own, sent with `guardian` to a machine that has nothing of ours. It is told one frame, which says
-whose it is, and then lines; it answers each question with a line that begins with its number. `put_away` is started in
-its stead when a session has ended.
+It is a program, sent with `guardian` to a machine that has nothing of Tidegate installed. It first receives a frame
+that names its session, then lines; it answers each request with a line that begins with the request's number.
+`discard_folders` is started instead of it when a session has ended.
 """
 
 import os
@@ -18,17 +18,17 @@ import sys
 import time
 from pathlib import Path
 
-from tidegate.workspaces.backends.guardian import UP, known_as, load, received, sweep
+from tidegate.workspaces.backends.guardian import UP, load, process_identity, receive_fields, sweep
 
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 90.0
-"""A keeper that has heard nothing for so long, of a gateway that says something every `BEAT_SECONDS`, is alone."""
+"""A keeper that has heard nothing for this long, from a gateway that sends something every `BEAT_SECONDS`, exits."""
 
 REFUSED = b"\0no "
-"""The beginning of a line that says why it cannot be."""
+"""The beginning of a line that says why it cannot run."""
 
 SIGNALS = ("TERM", "USR1")
-"""That are carried to guardians."""
+"""The signals that are forwarded to guardians."""
 
 OLDEST_PYTHON = (3, 10)
 _LINE_BYTES = 64 * 1024
@@ -36,39 +36,39 @@ _FOLDER_MODE = 0o700
 
 
 def keep() -> None:
-    fields = received(0)
+    fields = receive_fields(0)
     if not fields:
         return
     try:
         if sys.version_info < OLDEST_PYTHON:
-            raise OSError("Python 3.10 or newer is needed there")
+            raise OSError("Python 3.10 or newer is required there")
         root, folder = _folders(*fields)
-        os.close(os.pidfd_open(os.getpid()))  # as guardians will do; older kernels cannot
+        os.close(os.pidfd_open(os.getpid()))  # guardians need this call; older kernels lack it
     except OSError as error:
         _answer(REFUSED + str(error).encode("utf-8", "replace"))
         return
-    known = (known_as(os.getpid()), pwd.getpwuid(os.geteuid()).pw_name, str(root), str(folder))
+    known = (process_identity(os.getpid()), pwd.getpwuid(os.geteuid()).pw_name, str(root), str(folder))
     _answer(UP + "\0".join(known).encode("utf-8", "surrogateescape"))
     _attend()
 
 
 def _folders(session: str, project: str) -> tuple[Path, Path]:
-    """The session's, and the one that it works in: its own, or one of the user's that is there."""
+    """The session's folder and its working folder: its own, or an existing one of the user."""
     root = _base() / "workspaces" / session
     for name in ("home", "tmp", "work"):
         (root / name).mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     if project and not Path(project).is_dir():
-        raise OSError(f"there is no folder {project}, which the agent's workspace is set to")
+        raise OSError(f"the agent's workspace is set to {project}, which does not exist")
     return root, Path(project) if project else root / "work"
 
 
 def _base() -> Path:
-    os.umask(0o077)  # nobody else's, whatever the account's own mask lets through
-    return Path.home() / ".tidegate" / "remote"  # apart from what a gateway of that account itself would have
+    os.umask(0o077)  # private, whatever the account's own umask allows
+    return Path.home() / ".tidegate" / "remote"  # separate from the home of a gateway run by that account
 
 
 def _attend() -> None:
-    """Until the end of what is told, or until nothing is."""
+    """Handle lines until the end of input, or until the input is silent for too long."""
     rest = b""
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -85,7 +85,7 @@ def _obey(words: list[str]) -> None:
     if words[:1] == ["signal"]:
         question, name, known = words[1:]
         pid = int(known.partition(":")[0])
-        there = name in SIGNALS and known_as(pid) == known
+        there = name in SIGNALS and process_identity(pid) == known
         if there:
             os.kill(pid, getattr(signal, f"SIG{name}"))
         _answer(b"%d %d" % (int(question), there))
@@ -100,10 +100,10 @@ def _answer(line: bytes) -> None:
     os.write(1, line + b"\n")
 
 
-def put_away() -> None:
-    """The folder of an ended session goes to the trash, or is removed if it is not to be kept; and what has been in the
-    trash for more than `age` seconds is removed."""
-    fields = received(0)
+def discard_folders() -> None:
+    """Move the folder of an ended session to the trash, or remove it unless it is to be kept. Remove what has been in
+    the trash for more than `age` seconds."""
+    fields = receive_fields(0)
     if not fields:
         return
     session, kept, age = fields
@@ -124,7 +124,7 @@ def put_away() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """All of it, whatever permissions were left in it."""
+    """Remove a folder and its contents, whatever their permissions."""
     for here, names, _files in os.walk(folder):
         for name in names:
             inner = Path(here, name)

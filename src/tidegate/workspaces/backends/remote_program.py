@@ -1,8 +1,8 @@
-"""Programs of ours for machines that have nothing of ours.
+"""Programs sent to machines that have nothing of Tidegate installed.
 
-Guarantee: what is sent is the text of the very modules that run here, so that there is one of each; they import each
-other by their own names. Nothing is written on the other machine. `BOOTSTRAP` is what is started there: it takes one
-program from its input, and not a byte more, and becomes it.
+The text of the modules that run here is sent, so there is one version of each; they import each other by their own
+names. Nothing is written on the other machine. `BOOTSTRAP` is the command started there: it reads exactly one program
+from its input and becomes it.
 """
 
 import sys
@@ -26,8 +26,8 @@ sys.modules[{main!r}].{entry}()
 
 
 def program(modules: Sequence[str], entry: str, standins: Mapping[str, str] | None = None) -> bytes:
-    """What `BOOTSTRAP` takes to become these modules, each of which may import those before it, and to call `entry` of
-    the last. `standins` are texts to be sent in the place of modules. It reads files: for a thread."""
+    """The input with which `BOOTSTRAP` becomes these modules and calls `entry` of the last one. Each module may import
+    those before it. `standins` are texts sent in place of modules. It reads files, so it belongs in a thread."""
     texts = [(name, (standins or {}).get(name) or _text(name)) for name in modules]
     data = _BECOME.format(modules=texts, main=modules[-1], entry=entry).encode()
     return b"%d\n%s" % (len(data), data)

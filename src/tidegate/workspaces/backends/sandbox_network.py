@@ -1,13 +1,12 @@
-"""The network of a sandbox: a namespace of its own, closed to what is not public, and `pasta`, by which it reaches the
-rest.
+"""The network of a sandbox: a namespace closed to non-public addresses, connected through `pasta`.
 
-Guarantee: a sandbox reaches the addresses that `web_fetch` reaches, by the same table, and the machine's resolver for
-names; it reaches no port of the machine's loopback and no abstract socket, and nothing reaches into it. That is closed
-by the kernel (nftables; a socket that is bound to an interface passes by prohibiting routes) before the first command
-enters, and commands have no capability to open it again. Where it cannot be closed there is no sandbox.
+A sandbox reaches the same addresses as `web_fetch`, by the same table, and the machine's resolver. It reaches no port
+on the machine's loopback and no abstract socket, and nothing reaches into it. The kernel enforces this with nftables
+before the first command enters (prohibiting routes would not stop a socket bound to an interface), and commands have no
+capability to undo it. If it cannot be enforced, there is no sandbox.
 
-An `SandboxNetwork` is the `pasta` of one sandbox. It is the gateway's child, is closed with the sandbox, and is killed by the
-kernel when the gateway is gone, also while it starts.
+A `SandboxNetwork` is the `pasta` process of one sandbox. It is a child of the gateway and is closed with the sandbox.
+The kernel kills it when the gateway is gone, even while it starts.
 """
 
 import asyncio
@@ -23,49 +22,56 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.security.addresses import GLOBAL, ISATAP, NAT64, V4, V6, Address, Network
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, kill_with, or_gone
+from tidegate.workspaces.processes.children import (
+    ChildProcess,
+    Spawner,
+    find_program,
+    kill_and_close,
+    kill_when_closed,
+    killed_on_error,
+)
 
 _Network = TypeVar("_Network", IPv4Network, IPv6Network)
 
 PACKAGES: Mapping[str, str] = MappingProxyType({"pasta": "passt", "nft": "nftables"})
-"""The programs that a network takes, and the packages that they come from."""
+"""The required programs and the packages that provide them."""
 
 START_SECONDS = 10.0
-"""A network is there within some ten milliseconds."""
+"""A network is ready within about ten milliseconds."""
 
 SAID_CHARACTERS = 300
-"""Of what a program says when it fails."""
+"""Characters of a failed program's output that are reported."""
 
 _RESOLVERS = ("192.0.2.3", "2001:db8::3")
-"""What commands ask for names. `pasta` listens there, and passes it on to the machine's own resolver."""
+"""The resolver addresses of commands. `pasta` listens there and forwards queries to the machine's own resolver."""
 
 RESOLV_CONF = "".join(f"nameserver {address}\n" for address in _RESOLVERS)
 
 _OPTIONS = (
     "--foreground", "--quiet", "--log-file", "/dev/null", "--config-net", "--ns-ifname", "uplink",
-    # Addresses for documentation, so that commands are told none of the machine's.
+    # Documentation addresses, so that commands learn none of the machine's own.
     "--mac-addr", "9a:55:9a:55:9a:55",
     "--address", "192.0.2.2", "--netmask", "31", "--gateway", _RESOLVERS[0],
     "--address", "2001:db8::2", "--gateway", _RESOLVERS[1],
     "--dns-forward", _RESOLVERS[0], "--dns-forward", _RESOLVERS[1],
     # Neither side reaches the other's loopback.
     "--no-map-gw", "--tcp-ports", "none", "--udp-ports", "none", "--tcp-ns", "none", "--udp-ns", "none",
-    # Its number, which it writes when it is ready.
+    # Where it writes its pid when it is ready.
     "--pid", "/proc/self/fd/1",
 )  # fmt: skip
 
 _OFFLINE = ("--interface", "lo")
-"""Where the machine is not connected now. Without an interface to go by, older ones do not start."""
+"""For a machine that is not connected now. Without an interface, older versions do not start."""
 
 _ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
 
 SOCKETS = 4096
-"""That the commands of one sandbox have open at once, outside of it: their buffers are memory of the machine's that
-counts for nobody."""
+"""Sockets that the commands of one sandbox may have open at once on the machine: their buffers are memory that nothing
+counts."""
 
 _WAIT = f'read -r _ && {{ ulimit -n {SOCKETS} 2>/dev/null; exec "$@" <&4 4<&-; }}'
-"""For the line that says that it is owned; nobody owns it if none comes. The lifeline takes the place of the input, as
-`pasta` closes everything else. A limit that is lower already stays."""
+"""Waits for a line that says that the process is owned; without one, it exits. The lifeline becomes its input, since
+`pasta` closes all other descriptors. A lower limit that is already set stays."""
 
 
 class Programs(NamedTuple):
@@ -75,17 +81,17 @@ class Programs(NamedTuple):
 
 
 class Namespaces(NamedTuple):
-    """Of a sandbox: its first process, a descriptor of the user namespace that owns the others, and the beginning of a
-    command that runs as the user who made them."""
+    """The namespaces of a sandbox: its first process, a descriptor of the user namespace that owns the others, and the
+    command prefix that runs as the user who created them."""
 
     first: int
     owner: int
-    becoming: Sequence[str] = ()
+    as_user: Sequence[str] = ()
 
 
 def missing() -> str:
-    """Why sandboxes get no network here, and what to install; empty when they do."""
-    absent = [program for program in PACKAGES if find(program) is None]
+    """Why sandboxes have no network here and what to install; empty if they do."""
+    absent = [program for program in PACKAGES if find_program(program) is None]
     if not absent:
         return ""
     packages = " and ".join(PACKAGES[program] for program in absent)
@@ -94,14 +100,14 @@ def missing() -> str:
 
 
 def programs(nsenter: str) -> Programs:
-    """Raises ToolFailed where one is missing."""
+    """Find the programs. Raises ToolFailed if one is missing."""
     if why := missing():
         raise ToolFailed(f"Commands cannot be given a network: {why}")
-    return Programs(nsenter, *(str(find(program)) for program in PACKAGES))
+    return Programs(nsenter, *(str(find_program(program)) for program in PACKAGES))
 
 
 class SandboxNetwork:
-    """Of one sandbox. When `lifeline` is closed, the kernel kills the child."""
+    """The network of one sandbox. When `lifeline` is closed, the kernel kills the child."""
 
     def __init__(self, child: ChildProcess, lifeline: socket.socket) -> None:
         self._child = child
@@ -113,7 +119,7 @@ class SandboxNetwork:
 
     async def close(self) -> None:
         self._lifeline.close()
-        await gone(self._child)
+        await kill_and_close(self._child)
 
 
 async def connect(
@@ -123,8 +129,8 @@ async def connect(
     environment: Mapping[str, str],
     allowed: Sequence[Network],
 ) -> SandboxNetwork:
-    """The network of a sandbox in which nothing runs yet. Raises ToolFailed with the reason why there is none."""
-    enter = [*sandbox.becoming, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
+    """Connect a sandbox in which nothing runs yet. Raises ToolFailed with the reason on failure."""
+    enter = [*sandbox.as_user, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
     network = f"/proc/{sandbox.first}/ns/net"
     close = [*enter, f"--net={network}", "--", programs.nft, "-f", "-"]
     child = await spawner.spawn(close, environment, passing={sandbox.owner: 3})
@@ -135,7 +141,7 @@ async def connect(
             if await child.wait() != 0:
                 raise EOFError
     finally:
-        await gone(child)
+        await kill_and_close(child)
     join = [*enter, "--", programs.pasta, "--netns-only", "--netns", network, *_OPTIONS]
     join += () if await to_thread.run_sync(_online) else _OFFLINE
     lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -143,8 +149,8 @@ async def connect(
         failed.callback(lifeline.close)
         passing = {sandbox.owner: 3, theirs.fileno(): 4}
         child = await spawner.spawn(["/bin/sh", "-c", _WAIT, "sh", *join], environment, passing=passing)
-        async with or_gone(child), _told(child, "pasta"):
-            kill_with(theirs, child)
+        async with killed_on_error(child), _told(child, "pasta"):
+            kill_when_closed(theirs, child)
             await child.write(b"\n")
             child.close_input()
             if not await child.read():
@@ -155,7 +161,7 @@ async def connect(
 
 
 def _online() -> bool:
-    """Whether there is a route to everywhere. A machine may be without IPv6."""
+    """Whether there is a default route. The machine may lack IPv6."""
     v4, v6 = (path.read_text().splitlines() if path.exists() else [] for path in _ROUTES)
     return any(line.split()[1] == "00000000" for line in v4) or any(
         line.startswith(f"{'0' * 32} 00 ") and not line.endswith(" lo") for line in v6
@@ -164,7 +170,7 @@ def _online() -> bool:
 
 @contextlib.asynccontextmanager
 async def _told(child: ChildProcess, name: str) -> AsyncIterator[None]:
-    """What keeps the child from doing its work (EOFError) is told in a sentence."""
+    """Turn a failure of the child (EOFError) into a ToolFailed with its output."""
     try:
         async with asyncio.timeout(START_SECONDS):
             try:
@@ -180,7 +186,7 @@ async def _told(child: ChildProcess, name: str) -> AsyncIterator[None]:
 
 
 def rules(allowed: Sequence[Network] = ()) -> str:
-    """For nftables: whom commands can send to. It says the same as `security.addresses.refusal`."""
+    """The nftables rules for the destinations of commands. They match `security.addresses.refusal`."""
     translated = (
         IPv6Network((int(NAT64.network_address) | int(network.network_address), 96 + network.prefixlen))
         for network in V4
@@ -188,7 +194,7 @@ def rules(allowed: Sequence[Network] = ()) -> str:
     tunnels = ", ".join(f"::{upper >> 16:x}:{upper & 0xFFFF:x}:0:0" for upper in sorted(ISATAP))
     lines = [
         'oifname "lo" accept',
-        # What the kernel itself asks of its neighbour: commands can send nothing of that kind.
+        # The kernel's own neighbour discovery; commands cannot send such packets.
         "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit } accept",
         *(f"{_to(ip_address(one))} meta l4proto {{ tcp, udp }} th dport 53 accept" for one in _RESOLVERS),
         *(f"{_to(network)} accept" for network in allowed),
@@ -209,5 +215,5 @@ def _to(target: Address | Network) -> str:
 
 
 def _set(networks: Iterable[_Network]) -> str:
-    """Without what another one holds: the kernel takes none that overlap."""
+    """A set without networks contained in others: the kernel accepts no overlaps."""
     return f"{{ {', '.join(map(str, collapse_addresses(networks)))} }}"

@@ -1,14 +1,13 @@
-"""The script of one command: restore the shell, run the command, save the shell, tell what was left behind.
+"""The script around one command: restore the shell, run the command, save the shell, report what was left behind.
 
-Guarantee: directory, exported variables, functions and aliases are what the last command left, in whichever process and
-on whichever machine that ran; a prompt for input sees the end of its input at once instead of waiting; what the command
-left running in the background is ended when it returns, and counted. What is saved is a text that only the sandbox
-that wrote it ever reads.
+Directory, exported variables, functions and aliases are as the last command left them, in whichever process and on
+whichever machine it ran. A prompt for input gets end-of-file at once instead of waiting. Processes left in the
+background are ended and counted when the command returns. The saved text is only ever read by the sandbox that wrote
+it.
 
-The text goes to bash by its standard input, with its length before it, since an argument could not hold it and since a
-background process goes on reading what follows. Output and errors leave by the one stream, in their order; the other
-one is the state channel. What the script itself needs is asked for as `builtin` or `command`, since a saved function
-may have any name.
+The script is sent to bash on standard input, preceded by its length, since an argument could not hold it and since a
+background process goes on reading what follows. Output and errors share one stream, in their order; the other stream is
+the state channel. The script calls `builtin` and `command` explicitly, since a saved function may have any name.
 """
 
 from typing import NamedTuple
@@ -16,18 +15,18 @@ from typing import NamedTuple
 from tidegate.workspaces.backends.interface import MARK, OWNER
 
 STATE_BYTES = 256 * 1024
-"""Of a saved shell. Ordinary ones have a few kilobytes; whole frameworks of functions belong into a file."""
+"""Limit of a saved shell. Ordinary ones have a few kilobytes; frameworks of functions belong in a file."""
 
 ENTRY = ("bash", "--norc", "--noprofile", "-c", 'IFS= read -r n && s=$(head -c "$n") && eval "$s"')
-"""How bash is started, everywhere. `head` takes no byte more than it was told, so that the rest stays readable."""
+"""The command line of bash for every backend. `head` reads exactly the given length, so the rest stays readable."""
 
 _PTY_SIZE = "stty rows 40 cols 120 2>/dev/null"  # of a terminal that nobody looks at: wide enough for most lines
 
-_END = "# saved"  # the last line of what was saved; without it, the shell was killed in the middle
+_END = "# saved"  # the last line of a saved shell; without it, the shell was killed half-way
 
-_DIGITS = 9  # of a number of processes; what has more is not ours
+_DIGITS = 9  # of a number of processes; a longer one is not ours
 
-_CROWD = 24  # left behind, so that there may be no room for one more process, such as saving the shell takes
+_CROWD = 24  # processes left behind; with this many, there may be no room for another one to save the shell
 
 _FIND = f"""__tidegate_find() {{
   # Without a process of its own: that would carry the mark too, and there may be no room for one.
@@ -79,7 +78,7 @@ _SAVE = f"""__tidegate_save() {{
 
 
 class SavedShell(NamedTuple):
-    """What the state channel told: how many processes were left, and the shell, or None when it was not saved."""
+    """The content of the state channel: the number of processes left, and the shell, None if it was not saved."""
 
     left: int
     shell: bytes | None
@@ -87,9 +86,9 @@ class SavedShell(NamedTuple):
 
 
 def framed(text: str) -> bytes:
-    """A script as `ENTRY` wants it."""
+    """A script in the form that `ENTRY` reads."""
     data = text.encode("utf-8", "surrogateescape")
-    # The substitution that takes it drops line breaks at its end.
+    # The command substitution that reads it drops trailing line breaks.
     return b"%d\n%s" % (len(data), data)
 
 
@@ -102,7 +101,8 @@ def command(text: str, *, mark: str, folder: str, shell: bytes | None, pty: bool
     """The script of a command in the terminal."""
     run = f"\\builtin eval {quote(text)}"
     if pty:
-        # The terminal's own shell is another process: what it changes is not kept, and nothing else would give one.
+        # The terminal has its own shell, in another process, so its changes are not kept. Nothing else provides a
+        # terminal.
         run = f"\\command script -qefc {quote(f'{_PTY_SIZE}; {text}')} /dev/null"
     return framed(
         f"exec 9>&2 2>&1\n{_FIND}{_SAVE}"
@@ -113,20 +113,20 @@ def command(text: str, *, mark: str, folder: str, shell: bytes | None, pty: bool
 
 
 def background(text: str, *, mark: str, folder: str, shell: bytes | None) -> bytes:
-    """The script of a process that goes on: it starts where the shell is, and changes nothing there. It reads what is
-    written to it."""
+    """The script of a background process: it starts in the current state of the shell and does not change it. It reads
+    the input that is written to it."""
     return framed(
         f"exec 2>&1\n{_restore(folder, shell)}\\builtin export {MARK}={quote(mark)}\n\\builtin eval {quote(text)}\n"
     )
 
 
 def matching(pattern: str) -> bytes:
-    """The script that prints the first line of its input in which an extended regular expression is found."""
+    """A script that prints the first line of its input that matches an extended regular expression."""
     return framed(f"exec grep -a -m 1 -E -e {quote(pattern)}\n")
 
 
 def read_state(data: bytes) -> SavedShell:
-    """What `command` wrote to the state channel. A shell that was replaced (`exec`) or killed has written nothing."""
+    """Parse what `command` wrote to the state channel. A shell that was replaced (`exec`) or killed wrote nothing."""
     shell, end, rest = data.rpartition(f"{_END}\n".encode())
     told = rest.strip().removeprefix(b"left ")
     left = int(told) if told.isdigit() and len(told) < _DIGITS else 0
@@ -136,7 +136,7 @@ def read_state(data: bytes) -> SavedShell:
 
 
 def _restore(folder: str, shell: bytes | None) -> str:
-    # A directory that is gone meanwhile leaves the command in the folder itself. As a word of its own, so that even a
-    # text that is no valid script, whoever wrote that to the state channel, keeps no later command from running.
+    # If the saved directory is gone, the command starts in the folder itself. The saved text is a separate word, so
+    # that even an invalid script, whoever wrote it to the state channel, keeps no later command from running.
     saved = f"builtin eval {quote(shell.decode('utf-8', 'surrogateescape'))}\n" if shell else ""
     return f"builtin cd -- {quote(folder)}\nbuiltin shopt -s expand_aliases\n{saved}"

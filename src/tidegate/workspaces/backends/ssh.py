@@ -1,13 +1,13 @@
-"""The backend `ssh`: commands on another machine, over the system's own `ssh`.
+"""The backend `ssh`: commands on another machine, through the system's own `ssh`.
 
-Guarantee: a session has one connection, authenticated once, over which all of its commands go; each command is the
-child of a guardian over there, from which nothing that comes of it can get away. All of it ends with the connection,
-whoever closes or loses that: a keeper on the other side watches it, and the guardians watch the keeper. No agent,
-screen or port is forwarded, nothing is asked for, and of the gateway's environment nothing gets to `ssh` or beyond it.
-A command can reach whatever its account on that machine can: the account is the wall.
+A session has one connection, authenticated once, for all its commands. Each command is the child of a guardian on the
+other machine, from which none of its processes can escape. Everything ends with the connection, whoever closes or loses
+it: a keeper on the other side watches it, and the guardians watch the keeper. No agent, display or port is forwarded,
+nothing is prompted for, and nothing of the gateway's environment reaches `ssh` or the other machine. A command can
+reach whatever its account on that machine can: the account is the boundary.
 
-Nothing is installed there; what is needed is sent each time. The session's folders are in `.tidegate/remote` of the
-account's home, and go to a trash beside them.
+Nothing is installed there; the programs are sent each time. The session's folders are in `.tidegate/remote` of the
+account's home, with a trash beside them.
 """
 
 import asyncio
@@ -40,20 +40,20 @@ from tidegate.workspaces.backends.ssh_connection import (
 )
 from tidegate.workspaces.files import Files
 from tidegate.workspaces.files.remote import RemoteFiles
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone, or_gone
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close, killed_on_error
 
 _FIXED = (
     "BatchMode=yes", "ClearAllForwardings=yes", "ControlPersist=no", "EscapeChar=none", "ForkAfterAuthentication=no",
     "ForwardAgent=no", "ForwardX11=no", "LogLevel=ERROR", "PermitLocalCommand=no", "RemoteCommand=none",
     "RequestTTY=no", "SessionType=default", "StdinNull=no", "Tunnel=no",
 )  # fmt: skip
-"""Before all others, since the first value counts: what no configuration changes."""
+"""Placed before all others, since the first value counts: no configuration can override them."""
 
 _USUAL = ("ConnectTimeout=10", "ServerAliveInterval=15", "ServerAliveCountMax=3")
 
 
 class SshBackend:
-    """`host` is what `ssh` calls it, by whatever its own configuration says; `options` are its options."""
+    """`host` is a name that `ssh` resolves with its own configuration; `options` are ssh options."""
 
     name = "ssh"
     sandboxed = False
@@ -72,54 +72,54 @@ class SshBackend:
         return BUFFERS, UNMAPPED
 
     def inner(self, folder: Path) -> str:
-        """Commands start there, wherever that is."""
+        """Commands start in the folder, wherever it is."""
         return "."
 
-    def files(self, spec: SandboxSpec, box: OpenSandbox) -> Files:
-        return RemoteFiles(box, spec.read_only, spec.temporary, project=spec.project)
+    def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
+        return RemoteFiles(open_sandbox, spec.read_only, spec.temporary, project=spec.project)
 
     async def check(self) -> str | None:
-        """Whether it could work: the machine itself may be away for a while, and tells so when it is needed."""
+        """Whether it can work in principle. The machine may be away for a while; that is reported on use."""
         if not self._host or self._host.startswith("-"):
-            return "set workspaces.ssh_host to the machine that commands are to run on."
-        if find("ssh") is None:
+            return "set workspaces.ssh_host to the machine that should run commands."
+        if find_program("ssh") is None:
             return "ssh is not installed here: install openssh-client, or choose another workspaces.backend."
         return None
 
     async def open(self, spec: SandboxSpec) -> SshConnection:
-        meeting = ControlSocket(spec.private)
+        control_socket = ControlSocket(spec.private)
         child: ChildProcess | None = None
         try:
-            keeping, guarding = await to_thread.run_sync(_programs, meeting)
+            keeping, guarding = await to_thread.run_sync(_programs, control_socket)
             project = str(spec.folder) if spec.project else ""
-            told = keeping + guardian.packed([spec.session, project])
-            child = await self._call(("ControlMaster=yes", f"ControlPath={meeting.path}"), told)
-            there = RemoteSession(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
+            told = keeping + guardian.pack_fields([spec.session, project])
+            child = await self._call(("ControlMaster=yes", f"ControlPath={control_socket.path}"), told)
+            remote = RemoteSession(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
         except BaseException:
             if child is not None:
-                await gone(child)
-            meeting.close()
+                await kill_and_close(child)
+            control_socket.close()
             raise
-        # A further call never makes a way of its own: that would be authenticated anew.
-        options = _options(("ControlMaster=no", f"ControlPath={meeting.path}", "ProxyCommand=false", *_FIXED))
+        # A further call never opens a connection itself, since that would be authenticated again.
+        options = _options(("ControlMaster=no", f"ControlPath={control_socket.path}", "ProxyCommand=false", *_FIXED))
         over = [_ssh(), "-F", "none", *options, "--", "workspace", BOOTSTRAP]
-        connection = SshConnection(self._spawner, spec, child, there, over, guarding, meeting)
+        connection = SshConnection(self._spawner, spec, child, remote, over, guarding, control_socket)
         connection.beat()
         return connection
 
-    async def put_away(self, session: str, *, keep: bool, age: float) -> None:
-        """The folders of an ended session go to the trash over there, or are removed if they are not to be kept; what
-        has been in that trash for `age` seconds is removed."""
-        away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "put_away")
-        told = guardian.packed([session, "kept" if keep else "", str(age)])
+    async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
+        """Move the folders of an ended session to the trash on the other machine, or remove them unless `keep`. Remove
+        what has been in that trash for `age` seconds."""
+        away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
+        told = guardian.pack_fields([session, "kept" if keep else "", str(age)])
         child = await self._call(("ControlMaster=no", "ControlPath=none"), away + told)
         try:
             await self._answer(child)
         finally:
-            await gone(child)
+            await kill_and_close(child)
 
     async def _call(self, options: Sequence[str], told: bytes) -> ChildProcess:
-        """A connection to the machine, on which the first thing is told."""
+        """Open a connection to the machine and send the first message."""
         options = _options((*options, *_FIXED, *self._options, *_USUAL))
         home = pwd.getpwuid(os.geteuid()).pw_dir
         try:
@@ -129,13 +129,13 @@ class SshBackend:
             )
         except OSError as error:
             raise ToolFailed(f"ssh cannot be started ({error.strerror}).") from None
-        async with or_gone(child):
-            with contextlib.suppress(ToolFailed):  # then it says why
+        async with killed_on_error(child):
+            with contextlib.suppress(ToolFailed):  # then its output says why
                 await child.write(told)
         return child
 
     async def _answer(self, child: ChildProcess) -> bytes:
-        """The first line of what is at the other end. Raises ToolFailed with the reason when there is nothing."""
+        """The first line of the other side's answer. Raises ToolFailed with the reason if there is none."""
         said = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -153,15 +153,15 @@ class SshBackend:
         )
 
 
-def _programs(meeting: ControlSocket) -> tuple[bytes, bytes]:
-    """The keeper's and the guardian's; and the meeting place is there. For a thread."""
-    meeting.open()
+def _programs(control_socket: ControlSocket) -> tuple[bytes, bytes]:
+    """Open the control socket and load the programs of the keeper and the guardian. For a thread."""
+    control_socket.open()
     keeping = program((guardian.__name__, remote_keeper.__name__), "keep")
-    return keeping, program((guardian.__name__,), "guard_away")
+    return keeping, program((guardian.__name__,), "guard_remote")
 
 
 def _ssh() -> str:
-    return find("ssh") or "/usr/bin/ssh"
+    return find_program("ssh") or "/usr/bin/ssh"
 
 
 def _options(options: Sequence[str]) -> list[str]:

@@ -1,9 +1,9 @@
 """One session's connection to another machine, and the commands that run over it.
 
-Guarantee: a connection is one child of the gateway, `ssh` with a keeper at its other end; a command is another, which
-uses the first one's way. What runs over there is known to have ended only when its guardian has said so. A connection
-that is lost is seen, and everything over there ends without us; what ran then counts as killed. The connection owns its
-commands, and the descriptor of the folder that its socket is in.
+A connection is one child of the gateway: `ssh` with a keeper at its other end. Each command is a further `ssh` that
+shares the connection of the first. A remote command is known to have ended only when its guardian has reported it. A
+lost connection is noticed, and everything on the other machine ends without us; commands that were running count as
+killed. The connection owns its commands, and the descriptor of the folder with its control socket.
 """
 
 import asyncio
@@ -18,33 +18,33 @@ from tidegate.log import Log
 from tidegate.workspaces.backends import guardian, shell_script
 from tidegate.workspaces.backends import remote_keeper as keeper
 from tidegate.workspaces.backends.interface import MARK, OWNER, LimitEvents, SandboxSpec, SandboxUsage
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, or_gone
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, killed_on_error
 
 log = Log(__name__)
 
 OPEN_SECONDS = 30.0
-"""For a connection to be made, or a program to be started over one."""
+"""Time limit for opening a connection or starting a program over one."""
 
 ANSWER_SECONDS = 10.0
-"""For the other side to answer, or to have ended what it was told to end."""
+"""Time limit for an answer of the other side, or for a command to end there."""
 
 SAID_BYTES = 4096
-"""Of what is said before something works: the reason why it does not."""
+"""Limit of the output read at the start, which gives the reason of a failure."""
 
 LOST = (
-    "The connection to the machine on which commands run was lost, and what ran there was ended. It is made again with "
-    "the next command; files are as they were."
+    "The connection to the machine that runs commands was lost, and everything there was ended. It reconnects with "
+    "the next command; files are unchanged."
 )
 KILLED = -9
-"""How a command ended of which nothing was heard any more."""
+"""The exit code of a command whose end was not reported."""
 
 _SOCKET = "ssh"
-_AGAIN_SECONDS = 1.0  # until what does not end is told once more
-_TAIL_BYTES = 64  # more than the last that a guardian says
+_AGAIN_SECONDS = 1.0  # before a signal is repeated
+_TAIL_BYTES = 64  # more than the last report of a guardian
 
 
 class RemoteSession(NamedTuple):
-    """The other side: what its keeper is known as, the account's name, the session's folder and where it works."""
+    """The other side: the keeper's identity, the account's name, the session's folder and its working folder."""
 
     keeper: str
     user: str
@@ -53,8 +53,8 @@ class RemoteSession(NamedTuple):
 
 
 class ControlSocket:
-    """The socket by which further calls find the first one. It owns a descriptor of the folder that it is in, since the
-    path of a socket must be short and that of the folder need not be."""
+    """The socket through which further calls share the first connection. It owns a descriptor of its folder, since the
+    path of a socket must be short and that of the folder may be long."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,10 +65,10 @@ class ControlSocket:
         return f"/proc/{os.getpid()}/fd/{self._fd}/{_SOCKET}"
 
     def open(self) -> None:
-        """It blocks: for a thread."""
+        """It blocks, so it belongs in a thread."""
         self._fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_SOCKET, dir_fd=self._fd)  # of a gateway that was killed
+            os.unlink(_SOCKET, dir_fd=self._fd)  # left by a killed gateway
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -77,28 +77,28 @@ class ControlSocket:
 
 
 class SshConnection:
-    """`over` is how `ssh` is called to use the way of the `first` call; `program` is the guardian's."""
+    """`over` is the ssh command line that shares the connection of the `first` call; `program` is the guardian's."""
 
     def __init__(
         self,
         spawner: Spawner,
         spec: SandboxSpec,
         first: ChildProcess,
-        there: RemoteSession,
+        remote: RemoteSession,
         over: list[str],
         program: bytes,
-        meeting: ControlSocket,
+        control_socket: ControlSocket,
     ) -> None:
         self._spawner = spawner
         self._spec = spec
         self._first = first
         self._over = over
         self._program = program
-        self._meeting = meeting
-        self.there = there
-        self.why = ""
-        self.held: frozenset[str] = frozenset()
-        self.strain = LimitEvents()
+        self._control_socket = control_socket
+        self.remote = remote
+        self.close_reason = ""
+        self.kernel_limits: frozenset[str] = frozenset()
+        self.limit_events = LimitEvents()
         self._commands: set[RemoteCommand] = set()
         self._closed = False
         self._asking = asyncio.Lock()
@@ -107,7 +107,7 @@ class SshConnection:
         self._beating: asyncio.TimerHandle | None = None
 
     def beat(self) -> None:
-        """Let the keeper know, from now on, that somebody is here."""
+        """Send a heartbeat to the keeper, now and at intervals."""
         self._first.post(b"beat\n")
         self._beating = asyncio.get_running_loop().call_later(keeper.BEAT_SECONDS, self.beat)
 
@@ -124,7 +124,7 @@ class SshConnection:
         return self._first.pid
 
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "RemoteCommand":
-        """Nobody measures over there: it is never `full`."""
+        """Start a command. The disk is not measured there, so `full` is ignored."""
         if not self.alive:
             raise ToolFailed(LOST)
         try:
@@ -133,7 +133,7 @@ class SshConnection:
             raise ToolFailed(f"The command cannot be started ({error.strerror}).") from None
         command = RemoteCommand(self, child, mark)
         self._commands.add(command)
-        async with or_gone(command):
+        async with killed_on_error(command):
             await command.start(self._program + self._task(mark))
             if not self.alive:
                 raise ToolFailed(LOST)
@@ -141,20 +141,20 @@ class SshConnection:
         return command
 
     def _task(self, mark: str) -> bytes:
-        there, limits = self.there, self._spec.limits
-        home = f"{there.root}/home"
+        remote, limits = self.remote, self._spec.limits
+        home = f"{remote.root}/home"
         environment = {
             "HOME": home,
-            "LOGNAME": there.user,
+            "LOGNAME": remote.user,
             "PATH": f"{home}/.local/bin:/usr/local/bin:/usr/bin:/bin",
             "SHELL": "/bin/bash",
-            "TMPDIR": f"{there.root}/tmp",
-            "USER": there.user,
+            "TMPDIR": f"{remote.root}/tmp",
+            "USER": remote.user,
             **self._spec.environment,
             MARK: mark,
         }
         each = (limits.memory_bytes, limits.file_bytes, int(limits.cpu_seconds))
-        return guardian.task(list(shell_script.ENTRY), environment, each, there.folder, there.keeper)
+        return guardian.task_message(list(shell_script.ENTRY), environment, each, remote.folder, remote.keeper)
 
     async def is_intact(self) -> bool:
         return True  # nothing is protected from commands here
@@ -167,37 +167,37 @@ class SshConnection:
         return SandboxUsage(processes=answer[0], memory_bytes=answer[1]) if len(answer) == 2 else SandboxUsage()
 
     async def sweep(self, mark: str) -> None:
-        """Ends what carries a mark."""
+        """End all processes that carry a mark."""
         if await self._ask("sweep", f"{MARK}={mark}") != [1]:
-            log.error("what came of a command on another machine is not known to have ended", mark=mark)
+            log.error("processes of a command on another machine may still be running", mark=mark)
 
     async def wait(self) -> None:
         await self._first.wait()
         if not self._closed:
-            self.why = LOST
+            self.close_reason = LOST
 
     async def close(self) -> None:
         self._closed = True
         await gather([command.end(0) for command in tuple(self._commands)])
         if self._beating is not None:
             self._beating.cancel()
-        self._first.close_input()  # the keeper ends with it
+        self._first.close_input()  # this ends the keeper
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._first.wait()
         await self._first.end(0)
         self._first.close()
-        self._meeting.close()
+        self._control_socket.close()
 
     async def signal(self, name: str, known: str) -> bool:
-        """To a guardian; false when that is not known to be there."""
+        """Signal a guardian; false if it is not known to be there."""
         return await self._ask("signal", name, known) == [1]
 
     def forget(self, command: "RemoteCommand") -> None:
         self._commands.discard(command)
 
     async def _ask(self, word: str, *words: str) -> list[int]:
-        """What the keeper answers; nothing when it does not."""
+        """Send a request to the keeper; the answer is empty if there is none."""
         async with self._asking:
             self._asked += 1
             self._first.post(" ".join((word, str(self._asked), *words)).encode() + b"\n")
@@ -220,7 +220,7 @@ class SshConnection:
 
 
 class RemoteCommand:
-    """A command over there. `guardian` is what its guardian is known as."""
+    """A command on the other machine. `guardian` is the identity of its guardian."""
 
     def __init__(self, connection: SshConnection, child: ChildProcess, mark: str) -> None:
         self._connection = connection
@@ -236,8 +236,8 @@ class RemoteCommand:
         self.close = child.close
 
     async def start(self, told: bytes) -> None:
-        """When it returns, the guardian is there."""
-        with contextlib.suppress(ToolFailed):  # then it says why
+        """Start the guardian; it is up when this returns."""
+        with contextlib.suppress(ToolFailed):  # then its output says why
             await self._child.write(told)
         self.guardian = await self._state.begin()
 
@@ -254,15 +254,16 @@ class RemoteCommand:
                     async with asyncio.timeout(grace):
                         await self._child.wait()
             if not await self._killed():
-                log.error("a command on another machine is not known to have ended", mark=self._mark)
-            await self._child.end(0)  # which closes its way, if that is still open: at that its guardian ends it, too
+                log.error("a command on another machine may still be running", mark=self._mark)
+            await self._child.end(0)  # closes its connection, if still open, at which its guardian ends it too
             over = await self._state.over()
             return over[1] if over else 0
         finally:
             self._connection.forget(self)
 
     async def _killed(self) -> bool:
-        """Whether it is known to be over. It is told more than once, since who is told may just be ending itself."""
+        """Kill it; returns whether its end is known. The signal is repeated, since a guardian may miss it while it is
+        ending."""
         if not self.guardian:
             return True
         until = asyncio.get_running_loop().time() + ANSWER_SECONDS
@@ -275,7 +276,7 @@ class RemoteCommand:
         return False
 
     async def _signal(self, name: str) -> None:
-        """Where the guardian was killed, everything with the mark is instead."""
+        """Signal the guardian; if it was killed, kill everything with the mark instead."""
         if not self.guardian or not self._child.running or not self._connection.reachable:
             return
         if not await self._connection.signal(name, self.guardian):
@@ -283,7 +284,7 @@ class RemoteCommand:
 
 
 class _State:
-    """The state channel, without what the guardian says at its beginning and its end."""
+    """The state channel, without the guardian's reports at its beginning and end."""
 
     def __init__(self, child: ChildProcess) -> None:
         self._child = child
@@ -293,7 +294,7 @@ class _State:
         self._reading = asyncio.Lock()
 
     async def begin(self) -> str:
-        """What the guardian is known as. Raises ToolFailed with the reason when there will be none."""
+        """The guardian's identity. Raises ToolFailed with the reason if there will be none."""
         said = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -311,7 +312,7 @@ class _State:
         reason = " ".join(said.decode(errors="replace").split())
         if "refused by peer" in reason:
             raise ToolFailed(
-                "The other machine takes no more commands of one connection at once: end a process, or raise "
+                "The other machine accepts no more concurrent commands on one connection: end a process, or raise "
                 "MaxSessions of its sshd."
             )
         raise ToolFailed(f"The command cannot be started on the other machine: {reason or 'no reason was given'}")
@@ -327,8 +328,8 @@ class _State:
             return data
 
     async def over(self) -> tuple[int, int] | None:
-        """The command's code and how many it left behind, once its streams are at their end; None when that was not
-        said. What was not read of them can still be read: it is no more than pipes hold."""
+        """The command's exit code and the number of processes it left behind, once its streams have ended; None if they
+        were not reported. Unread data can still be read: it is no more than pipes hold."""
         async with self._reading:
             while not self._ended:
                 await self._more()

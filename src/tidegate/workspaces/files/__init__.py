@@ -1,7 +1,7 @@
-"""The files of a workspace: reading, writing, listing and searching them, and nothing beside them.
+"""The files of a workspace: reading, writing, listing and searching.
 
-Guarantee: `Files` is all that tools know. `local.LocalFiles` keeps to its mounts whatever becomes of paths, folders and
-links while it works; it is loaded by the backend that needs it.
+Tools use only the `Files` protocol. `local.LocalFiles` never leaves its mounts, whatever happens to paths, folders and
+links while it works; it is imported by the backend that needs it.
 """
 
 from tidegate.workspaces.files.file_user import User
@@ -15,11 +15,13 @@ from tidegate.workspaces.files.values import (
     FileHit,
     FileLines,
     Files,
+    FileStamp,
     HitLine,
     Listing,
     SearchQuery,
     SearchResult,
     WriteResult,
+    file_stamp,
 )
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "FileFilter",
     "FileHit",
     "FileLines",
+    "FileStamp",
     "Files",
     "HitLine",
     "Listing",
@@ -38,6 +41,7 @@ __all__ = [
     "SearchResult",
     "User",
     "WriteResult",
+    "file_stamp",
     "printable",
     "read_pattern",
     "shown",

@@ -1,9 +1,10 @@
-"""A file put in the place of another, at once.
+"""Atomic replacement of a file.
 
-Guarantee: whoever opens the name finds the old content or the new one, whole, also after a crash; the permissions and,
-where that is allowed, the owner of the old file stay. When a version is expected and another one is there, even if it
-came in the last moment, nothing is changed; of several who expect the same, one wins. What cannot be finished leaves
-nothing behind but, after a crash, a file named `.tidegate-….tmp`. It blocks: it is for worker threads.
+A reader finds either the complete old content or the complete new content, also after a crash. Permissions and, where
+allowed, the owner of the old file are kept. If a version is expected and the file has another one, even if it changed
+at the last moment, nothing is written; of several writers expecting the same version, one succeeds. A failed write
+leaves nothing behind except, after a crash, a file named `.tidegate-….tmp`. The functions block and belong in worker
+threads.
 """
 
 import contextlib
@@ -24,22 +25,22 @@ from tidegate.workspaces.files.mounts import ResolvedPath, refer, refuse_read_on
 
 CHUNK = 256 * 1024
 LOCK_SECONDS = 2.0
-"""To put a file into its place takes far less than a thousandth of it."""
+"""Putting a file in place takes far less than a thousandth of this."""
 
 _LOCK_LOOKS = 0.005
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_MODE = 0o666  # less what the process's umask takes away
+_MODE = 0o666  # reduced by the process's umask
 _RENAME_EXCHANGE = 2
 _CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def version(data: bytes) -> str:
-    """What stands for a content."""
+    """An identifier of this content."""
     return _version(len(data), hashlib.sha256(data).hexdigest())
 
 
 def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None:
-    """Puts a file of that content at a spot; the size of what was there, None when nothing was."""
+    """Write this content to a path; returns the size of the replaced file, None if there was none."""
     refuse_read_only(spot.path, spot.mount, spot.parent, spot.name)
     if spot.is_folder:
         raise ToolFailed(f"{shown(spot.path)} is a folder; choose the path of a file.")
@@ -64,11 +65,11 @@ def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None
 
 @contextlib.contextmanager
 def _alone(folder: int) -> Iterator[None]:
-    """Nobody else who writes by this module is at work in that folder. One who keeps the lock for himself, as a command
-    of the session could, is not waited for long: he gains nothing but that two edits at once may be one too few."""
+    """Lock a folder against other writers that use this module. If a command of the session keeps the lock for itself,
+    the wait is short: the only effect is that one of two simultaneous edits may be lost."""
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    except PermissionError:  # one may write in it, but not look into it
+    except PermissionError:  # a folder that can be written but not listed
         yield
         return
     try:
@@ -90,7 +91,7 @@ def _alone(folder: int) -> Iterator[None]:
 
 
 def _put(spot: ResolvedPath, made: str, expected: str | None) -> None:
-    """The file that was made gets its name."""
+    """Move the new file to its final name."""
     if expected is None:
         os.rename(made, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
     elif spot.fd < 0 or _version_at(spot.fd) != expected:
@@ -100,7 +101,7 @@ def _put(spot: ResolvedPath, made: str, expected: str | None) -> None:
 
 
 def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) -> None:
-    """The new content under a name of its own."""
+    """Write the new content under a temporary name."""
     fd = os.open(name, _NEW, _MODE, dir_fd=parent)
     try:
         rest = memoryview(data)
@@ -121,7 +122,7 @@ def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) ->
 
 
 def _swap(spot: ResolvedPath, made: str, expected: str) -> None:
-    """Exchanges the two, and looks at what came out: if that is not what was expected, they are exchanged back."""
+    """Exchange the two files and check the one taken out; if it is not the expected version, exchange them back."""
     try:
         _exchange(spot.parent, made, spot.name)
     except FileNotFoundError:
@@ -129,7 +130,7 @@ def _swap(spot: ResolvedPath, made: str, expected: str) -> None:
     except OSError as error:
         if error.errno not in _CANNOT_EXCHANGE:
             raise
-        # A file system that cannot leaves a moment in which a change goes unnoticed.
+        # A file system without exchange leaves a moment in which a change goes unnoticed.
         os.rename(made, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
         return
     fd, status = refer(made, spot.parent)
@@ -171,5 +172,6 @@ def _version(size: int, digest: str) -> str:
 
 def _changed(spot: ResolvedPath) -> ToolFailed:
     return ToolFailed(
-        f"{shown(spot.path)} was changed by someone else meanwhile; nothing was written: read it again, then repeat."
+        f"{shown(spot.path)} was changed by someone else in the meantime; nothing was written: read it again, then "
+        "retry."
     )

@@ -1,8 +1,8 @@
-"""The user that a worker thread reads and writes files as.
+"""The user as which a worker thread reads and writes files.
 
-Guarantee: within `acting_as`, this thread alone has the rights of that user over files, and none of root's; what it
-makes belongs to that user. Linux keeps that user per thread (setfsuid(2)). It is sent to other machines
-too, where it changes nothing.
+Within `acting_as`, only this thread has that user's rights over files, and none of root's; new files belong to that
+user. Linux keeps this identity per thread (setfsuid(2)). The module is also sent to other machines, where it changes
+nothing.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from anyio import to_thread
 T = TypeVar("T")
 
 _LIBRARY = ctypes.CDLL(None)
-_NOBODY = -1  # is never set: by it, the kernel is asked who it is now
+_NOBODY = -1  # never a valid id: it makes the kernel return the current one
 
 
 class User(NamedTuple):
@@ -30,7 +30,7 @@ def gateway_user() -> User:
 
 @contextmanager
 def acting_as(user: User | None) -> Iterator[None]:
-    """None changes nothing. Raises PermissionError where this process cannot become that user."""
+    """Act as this user during the block; None changes nothing. Raises PermissionError if this process cannot do so."""
     if user is None:
         yield
         return
@@ -43,7 +43,7 @@ def acting_as(user: User | None) -> Iterator[None]:
 
 
 async def in_thread(user: User | None, function: Callable[..., T], *arguments: Any) -> T:
-    """What the function returns, called in a worker thread as that user."""
+    """Call a function in a worker thread as that user."""
     return await to_thread.run_sync(_called, user, function, arguments)
 
 
@@ -56,4 +56,4 @@ def _become(user: User) -> None:
     _LIBRARY.setfsgid(user.gid)
     _LIBRARY.setfsuid(user.uid)
     if User(_LIBRARY.setfsuid(_NOBODY), _LIBRARY.setfsgid(_NOBODY)) != user:
-        raise PermissionError(1, f"files cannot be touched as the user {user.uid}")
+        raise PermissionError(1, f"files cannot be accessed as the user {user.uid}")

@@ -1,8 +1,10 @@
-"""The files below the mounts of a session, one call after the other.
+"""Synchronous file operations below the mounts of a session.
 
-Guarantee: nothing outside the mounts is read, written or named, whatever becomes of folders and links meanwhile
-(`mounts`); only regular files are opened; memory of a call is bounded whatever the size of a file or folder. It owns
-nothing between calls. It blocks: it is for worker threads, and, sent there, for other machines.
+Nothing outside the mounts is read, written or named, whatever happens to folders and links meanwhile (see `mounts`).
+Only regular files are opened. The memory of a call is bounded whatever the size of a file or folder. Pages of lines
+meet exactly: each page ends where the one with the next offset begins.
+
+It owns nothing between calls. The methods block: they run in worker threads and, sent there, on other machines.
 """
 
 import os
@@ -15,16 +17,25 @@ from anyio import from_thread
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.atomic_write import replace, version
 from tidegate.workspaces.files.globs import Glob
-from tidegate.workspaces.files.line_pages import page
 from tidegate.workspaces.files.mounts import Mount, ResolvedPath, at, joined, link_target, open_file, refer, shown
-from tidegate.workspaces.files.values import FileContents, FileEntry, FileFilter, FileLines, Listing, WriteResult
+from tidegate.workspaces.files.values import (
+    HEAD_BYTES,
+    FileContents,
+    FileEntry,
+    FileFilter,
+    FileLines,
+    Listing,
+    WriteResult,
+)
 from tidegate.workspaces.files.walk import FolderWalk, WalkStep
 
 CHUNK = 256 * 1024
+SCANNED_AT_MOST = 512 * 1024 * 1024
+"""Everything before a line must be read to find it; beyond this limit the answer would come too late."""
 
 
 class Filesystem:
-    """`mounts` are what can be reached; relative paths start in the first."""
+    """`mounts` are the reachable folders; relative paths start in the first."""
 
     def __init__(self, mounts: Sequence[Mount]) -> None:
         self.mounts = tuple(mounts)
@@ -53,7 +64,7 @@ class Filesystem:
             finally:
                 os.close(fd)
         if len(data) > limit:
-            raise ToolFailed(f"{shown(path)} has {max(size, len(data))} bytes, more than the {limit} that fit here.")
+            raise ToolFailed(f"{shown(path)} has {max(size, len(data))} bytes, more than the limit of {limit}.")
         return FileContents(whole := bytes(data), version(whole))
 
     def write(self, path: str, data: bytes, expected: str | None) -> WriteResult:
@@ -88,7 +99,7 @@ def _refuse_no_folder(spot: ResolvedPath) -> None:
 
 
 def _entry(step: WalkStep, path: str) -> FileEntry | None:
-    """What is under a name now; None when it is gone."""
+    """The entry under a name now; None if it is gone."""
     try:
         fd, status = refer(step.name, step.folder)
     except OSError:
@@ -101,3 +112,56 @@ def _entry(step: WalkStep, path: str) -> FileEntry | None:
         return FileEntry(path, "file" if stat.S_ISREG(status.st_mode) else "other", status.st_size)
     finally:
         os.close(fd)
+
+
+def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> FileLines:
+    """At most this many lines and bytes after the first `offset` lines."""
+    size = os.fstat(fd).st_size
+    skipped = scanned = 0
+    kept = bytearray()
+    head = b""
+    ended_with_break = True
+    while chunk := os.read(fd, CHUNK):
+        from_thread.check_cancelled()
+        if not scanned:
+            head = chunk[:HEAD_BYTES]
+        scanned += len(chunk)
+        ended_with_break = chunk.endswith(b"\n")
+        if skipped < offset:
+            breaks = chunk.count(b"\n")
+            if skipped + breaks < offset:
+                skipped += breaks
+                if scanned >= SCANNED_AT_MOST:
+                    raise ToolFailed(
+                        f"Line {offset} is more than {SCANNED_AT_MOST} bytes into {shown(path)}, too far to "
+                        "reach; use the terminal."
+                    )
+                continue
+            start = 0
+            while skipped < offset:
+                start = chunk.index(b"\n", start) + 1
+                skipped += 1
+            chunk = chunk[start:]
+        kept += chunk
+        if len(kept) > max_bytes or kept.count(b"\n") > lines:
+            break
+    if not kept:
+        total = skipped + (not ended_with_break)
+        return FileLines(b"", total, total, size, head)
+    return _cut(bytes(kept), skipped, lines, max_bytes, size, head)
+
+
+def _cut(kept: bytes, first: int, lines: int, max_bytes: int, size: int, head: bytes) -> FileLines:
+    """The complete lines of `kept` that fit on a page, or at least a part of the first line."""
+    end, after = 0, first
+    while after < first + lines and end < len(kept):
+        following = kept.find(b"\n", end) + 1 or len(kept)
+        if following > max_bytes:
+            break
+        end, after = following, after + 1
+    if end:
+        return FileLines(kept[:end], first, after, size, head, more=end < len(kept))
+    end = max_bytes
+    while end and kept[end] & 0xC0 == 0x80:
+        end -= 1
+    return FileLines(kept[:end] or kept[:max_bytes], first, first + 1, size, head, cut=True)

@@ -1,8 +1,9 @@
-"""Which paths a glob fits.
+"""Glob matching of paths.
 
-Guarantee: the time to look at a path grows with its length times that of the glob, whatever both are. `*`, `?` and
-`[…]` fit within one name, `**` any number of folders, `{a,b}` one of several. A glob without a `/` fits names at every
-depth, one with a `/` fits whole paths, from the folder that is looked at; one that ends with a `/` fits all below.
+Matching time grows with the length of the path times that of the glob, whatever they contain. `*`, `?` and `[…]` match
+within one name, `**` matches any number of folders, `{a,b}` one of several texts. A glob without a `/` matches names at
+every depth; one with a `/` matches whole paths relative to the searched folder; one that ends with a `/` matches
+everything below.
 """
 
 import fnmatch
@@ -14,11 +15,11 @@ from tidegate.errors import ToolFailed
 
 LONGEST = 1000
 MOST_CHOICES = 64
-"""Of `{…}`; each is looked at in turn."""
+"""Alternatives of `{…}`; they are tried one by one."""
 
 
 class Glob:
-    """One that was written by a model; an empty one fits everything."""
+    """A glob written by a model; an empty one matches everything."""
 
     def __init__(self, text: str) -> None:
         if len(text) > LONGEST or "\0" in text:
@@ -32,7 +33,7 @@ class Glob:
         return any(_fits(segments, names) for segments in self._choices)
 
 
-_Segment = re.Pattern[str] | None  # None is any number of folders
+_Segment = re.Pattern[str] | None  # None matches any number of folders
 
 
 def _segments(text: str) -> list[_Segment]:
@@ -45,7 +46,7 @@ def _segments(text: str) -> list[_Segment]:
         if part in ("", "."):
             continue
         if part != "**":
-            # What this makes never tries a second way for a star that has found its place.
+            # The translated pattern never backtracks over a star that has matched.
             segments.append(re.compile(fnmatch.translate(part)))
         elif not segments or segments[-1] is not None:
             segments.append(None)
@@ -53,11 +54,11 @@ def _segments(text: str) -> list[_Segment]:
 
 
 def _fits(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
-    """Which beginnings of `names` the segments so far can have used up, step by step."""
+    """Track, segment by segment, how many leading names can have been matched."""
     reached = {0}
     for place, segment in enumerate(segments):
         if segment is None:
-            first = min(reached) + (place == len(segments) - 1)  # `a/**` is what is below a, not a
+            first = min(reached) + (place == len(segments) - 1)  # `a/**` matches what is below a, not a itself
             reached = set(range(first, len(names) + 1))
         else:
             reached = {index + 1 for index in reached if index < len(names) and segment.match(names[index])}
@@ -67,7 +68,7 @@ def _fits(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
 
 
 def _expanded(text: str) -> list[str]:
-    """The texts that the braces stand for. A brace without its partner is a character like any other."""
+    """The texts that the braces stand for. An unbalanced brace is an ordinary character."""
     done: list[str] = []
     waiting = [text]
     while waiting:
@@ -80,12 +81,12 @@ def _expanded(text: str) -> list[str]:
             edges = [start, *commas, end]
             waiting += [given[:start] + given[left + 1 : right] + given[end + 1 :] for left, right in pairwise(edges)]
         if len(done) + len(waiting) > MOST_CHOICES:
-            raise ToolFailed(f"The glob stands for more than {MOST_CHOICES} others; use fewer braces.")
+            raise ToolFailed(f"The glob expands to more than {MOST_CHOICES} alternatives; use fewer braces.")
     return done
 
 
 def _brace(text: str) -> tuple[int, list[int], int] | None:
-    """The first brace that has a partner and a choice: where it starts, its commas, where it ends."""
+    """The first balanced brace with a comma: its start, its commas, its end."""
     open_braces: list[tuple[int, list[int]]] = []
     for place, character in enumerate(text):
         if character == "{":

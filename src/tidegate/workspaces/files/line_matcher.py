@@ -1,10 +1,11 @@
-"""The lines that fit a pattern, for machines without ripgrep: a program of its own, so that it can be killed.
+"""A program that prints the lines matching a pattern, for machines without ripgrep. As a separate process it can be
+killed.
 
-    python -I -S matching.py PATTERN LIMIT DESCRIPTOR
+    python -I -S line_matcher.py PATTERN LIMIT DESCRIPTOR
 
-Guarantee: for a pattern that `patterns` has made, it tells the same lines as ripgrep, in the same form, `LINE:COLUMN:`,
-both counted from 1, the column in bytes; at most LIMIT of them. It imports nothing of ours: it starts in a few
-milliseconds. Whoever starts it bounds its time and memory.
+For a pattern made by `patterns` it reports the same lines as ripgrep, in the same form, `LINE:COLUMN:`, both counted
+from 1, the column in bytes, and at most LIMIT of them. It imports nothing from Tidegate, so it starts in a few
+milliseconds. The caller limits its time and memory.
 """
 
 import os
@@ -17,7 +18,7 @@ CHUNK = 1024 * 1024
 
 
 def blocks(source: int) -> Iterator[bytes]:
-    """What is read, in blocks of whole lines."""
+    """The input in blocks of complete lines."""
     kept: list[bytes] = []
     while data := os.read(source, CHUNK):
         end = data.rfind(b"\n") + 1
@@ -31,7 +32,7 @@ def blocks(source: int) -> Iterator[bytes]:
 
 
 def fitting(pattern: re.Pattern[str], source: int) -> Iterator[tuple[int, int]]:
-    """The line and column of the first match in each line that has one."""
+    """Line and column of the first match in each matching line."""
     number = 1
     for block in blocks(source):
         text = block.decode("utf-8", "surrogateescape")
@@ -40,7 +41,7 @@ def fitting(pattern: re.Pattern[str], source: int) -> Iterator[tuple[int, int]]:
             number += text.count("\n", start, found.start())
             start = text.rfind("\n", 0, found.start()) + 1
             if start == len(text):
-                break  # behind the last line break there is no line
+                break  # there is no line after the last line break
             yield number, len(text[start : found.start()].encode("utf-8", "surrogateescape")) + 1
             place = text.find("\n", found.start()) + 1 or len(text)
         number += text.count("\n", start)

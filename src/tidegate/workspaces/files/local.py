@@ -1,7 +1,7 @@
-"""The files of this machine, below the mounts of a session.
+"""The files of this machine below the mounts of a session.
 
-Guarantee: what `Filesystem` guarantees, with the rights of the session's user. All of it is done in worker threads, which
-end soon after whoever waits is cancelled; a write that has been done stays done. It owns nothing between calls.
+It has the guarantees of `Filesystem`, with the rights of the session's user. The work is done in worker threads, which
+end soon after the caller is cancelled; a completed write is not undone. It owns nothing between calls.
 """
 
 import os
@@ -26,15 +26,15 @@ from tidegate.workspaces.processes.children import Spawner
 
 
 class _Opening:
-    """A descriptor on its way from a thread: who is cancelled may be gone before it comes."""
+    """A descriptor on its way from a worker thread; the caller may be cancelled before it arrives."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fd = -1
         self._unwanted = False
 
-    def open(self, skill_set: Filesystem, path: str) -> int:
-        fd = skill_set.open(path)
+    def open(self, filesystem: Filesystem, path: str) -> int:
+        fd = filesystem.open(path)
         with self._lock:
             if self._unwanted:
                 os.close(fd)
@@ -50,37 +50,37 @@ class _Opening:
 
 
 class LocalFiles:
-    """`mounts` are what can be reached; relative paths start in the first. `spawner` starts what searches, and
-    `ripgrep` is false where that must not be the system's. Files are touched as `user`; None is the gateway's own."""
+    """`mounts` are the reachable folders; relative paths start in the first. `spawner` starts the search process; with
+    `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own."""
 
     def __init__(
         self, mounts: Sequence[Mount], spawner: Spawner, *, ripgrep: bool = True, user: User | None = None
     ) -> None:
         self.mounts = tuple(mounts)
-        self._skill_set = Filesystem(mounts)
+        self._filesystem = Filesystem(mounts)
         self._spawner = spawner
         self._ripgrep = ripgrep
         self._user = user
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
-        return await in_thread(self._user, self._skill_set.lines, path, offset, lines, max_bytes)
+        return await in_thread(self._user, self._filesystem.lines, path, offset, lines, max_bytes)
 
     async def load(self, path: str, *, limit: int) -> FileContents:
-        return await in_thread(self._user, self._skill_set.load, path, limit)
+        return await in_thread(self._user, self._filesystem.load, path, limit)
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[int]:
         opening = _Opening()
         try:
-            yield await in_thread(self._user, opening.open, self._skill_set, path)
+            yield await in_thread(self._user, opening.open, self._filesystem, path)
         finally:
             opening.close()
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        return await in_thread(self._user, self._skill_set.write, path, data, expected)
+        return await in_thread(self._user, self._filesystem.write, path, data, expected)
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
-        return await in_thread(self._user, self._skill_set.list, path, choice, recursive, limit)
+        return await in_thread(self._user, self._filesystem.list, path, choice, recursive, limit)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
         return await search(self.mounts, self._spawner, path, query, ripgrep=self._ripgrep, user=self._user)

@@ -1,13 +1,14 @@
-"""Paths walked by descriptor, from the folder of a mount downwards.
+"""Path resolution by descriptor, starting at the folder of a mount.
 
-Guarantee: what `at` yields lies below the folder of a mount, whatever is exchanged for a link while it is walked. Every
-step opens one name in a folder that is held open, as a bare reference (`O_PATH`) that never follows a link, and looks
-at what was opened, not at its name; `..` goes back to the folder that the walk came from. A link is read and its text
-walked in the same way, so that links which stay inside are followed and others refused. Nothing but regular files is
-ever opened in earnest, and that through the reference, so that no pipe can be waited for and no device touched. All
-descriptors are closed at the end of the block. These functions block: they are for worker threads.
+The result of `at` is always below the folder of a mount, even if folders are replaced by links meanwhile. Each step
+opens one name in an open folder as a bare reference (`O_PATH`) that never follows a link, and inspects the opened file
+rather than its name; `..` returns to the previous folder of the walk. Links are read and their text is walked in the
+same way: links that stay inside are followed, others are refused. Only regular files are actually opened, through the
+reference, so no pipe blocks and no device is touched. All descriptors are closed at the end of the block. The functions
+block and belong in worker threads.
 
-(A hard link is the file itself, and is read as one. The folder of a mount may be a link: the operator named it.)
+(A hard link is the file itself and is treated as such. The folder of a mount may be a link, since the operator named
+it.)
 """
 
 import errno
@@ -25,22 +26,22 @@ from tidegate.workspaces.files.protected_paths import is_protected
 
 LONGEST_PATH = 4096
 DEEPEST = 128
-"""Each level of a path is a descriptor while it is walked."""
+"""Each level of a path needs a descriptor during the walk."""
 
 MOST_LINKS = 40
-"""As many as the kernel follows."""
+"""The same number that the kernel follows."""
 
 SHOWN_PATH = 200
 _REFERENCE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FolderMissing(ToolFailed):
-    """A folder on the way to what a path names is not there."""
+    """A folder on the way to the path does not exist."""
 
 
 class Mount(Frozen, frozen=True):
-    """A folder of this machine and the path under which commands see it. A `project` is the user's own, in which what
-    other programs execute is not written."""
+    """A folder of this machine and the path under which commands see it. A `project` belongs to the user; files in it
+    that other programs execute are not written."""
 
     inner: str
     folder: Path
@@ -50,8 +51,8 @@ class Mount(Frozen, frozen=True):
 
 @dataclass
 class ResolvedPath:
-    """Where a path led. `fd` refers to what is there, -1 when nothing is; then `parent` refers to the folder in which
-    `name` could be made. All of them are closed by whoever yielded this."""
+    """The result of resolving a path. `fd` refers to the file, -1 if it does not exist; then `parent` refers to the
+    folder in which `name` could be created. Descriptors are closed by the function that yielded this."""
 
     path: str
     mount: Mount
@@ -66,12 +67,12 @@ class ResolvedPath:
 
 
 def shown(path: str) -> str:
-    """A path as it stands in a sentence: in quotes, on one line, not too long."""
+    """A path for use in a sentence: quoted, on one line, not too long."""
     return f'"{printable(path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "…")}"'
 
 
 def printable(text: str) -> str:
-    """With control characters and bytes that are no UTF-8 written out, so that a name cannot pretend to be two."""
+    """Escape control characters and bytes that are not UTF-8, so that a name cannot look like two."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else _written_out(character) for character in text)
@@ -83,14 +84,14 @@ def _written_out(character: str) -> str:
 
 
 def joined(folder: str, path: str) -> str:
-    """The path of what is below a folder, as short as it can be given."""
+    """The path of an entry below a folder, in its shortest form."""
     start = "/".join(_parts(folder))
     return f"{'/' if folder.startswith('/') else ''}{start}{'/' if start else ''}{path}"
 
 
 @contextmanager
 def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[ResolvedPath]:
-    """The place that a path names. With `make`, folders on the way to it are made where they are missing."""
+    """Resolve a path. With `make`, missing folders on the way are created."""
     if not path or "\0" in path or len(path) > LONGEST_PATH:
         raise ToolFailed("The path must name a file or folder of the workspace.")
     walk = _Walk(mounts, path, make)
@@ -101,7 +102,7 @@ def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[Re
 
 
 def open_file(spot: ResolvedPath) -> int:
-    """A descriptor for reading the regular file at a spot, which is the caller's to close."""
+    """Open the regular file at a resolved path for reading; the caller closes the descriptor."""
     if spot.fd < 0:
         raise ToolFailed(f"There is no file {shown(spot.path)}; list_files shows what is there.")
     if stat.S_ISDIR(spot.mode):
@@ -115,8 +116,7 @@ def open_file(spot: ResolvedPath) -> int:
 
 
 def refer(name: str, folder: int) -> tuple[int, os.stat_result]:
-    """A reference to what a name in a folder is, and its state; the caller closes it. It is never what a link leads
-    to."""
+    """A reference to a name in a folder and its stat result; the caller closes it. A link is not followed."""
     fd = os.open(name, _REFERENCE, dir_fd=folder)
     try:
         return fd, os.fstat(fd)
@@ -126,7 +126,7 @@ def refer(name: str, folder: int) -> tuple[int, os.stat_result]:
 
 
 def reopened(reference: int) -> int:
-    """A descriptor for reading what a reference to a regular file refers to."""
+    """Open a reference to a regular file for reading."""
     return os.open(f"/proc/self/fd/{reference}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
 
@@ -184,7 +184,7 @@ class _Walk:
             os.close(self._folders.pop())
 
     def _start(self, path: str) -> list[str]:
-        """Enters the mount that an absolute path, or a link's text, lies in; what is left of it."""
+        """Enter the mount that contains an absolute path or link target; returns the remaining parts."""
         parts = _parts(path)
         best: tuple[int, Mount] | None = None
         for mount in self.mounts:
@@ -203,16 +203,16 @@ class _Walk:
         self.close()
         self._mount = mount
         try:
-            with acting_as(gateway_user()):  # it may lie where nobody else can go
+            with acting_as(gateway_user()):  # the folder may be where only the gateway's user can go
                 self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             raise ToolFailed(
-                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must make it."
+                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must create it."
             ) from None
         return rest
 
     def _follow(self) -> list[str]:
-        """The steps that the link on top stands for."""
+        """The parts of the target of the link that was opened last."""
         self._links += 1
         if self._links > MOST_LINKS:
             raise ToolFailed(f"{shown(self.path)} leads through too many symbolic links, or in a circle.")
@@ -226,23 +226,23 @@ class _Walk:
         return self._start(target) if target.startswith("/") else _parts(target)
 
     def _missing(self, name: str) -> None:
-        """Makes a folder on the way, or says that it is missing."""
+        """Create a missing folder on the way, or raise FolderMissing."""
         if not self.make:
             raise FolderMissing(f"There is no {shown(self.path)}; list_files shows what is there.")
         refuse_read_only(self.path, self._mount, self._folders[-1], name)
         try:
             os.mkdir(name, dir_fd=self._folders[-1])
         except FileExistsError:
-            return  # somebody else has just made it
+            return  # created concurrently
         except OSError as error:
             raise ToolFailed(_reason(error, self.path)) from None
 
 
 def refuse_read_only(path: str, mount: Mount, folder: int, name: str) -> None:
-    """Raises ToolFailed unless `name` may be written in that open folder of a mount."""
+    """Raise ToolFailed unless `name` may be written in this open folder of a mount."""
     if not mount.writable:
         raise ToolFailed(f"{shown(path)} is in {shown(mount.inner)}, which is read-only; write elsewhere.")
-    with acting_as(gateway_user()):  # what says so may lie where nobody else can go
+    with acting_as(gateway_user()):  # git's configuration may be where only the gateway's user can go
         protected = mount.project and is_protected(str(mount.folder), folder, name)
     if protected:
         raise ToolFailed(

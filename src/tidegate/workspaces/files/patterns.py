@@ -1,13 +1,13 @@
-"""Regular expressions for searching lines, in a dialect that two engines understand in the same way.
+"""Regular expressions for searching lines, in a dialect that two engines interpret identically.
 
-Guarantee: what is accepted means the same to ripgrep and to Python's `re`: both get a translation in which nothing is
-left to their own tables: a class is a list of code points, letters of either case are written out. A pattern never
-spans lines, and its size is bounded. What the dialect has not got (back references, looking around) is refused with
-a sentence, and no pattern is compiled in this process.
+An accepted pattern means the same to ripgrep and to Python's `re`. Both get a translation that leaves nothing to their
+own tables: classes are lists of code points, and both cases of letters are written out. A pattern never spans lines,
+and its size is bounded. Unsupported syntax (back references, lookaround) is refused with a sentence. No pattern is
+compiled in this process.
 
 The dialect: characters, `.`, `[…]`, `(…)`, `(?:…)`, `|`, `*`, `+`, `?`, `{n,m}`, their lazy forms, `^`, `$` (which also
-fits before a carriage return), `\\b`, `\\d`, `\\w`, `\\s` and the opposites of the last three (these know ASCII only),
-`[:alpha:]` and its like within a class. A `{` that begins no count is a character.
+matches before a carriage return), `\\b`, `\\d`, `\\w`, `\\s` and the opposites of the last three (ASCII only), and
+`[:alpha:]` and similar within a class. A `{` that does not begin a count is an ordinary character.
 """
 
 import re
@@ -19,14 +19,14 @@ from tidegate.values import Frozen
 
 LONGEST = 1000
 LARGEST = 2000
-"""Of what a pattern becomes when its counts are written out; larger ones take an engine's memory and time."""
+"""Size of a pattern with its counts expanded; larger ones take too much of an engine's memory and time."""
 
 DEEPEST = 50
 FOLDED_AT_MOST = 4096
-"""Characters of a pattern of which the other case is looked up."""
+"""Characters of a pattern whose other case is looked up."""
 
 LARGE_RANGE = 1024
-"""A range of more characters holds both cases of nearly all that it holds; scripts with two cases are smaller."""
+"""A larger range contains both cases of nearly all its characters; scripts with two cases are smaller."""
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -58,14 +58,14 @@ _NAME = re.compile(r"\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 
 
 class Pattern(Frozen, frozen=True):
-    """One pattern in the words of both engines."""
+    """One pattern in the syntax of both engines."""
 
     python: str
     rust: str
 
 
 def read_pattern(text: str, *, literal: bool = False, ignore_case: bool = False) -> Pattern:
-    """What a model wrote, as a pattern; with `literal`, every character stands for itself."""
+    """Parse a pattern written by a model; with `literal`, every character stands for itself."""
     if not text or len(text) > LONGEST:
         raise ToolFailed(f"The pattern must have 1 to {LONGEST} characters.")
     if not text.isascii() and any(_SURROGATES[0] <= ord(character) <= _SURROGATES[1] for character in text):
@@ -75,13 +75,14 @@ def read_pattern(text: str, *, literal: bool = False, ignore_case: bool = False)
     reader = _Reader(text, ignore_case)
     whole = reader.literal() if literal else reader.whole()
     if whole.size > LARGEST:
-        raise _refused("is too large when its counts are written out; use smaller counts")
+        raise _refused("is too large when its counts are expanded; use smaller counts")
     return Pattern(python=whole.python, rust=whole.rust)
 
 
 class _Piece(NamedTuple):
-    """A part of a pattern in both dialects. `size` is that of what it becomes; `start` and `end` say that it has the
-    edge of a line in it, which nothing may come before or behind, `fixed` that it is a place and cannot be repeated."""
+    """A part of a pattern in both syntaxes. `size` is its expanded size. `start` and `end` say that it contains the
+    edge of a line, so nothing may come before or after it. `fixed` says that it is a position, which cannot be
+    repeated."""
 
     python: str
     rust: str
@@ -112,7 +113,7 @@ class _Reader:
     def whole(self) -> _Piece:
         piece = self._alternatives()
         if self._place < len(self._text):
-            raise _refused('has a ")" without its "("; write \\) for the character')
+            raise _refused('has a ")" without a "("; write \\) for the character')
         return piece
 
     # -- structure --
@@ -120,7 +121,7 @@ class _Reader:
     def _alternatives(self) -> _Piece:
         self._depth += 1
         if self._depth > DEEPEST:
-            raise _refused(f"has more than {DEEPEST} brackets within each other")
+            raise _refused(f"has more than {DEEPEST} levels of brackets")
         choices = [self._sequence()]
         while self._take("|"):
             choices.append(self._sequence())
@@ -144,18 +145,18 @@ class _Reader:
         if bounds is None:
             return atom
         if atom.fixed or atom.start or atom.end:
-            raise _refused("repeats a place such as ^, $ or \\b; put what is to be repeated before the count")
+            raise _refused("repeats a position such as ^, $ or \\b; put the count after something that can be repeated")
         least, most = bounds
         if most is not None and least > most:
-            raise _refused(f"has the count {{{least},{most}}}, whose second number must not be the smaller")
+            raise _refused(f"has the count {{{least},{most}}}, whose second number is smaller than the first")
         count = f"{{{least},{'' if most is None else most}}}" + ("?" if self._take("?") else "")
         if self._bounds() is not None:
-            raise _refused("repeats what is repeated already; put brackets around it, or write \\+ for the character")
+            raise _refused("has two counts in a row; put brackets around the first, or write \\+ for the character")
         times = max(1, least + 1 if most is None else most)
         return _Piece(f"(?:{atom.python}){count}", f"(?:{atom.rust}){count}", atom.size * times + 1)
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        """The count at this place, if there is one."""
+        """The count at this position, if there is one."""
         for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(mark):
                 return bounds
@@ -197,10 +198,10 @@ class _Reader:
         elif name := _NAME.match(self._text, self._place):
             self._place = name.end()
         elif self._text.startswith("?", self._place):
-            raise _refused("looks around or sets options, which is not known here; leave it out")
+            raise _refused("uses lookaround or options, which are not supported; leave them out")
         inner = self._alternatives()
         if not self._take(")"):
-            raise _refused('has a "(" without its ")"; write \\( for the character')
+            raise _refused('has a "(" without a ")"; write \\( for the character')
         return inner._replace(python=f"(?:{inner.python})", rust=f"(?:{inner.rust})")
 
     def _escape(self) -> _Piece:
@@ -211,14 +212,14 @@ class _Reader:
         return _written(self._folded(self._escaped()))
 
     def _escaped(self) -> Ranges:
-        """The characters that an escape stands for, within a class or outside."""
+        """The characters that an escape stands for, inside or outside a class."""
         if code := _CODE.match(self._text, self._place):
             self._place = code.end()
             return (self._scalar(int(code[code.lastindex or 0], 16)),)
         character = self._text[self._place : self._place + 1]
         self._place += 1
         if character == "n":
-            raise _refused("has a line break, but is looked for within one line; leave \\n out")
+            raise _refused("has a line break, but the search is line by line; leave \\n out")
         if character.lower() in _SHORT and character:
             ranges = _SHORT[character.lower()]
             return ranges if character.islower() else _complement(ranges)
@@ -227,7 +228,7 @@ class _Reader:
         if not character:
             raise _refused("ends with a backslash; write \\\\ for the character")
         if character.isalnum() and character.isascii():
-            raise _refused(f"has \\{character}, which is not known here; leave it out")
+            raise _refused(f"has \\{character}, which is not supported; leave it out")
         return ((ord(character), ord(character)),)
 
     def _class(self) -> _Piece:
@@ -237,13 +238,13 @@ class _Reader:
         while first or not self._take("]"):
             first = False
             low = self._member()
-            # A hyphen at the end is a character, and so is one after a set.
+            # A hyphen at the end, or after a set, is an ordinary character.
             following = self._text[self._place : self._place + 2]
             if len(low) == 1 and low[0][0] == low[0][1] and following[:1] == "-" and following[1:] not in ("", "]"):
                 self._place += 1
                 high = self._member()
                 if len(high) != 1 or high[0][0] != high[0][1] or high[0][0] < low[0][0]:
-                    raise _refused("has a range in [ ] whose end is not a character behind its beginning")
+                    raise _refused("has a range in [ ] whose end is not a character after its start")
                 low = ((low[0][0], high[0][0]),)
             ranges += low
         members = self._folded(ranges)
@@ -251,12 +252,12 @@ class _Reader:
 
     def _member(self) -> Ranges:
         if self._place >= len(self._text):
-            raise _refused('has a "[" without its "]"; write \\[ for the character')
+            raise _refused('has a "[" without a "]"; write \\[ for the character')
         if self._text.startswith("[:", self._place) and (end := self._text.find(":]", self._place)) > 0:
             name = self._text[self._place + 2 : end]
             ranges = _NAMED.get(name.removeprefix("^"))
             if ranges is None:
-                raise _refused(f"has the class [:{name[:20]}:], which is not known; known are {', '.join(_NAMED)}")
+                raise _refused(f"has the class [:{name[:20]}:], which is unknown; use one of {', '.join(_NAMED)}")
             self._place = end + 2
             return _complement(ranges) if name.startswith("^") else ranges
         character = self._text[self._place]
@@ -276,11 +277,11 @@ class _Reader:
         if code > _LAST or _SURROGATES[0] <= code <= _SURROGATES[1]:
             raise _refused("names a character that does not exist")
         if code == _BREAK[0]:
-            raise _refused("has a line break, but is looked for within one line; search for one of the lines")
+            raise _refused("has a line break, but the search is line by line; search for one of the lines")
         return code, code
 
     def _folded(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
-        """The same with both cases of every letter, if case is to be ignored."""
+        """The ranges with both cases of every letter, if case is ignored."""
         given = _normal(ranges)
         if not self._ignore_case:
             return given
@@ -300,7 +301,7 @@ class _Reader:
 
 def _written(ranges: Ranges) -> _Piece:
     if not ranges:
-        raise _refused("has a [ ] that no character fits")
+        raise _refused("has a [ ] that matches no character")
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _Piece(_python(ranges[0][0]), _rust(ranges[0][0]), 1)
     return _Piece(
@@ -314,8 +315,8 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
     if not pieces:
         return _NOTHING
     if any(piece.start for piece in pieces[1:]) or any(piece.end for piece in pieces[:-1]):
-        # It can fit at the edge of a line alone, where the rest fits nothing; engines have erred about this.
-        raise _refused("has ^ behind something or $ before something; write \\^ or \\$ for the character")
+        # Such a pattern matches only at the edge of a line, where the rest matches nothing; engines disagree about it.
+        raise _refused("has ^ after something or $ before something; write \\^ or \\$ for the character")
     return _Piece(
         "".join(piece.python for piece in pieces),
         "".join(piece.rust for piece in pieces),
@@ -326,7 +327,7 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
 
 
 def _normal(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """In order, apart, and without what no line holds."""
+    """Sorted, disjoint, and without characters that no line contains."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:

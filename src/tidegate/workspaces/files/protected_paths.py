@@ -1,8 +1,8 @@
-"""Files of a project that other programs execute: git's configuration and hooks, settings of editors and shells.
+"""The names of project files that other programs execute: git configuration and hooks, settings of editors and shells.
 
-Guarantee: the file tools write none of them, under whatever path or link they are named: the check looks at the folder
-that was opened, not at the path that was asked for. Commands in a sandbox find those that exist read-only
-(`workspaces.protection`). The check blocks: it is for worker threads, and, sent there, for other machines.
+File tools write none of them, whatever path or link leads there: `is_protected` checks the folder that was opened, not
+the requested path. In a sandbox the existing ones are read-only (`workspaces.protected_mounts`). The check blocks: it
+runs in worker threads and, sent there, on other machines.
 """
 
 import os
@@ -19,16 +19,16 @@ NAMES = (
     ".zshenv", ".zshrc", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", ".config/fish",
     ".gitconfig", ".mcp.json", ".claude/settings.json", ".claude/settings.local.json",
 )  # fmt: skip
-"""Directly in the project folder. What lies deeper is read by no program that is started in the project."""
+"""Directly in the project folder. Programs started in the project do not read such files in deeper folders."""
 
 CONFIG_BYTES = 256 * 1024
-"""Of git's configuration; more is not looked at."""
+"""Size up to which git's configuration is read."""
 
 _NAMED = re.compile(rb'^[ \t]*(hookspath|path)[ \t]*=[ \t]*"?([^"#;\r\n]+)', re.IGNORECASE | re.MULTILINE)
 
 
 def named_by_git(project: str, git_dir: str, config: bytes) -> list[str]:
-    """The paths in the project that a repository's configuration names as its hooks (`core.hooksPath`) or as more
+    """The paths in the project that a repository's configuration names as hooks (`core.hooksPath`) or as further
     configuration (`include.path`)."""
     found: list[str] = []
     for key, value in _NAMED.findall(config):
@@ -40,7 +40,7 @@ def named_by_git(project: str, git_dir: str, config: bytes) -> list[str]:
 
 
 def is_protected(project: str, folder: int, name: str) -> bool:
-    """Whether `name` in the open `folder` is one of them. A folder that is no longer in the project counts as one."""
+    """Whether `name` in the open `folder` is protected. A folder that has left the project counts as protected."""
     root, parent = os.path.realpath(project), str(Path(f"/proc/self/fd/{folder}").readlink())
     if parent != root and not parent.startswith(f"{root}/"):
         return True
@@ -62,7 +62,7 @@ def _config(root: str) -> bytes:
         return b""
     try:
         return os.read(fd, CONFIG_BYTES)
-    except OSError:  # a folder
+    except OSError:  # it is a folder
         return b""
     finally:
         os.close(fd)

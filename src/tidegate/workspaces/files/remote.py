@@ -1,8 +1,8 @@
 """The files of a session on another machine.
 
-Guarantee: what `LocalFiles` guarantees, since the same code does it, over there: each call sends it into the session's
-box, where it answers one question and is gone. What comes back is bounded before it is taken, and is never more than
-data: nothing that the other machine says is run here. It owns nothing between calls.
+It has the guarantees of `LocalFiles`, because the same code runs there: each call sends it into the session's sandbox,
+where it answers one request and exits. The size of an answer is checked before it is read. Answers are only data:
+nothing that the other machine sends is executed here. It owns nothing between calls.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tidegate.workspaces.files.values import (
     SearchResult,
     WriteResult,
 )
-from tidegate.workspaces.processes.children import gone
+from tidegate.workspaces.processes.children import kill_and_close
 
 if TYPE_CHECKING:
     from tidegate.workspaces.backends.interface import Child, OpenSandbox
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECONDS = 60.0
-"""For one call, a large file included."""
+"""For one call, including a large file."""
 
 SEARCH_SECONDS = 20.0
-"""As here: longer, and the one who asked does better with a smaller question."""
+"""The same as for a local search: after this time, a narrower request works better."""
 
 ANSWER_BYTES = 64 * 1024 * 1024
-"""Of one answer; the bounds of the calls themselves are far below."""
+"""Limit of one answer; the limits of the calls themselves are far lower."""
 
 OPENED_BYTES = 64 * 1024 * 1024
-"""Of a file that is handed on; it is copied here for that."""
+"""Limit of a file that is opened; it is copied to this machine."""
 
-_LENGTH_BYTES = 20  # of the line before an answer that says how long it is
-_WHY = 500  # characters of the reason why there is no answer
+_LENGTH_BYTES = 20  # of the line before an answer that holds its length
+_WHY = 500  # characters of an error message
 _FILES = "tidegate.workspaces.files"
 _STANDINS = {
     "anyio": """
 class from_thread:
-    check_cancelled = staticmethod(lambda: None)  # who no longer waits ends all of it
-to_thread = None  # there is nobody to wait for
+    check_cancelled = staticmethod(lambda: None)  # cancelling the call kills this program
+to_thread = None  # nothing here is asynchronous
 """,
     "tidegate.values": """
 class Frozen:
@@ -68,22 +68,24 @@ class Frozen:
             setattr(self, name, given[name] if name in given else getattr(type(self), name))
 """,
 }
-"""What the modules import of others, as little as is needed there."""
+"""Minimal replacements for the modules that the sent modules import."""
 
 _MODULES = (
     "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.file_user",
-    f"{_FILES}.protected_paths", f"{_FILES}.mounts", f"{_FILES}.walk", f"{_FILES}.line_pages", f"{_FILES}.atomic_write",
-    f"{_FILES}.globs", f"{_FILES}.excerpts", f"{_FILES}.line_matcher", f"{_FILES}.search_input", f"{_FILES}.filesystem",
+    f"{_FILES}.protected_paths", f"{_FILES}.mounts", f"{_FILES}.walk", f"{_FILES}.atomic_write",
+    f"{_FILES}.globs", f"{_FILES}.line_matcher", f"{_FILES}.search_input", f"{_FILES}.filesystem",
     remote_server.__name__,
 )  # fmt: skip
 
 
 class RemoteFiles:
-    """`box` opens the session's; `read_only` are folders over there that may be read besides its own, which is a
-    `project` of the user's or not; what is handed on is copied to `folder`, which is here."""
+    """`open_sandbox` opens the session's sandbox. `read_only` are further folders there that may be read. `project`
+    says whether the working folder is the user's own. Opened files are copied to `folder`, on this machine."""
 
-    def __init__(self, box: "OpenSandbox", read_only: Sequence[Path], folder: Path, *, project: bool = False) -> None:
-        self._box = box
+    def __init__(
+        self, open_sandbox: "OpenSandbox", read_only: Sequence[Path], folder: Path, *, project: bool = False
+    ) -> None:
+        self._open_sandbox = open_sandbox
         self._project = project
         self._read_only = [str(path) for path in read_only]
         self._folder = folder
@@ -129,30 +131,30 @@ class RemoteFiles:
             async with asyncio.timeout(SEARCH_SECONDS), self._asked("search", path=path, query=given) as answer:
                 return answer.told(SearchResult)
         except TimeoutError:
-            stopped = f"it was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
+            stopped = f"the search was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
             return SearchResult(hits=(), files=0, stopped=stopped)
 
     @asynccontextmanager
     async def _asked(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
         told = json.dumps({"what": what, "read_only": self._read_only, "project": self._project, **question}).encode()
-        box = await self._box()
-        child = await box.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
+        sandbox = await self._open_sandbox()
+        child = await sandbox.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
-                with contextlib.suppress(ToolFailed):  # then it says why
+                with contextlib.suppress(ToolFailed):  # then its output says why
                     await child.write(sent + b"%d\n%s" % (len(told), told) + data)
                 yield await _Answer.of(child)
         except TimeoutError:
             raise ToolFailed(f"The other machine did not answer within {SECONDS:g} s; try again later.") from None
         except (ValueError, msgspec.ValidationError):
-            raise ToolFailed("The other machine gave an answer that cannot be read.") from None
+            raise ToolFailed("The other machine sent an answer that cannot be read.") from None
         finally:
-            await gone(child)
+            await kill_and_close(child)
 
 
-class _Said(Frozen, frozen=True):
-    """What an answer begins with: what is told and how many bytes follow, or why there is none."""
+class _AnswerHeader(Frozen, frozen=True):
+    """The header of an answer: the result and the number of bytes that follow, or the error."""
 
     told: Any = None
     bytes: int = 0
@@ -160,9 +162,9 @@ class _Said(Frozen, frozen=True):
 
 
 class _Answer:
-    """What the other side said, and the data that follow."""
+    """The answer of the other machine, with the data that follows it."""
 
-    def __init__(self, child: "Child", said: _Said, rest: bytes) -> None:
+    def __init__(self, child: "Child", said: _AnswerHeader, rest: bytes) -> None:
         self._child = child
         self._told = said.told
         self._left = said.bytes
@@ -175,7 +177,7 @@ class _Answer:
             if not (piece := await child.read()):
                 why = " ".join((await child.read_state()).decode(errors="replace").split())
                 raise ToolFailed(
-                    f"Files on the other machine cannot be reached: {why[-_WHY:] or 'no reason is known'}."
+                    f"Files on the other machine cannot be reached: {why[-_WHY:] or 'no reason was given'}."
                 )
             rest += piece
         length, _, rest = rest.partition(b"\n")
@@ -186,7 +188,7 @@ class _Answer:
         while sum(map(len, pieces)) < size and (piece := await child.read()):
             pieces.append(piece)
         rest = b"".join(pieces)
-        said = msgspec.convert(json.loads(rest[:size]), _Said)
+        said = msgspec.convert(json.loads(rest[:size]), _AnswerHeader)
         if said.failed:
             raise ToolFailed(said.failed)
         return cls(child, said, rest[size:])

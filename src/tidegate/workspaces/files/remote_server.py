@@ -1,10 +1,11 @@
-"""One question about files, answered on the machine that has them.
+"""The program that answers one file request on the machine that has the files.
 
-Guarantee: it answers as `LocalFiles` would: it is sent there with the very modules that do so here. It is over after
-one answer. It reaches what a command of the session would call its own: the folder that it is started in, the session's
-home and the place for temporary files; and what it is told may be read.
+It answers like `LocalFiles`, because it is sent together with the same modules, and exits after one answer. It reaches
+the folders of a session's command: the folder it is started in, the session's home and its temporary folder, plus the
+folders listed as readable.
 
-The question is a frame of JSON, and the bytes to be written behind it; so is the answer, with bytes that were read.
+A request is a JSON frame followed by the bytes to write; an answer is a JSON frame followed by the bytes that were
+read.
 """
 
 import json
@@ -32,16 +33,16 @@ Answer = tuple[Any, bytes]
 
 def serve() -> None:
     question = json.loads(_taken(int(_line())))
-    skill_set = Filesystem(_mounts(question.pop("read_only"), question.pop("project")))
+    filesystem = Filesystem(_mounts(question.pop("read_only"), question.pop("project")))
     answers: dict[str, Callable[[Filesystem, Question], Answer]] = {
         "lines": _lines, "load": _load, "write": _write, "list": _list, "search": _search
     }  # fmt: skip
     try:
         what = question.pop("what")
         if what == "open":
-            _send(skill_set, question["path"], question["limit"])
+            _send(filesystem, question["path"], question["limit"])
             return
-        told, data = answers[what](skill_set, question)
+        told, data = answers[what](filesystem, question)
     except ToolFailed as error:
         _say({"failed": error.message}, b"")
         return
@@ -56,29 +57,29 @@ def _mounts(read_only: list[str], project: bool) -> list[Mount]:
     return [*own, *(Mount(inner=name, folder=Path(name), writable=False) for name in read_only)]
 
 
-def _lines(skill_set: Filesystem, question: Question) -> Answer:
-    page = skill_set.lines(**question)
+def _lines(filesystem: Filesystem, question: Question) -> Answer:
+    page = filesystem.lines(**question)
     return page._replace(data="", head=page.head.hex()), page.data  # type: ignore[arg-type]
 
 
-def _load(skill_set: Filesystem, question: Question) -> Answer:
-    loaded = skill_set.load(**question)
+def _load(filesystem: Filesystem, question: Question) -> Answer:
+    loaded = filesystem.load(**question)
     return loaded.version, loaded.data
 
 
-def _write(skill_set: Filesystem, question: Question) -> Answer:
-    return skill_set.write(question["path"], _taken(question["bytes"]), question["expected"]), b""
+def _write(filesystem: Filesystem, question: Question) -> Answer:
+    return filesystem.write(question["path"], _taken(question["bytes"]), question["expected"]), b""
 
 
-def _list(skill_set: Filesystem, question: Question) -> Answer:
-    return skill_set.list(**{**question, "choice": FileFilter(**question["choice"])}), b""
+def _list(filesystem: Filesystem, question: Question) -> Answer:
+    return filesystem.list(**{**question, "choice": FileFilter(**question["choice"])}), b""
 
 
-def _search(skill_set: Filesystem, question: Question) -> Answer:
-    """The text goes through a pipe from a thread: nothing of it is kept. Whoever asks bounds the time."""
+def _search(filesystem: Filesystem, question: Question) -> Answer:
+    """Search through a pipe filled by a thread, so that no text is kept. The caller limits the time."""
     given = question["query"]
     query = SearchQuery(**{**given, "pattern": Pattern(**given["pattern"]), "choice": FileFilter(**given["choice"])})
-    feed = SearchInput(skill_set.mounts, question["path"], query.choice)
+    feed = SearchInput(filesystem.mounts, question["path"], query.choice)
     reading, writing = os.pipe()
     failed: list[ToolFailed] = []
 
@@ -100,15 +101,15 @@ def _search(skill_set: Filesystem, question: Question) -> Answer:
     filling.join()
     if failed:
         raise failed[0]
-    return found(feed, skill_set.mounts, places, query), b""
+    return found(feed, filesystem.mounts, places, query), b""
 
 
-def _send(skill_set: Filesystem, path: str, limit: int) -> None:
-    """A whole file, as it is read."""
-    fd = skill_set.open(path)
+def _send(filesystem: Filesystem, path: str, limit: int) -> None:
+    """Send a whole file while reading it."""
+    fd = filesystem.open(path)
     size = os.fstat(fd).st_size
     if size > limit:
-        raise ToolFailed(f"{shown(path)} has {size} bytes, more than the {limit} that fit here.")
+        raise ToolFailed(f"{shown(path)} has {size} bytes, more than the limit of {limit}.")
     _say({"told": None, "bytes": size}, b"")
     while size > 0 and (chunk := os.read(fd, min(CHUNK, size))):
         _write_all(chunk)

@@ -1,8 +1,8 @@
-"""Lines that fit a pattern, below a folder.
+"""Searching the files below a folder for lines that match a pattern.
 
-Guarantee: the engine, ripgrep or a program of ours, is handed one stream of text (`feeding`), tells numbers of lines,
-and both find the same. It is a child of its own with nothing in its environment, a bound on its memory and one on its
-time: no pattern can hold up the gateway. The child and the pipe to it are gone when `search` returns or raises.
+The engine, ripgrep or our own program, gets a single stream of text (`search_input`) and reports line numbers; both
+find the same lines. It runs as a child with an empty environment and limits on memory and time, so no pattern can block
+the gateway. The child and its pipe are gone when `search` returns or raises.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ from tidegate.workspaces.files.file_user import User, in_thread
 from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.search_input import SearchInput, found
 from tidegate.workspaces.files.values import SearchQuery, SearchResult
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find, gone
+from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close
 
 log = Log(__name__)
 
 SECONDS = 20.0
-"""How long a search may take: longer, and the one who asked does better with a smaller question."""
+"""Time limit of a search: after this, a narrower request works better."""
 
 CHILD_MEMORY = 1024 * 1024 * 1024
-"""Address space of what searches; a line of `FILE_BYTES` fits with room to spare."""
+"""Address space of the search process; a line of `FILE_BYTES` fits easily."""
 
 PIPE_BYTES = 1024 * 1024
-_INPUT = 3  # the descriptor by which the child gets the text
+_INPUT = 3  # the descriptor from which the child reads
 _PATIENCE_MS = 100
 
 
 class _Enough(Exception):
-    """The child takes no more."""
+    """The child reads no more."""
 
 
 async def search(
@@ -57,8 +57,8 @@ async def search(
 async def _searched(
     mounts: Sequence[Mount], spawner: Spawner, path: str, query: SearchQuery, *, ripgrep: bool, user: User | None
 ) -> tuple[SearchInput, list[tuple[int, int]]]:
-    """What went into the engine that came to its end, and the lines and columns that it told."""
-    program = await to_thread.run_sync(find, "rg") if ripgrep else None
+    """The input of the engine that finished, and the lines and columns it reported."""
+    program = await to_thread.run_sync(find_program, "rg") if ripgrep else None
     engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
     for engine in engines:
         places: list[tuple[int, int]] = []
@@ -67,19 +67,19 @@ async def _searched(
             async with asyncio.timeout(SECONDS):
                 code = await _run(spawner, engine, feed, places, user)
         except TimeoutError:
-            feed.stopped = f"it was stopped after {SECONDS:g} s; use a simpler pattern, a path or a glob"
+            feed.stopped = f"the search was stopped after {SECONDS:g} s; use a simpler pattern, a path or a glob"
             return feed, places
         if code in engine.ends or len(places) > query.limit:
             return feed, places
-        log.warning("what searches files has failed", program=engine.command[0], code=code)
-    raise ToolFailed("The search did not come to its end; use a simpler pattern, a path or a glob.")
+        log.warning("the program that searches files has failed", program=engine.command[0], code=code)
+    raise ToolFailed("The search did not finish; use a simpler pattern, a path or a glob.")
 
 
 # -- the engine --
 
 
 class _Engine(NamedTuple):
-    """`ends` are the exit codes of one that has done its work."""
+    """A search program; `ends` are the exit codes of success."""
 
     command: tuple[str, ...]
     ends: tuple[int, ...]
@@ -87,7 +87,7 @@ class _Engine(NamedTuple):
 
 def _rg(program: str, query: SearchQuery) -> _Engine:
     options = ("--no-config", "--text", "--encoding=none", "--no-mmap", "--threads=1", "--color=never", "--no-heading")
-    # Of a line only its number and column are wanted; a longer one than one byte is not printed.
+    # Only line number and column are needed, so the text of longer lines is not printed.
     told = ("--no-filename", "--line-number", "--column", "--max-columns=1", "--line-buffered")
     bounds = (f"--max-count={query.limit + 1}", "--regex-size-limit=200M", "--dfa-size-limit=200M")
     place = (f"--regexp={query.pattern.rust}", "--", f"/proc/self/fd/{_INPUT}")
@@ -102,7 +102,7 @@ def _python(query: SearchQuery) -> _Engine:
 async def _run(
     spawner: Spawner, engine: _Engine, feed: SearchInput, places: list[tuple[int, int]], user: User | None
 ) -> int:
-    """Runs one engine over all files; its exit code."""
+    """Run one engine over all files; returns its exit code."""
     reading, writing = os.pipe()
     pipe = _Pipe(writing)
     child: ChildProcess | None = None
@@ -110,7 +110,7 @@ async def _run(
         try:
             child = await spawner.spawn(engine.command, {}, passing={reading: _INPUT})
         except OSError as error:
-            raise ToolFailed(f"The search cannot be started ({error.strerror}); the operator must look.") from None
+            raise ToolFailed(f"The search cannot be started ({error.strerror}); tell the operator.") from None
         finally:
             os.close(reading)
         _confine(child.pid)
@@ -120,18 +120,17 @@ async def _run(
     finally:
         pipe.close()
         if child is not None:
-            await gone(child)
+            await kill_and_close(child)
 
 
 def _confine(pid: int) -> None:
-    with contextlib.suppress(OSError):  # it has ended already
+    with contextlib.suppress(OSError):  # it has already ended
         resource.prlimit(pid, resource.RLIMIT_AS, (CHILD_MEMORY, CHILD_MEMORY))
         resource.prlimit(pid, resource.RLIMIT_CPU, (int(SECONDS) + 1, int(SECONDS) + 1))
 
 
 async def _collect(child: ChildProcess, places: list[tuple[int, int]]) -> None:
-    """The lines and columns that it tells, into `places`. It ends by itself when it has told as many as it was asked
-    for."""
+    """Read the reported lines and columns into `places`. The engine ends after the requested number of matches."""
     rest = b""
     while data := await child.read():
         *told, rest = (rest + data).split(b"\n")

@@ -1,45 +1,64 @@
-"""The files that are searched, as one text, and what is shown of the lines that were found in it.
+"""The searched files as one stream of text, and the excerpts shown for matching lines.
 
-Guarantee: what is searched, in which order, and what is shown of it is decided here, by descriptor, below the mounts.
-Whoever looks for the pattern is handed one stream of text and tells numbers of lines: it can be given no file that it
-should not read. It blocks: it is for worker threads, and, sent there, for other machines.
+This module decides, by descriptor and below the mounts, which files are searched, in which order, and what is shown.
+The engine gets one stream of text and reports line numbers, so it can never be given a file that it should not read.
+
+Excerpts hold only what is shown plus one buffer in memory, however long the lines are. Of a long line, the part around
+the match is kept, and no character is cut in two. The functions block: they run in worker threads and, sent there, on
+other machines.
 """
 
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
+from anyio import from_thread
+
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files.excerpts import FileStamp, lines_around, mark
 from tidegate.workspaces.files.globs import Glob
 from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, refer, reopened
-from tidegate.workspaces.files.values import FileFilter, FileHit, SearchQuery, SearchResult
+from tidegate.workspaces.files.values import (
+    FileFilter,
+    FileHit,
+    FileStamp,
+    HitLine,
+    SearchQuery,
+    SearchResult,
+    file_stamp,
+)
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILE_BYTES = 32 * 1024 * 1024
 TOTAL_BYTES = 1024 * 1024 * 1024
 MOST_FILES = 20_000
-"""A record of each is kept until the search is over."""
+"""A record of each file is kept during the search."""
 
 BINARY_WITHIN = 8192
-"""A file with a zero byte in so many first ones is binary."""
+"""A file with a zero byte in this many first bytes is binary."""
 
 CHUNK = 256 * 1024
 
+SHOWN_BYTES = 400
+"""Bytes shown of one line; longer lines are rarely read in full."""
+
+BEFORE_BYTES = 100
+LINE_CHUNK = 64 * 1024
+_LOOKS = 1024  # reads between two checks for cancellation
+
 
 class SearchedFile(NamedTuple):
-    """A file as it went into the stream: its lines are those from `first`, counted from 1 over all files."""
+    """A file in the stream: its lines start at `first`, counted from 1 over all files."""
 
     first: int
     path: str
-    mark: FileStamp
+    stamp: FileStamp
 
 
 class SearchInput:
-    """The files that are searched, as one text."""
+    """The searched files as one text."""
 
     def __init__(self, mounts: Sequence[Mount], path: str, choice: FileFilter) -> None:
         self._mounts = mounts
@@ -80,7 +99,7 @@ class SearchInput:
                 if not stat.S_ISREG(status.st_mode):
                     return
                 fds.append(reopened(reference))
-            except OSError:  # it is gone meanwhile, or not for us to read
+            except OSError:  # it is gone, or we may not read it
                 return
             yield from self._file(fds[1], path)
         finally:
@@ -88,9 +107,9 @@ class SearchInput:
                 os.close(fd)
 
     def _file(self, fd: int, path: str) -> Iterator[bytes]:
-        """All of a file, with a line break at its end."""
-        state = mark(fd)
-        if state.size > FILE_BYTES:
+        """The content of a file, ending with a line break."""
+        stamp = file_stamp(fd)
+        if stamp.size > FILE_BYTES:
             self.large += 1
             return
         left = FILE_BYTES  # it may grow while it is read
@@ -100,7 +119,7 @@ class SearchInput:
                 if b"\0" in chunk[:BINARY_WITHIN]:
                     self.binary += 1
                     return
-                self.searched.append(SearchedFile(self._next, path, state))
+                self.searched.append(SearchedFile(self._next, path, stamp))
                 first = False
             left -= len(chunk)
             self._bytes += len(chunk)
@@ -115,10 +134,10 @@ class SearchInput:
 def found(
     feed: SearchInput, mounts: Sequence[Mount], places: Sequence[tuple[int, int]], query: SearchQuery
 ) -> SearchResult:
-    """What there is to show when these are the lines and columns that fit, one more than the limit if there are."""
+    """The result for these matching lines and columns, which are one more than the limit if there are more."""
     shown = hits(mounts, feed.searched, places[: query.limit], query.context)
     if len(places) > query.limit:
-        # How far the stream had come by then is chance, and not told.
+        # How far the stream had been read by then is arbitrary, so it is not reported.
         return SearchResult(hits=shown, files=_index(feed.searched, places[query.limit][0]) + 1, more=True)
     return SearchResult(
         hits=shown,
@@ -133,7 +152,7 @@ def found(
 def hits(
     mounts: Sequence[Mount], searched: Sequence[SearchedFile], places: Sequence[tuple[int, int]], context: int
 ) -> tuple[FileHit, ...]:
-    """What was found, by file, with the lines themselves."""
+    """The matches by file, with the text of the lines."""
     lines_of: dict[int, dict[int, int]] = {}
     for number, column in places:
         index = _index(searched, number)
@@ -145,7 +164,7 @@ def hits(
             with at(mounts, file.path) as spot:
                 fd = open_file(spot)
                 try:
-                    lines = lines_around(fd, columns, context) if mark(fd) == file.mark else None
+                    lines = lines_around(fd, columns, context) if file_stamp(fd) == file.stamp else None
                 finally:
                     os.close(fd)
         except ToolFailed:
@@ -155,5 +174,57 @@ def hits(
 
 
 def _index(searched: Sequence[SearchedFile], number: int) -> int:
-    """Which file a line of the stream is in."""
+    """The index of the file that contains a line of the stream."""
     return bisect_right(searched, number, key=lambda file: file.first) - 1
+
+
+def lines_around(fd: int, columns: Mapping[int, int], context: int) -> tuple[HitLine, ...]:
+    """The lines numbered in `columns`, which maps each to the column of its match, with `context` lines around each.
+    Both count from 1."""
+    wanted = {number for found in columns for number in range(max(1, found - context), found + context + 1)}
+    lines: list[HitLine] = []
+    with open(fd, "rb", buffering=LINE_CHUNK, closefd=False) as file:
+        number, place, readings = 1, 0, 0
+        part = _Part(columns.get(1, 1))
+        while wanted and number <= max(wanted) and (piece := file.readline(LINE_CHUNK)):
+            readings += 1
+            if readings % _LOOKS == 0:
+                from_thread.check_cancelled()
+            if number in wanted:
+                part.add(piece, place)
+            place += len(piece)
+            if piece.endswith(b"\n"):
+                if number in wanted:
+                    lines.append(part.line(number, number in columns))
+                    wanted.discard(number)
+                number, place = number + 1, 0
+                part = _Part(columns.get(number, 1))
+        if place and number in wanted:
+            lines.append(part.line(number, number in columns))
+    return tuple(lines)
+
+
+class _Part:
+    """The shown part of one line."""
+
+    def __init__(self, column: int) -> None:
+        # A match near the beginning is shown together with the beginning.
+        self._start = 0 if column <= SHOWN_BYTES - BEFORE_BYTES else column - 1 - BEFORE_BYTES
+        self._kept = bytearray()
+        self._after = False
+
+    def add(self, piece: bytes, place: int) -> None:
+        """Add the next piece of the line, which starts at this offset in it."""
+        piece = piece.removesuffix(b"\n").removesuffix(b"\r")
+        low = max(0, self._start - place)
+        high = max(low, self._start + SHOWN_BYTES - place)
+        self._kept += piece[low:high]
+        self._after = self._after or len(piece) > high
+
+    def line(self, number: int, found: bool) -> HitLine:
+        text = self._kept.decode("utf-8", "replace")
+        if self._start:
+            text = text.lstrip("\ufffd")
+        if self._after:
+            text = text.rstrip("\ufffd")
+        return HitLine(number, text, found, before=self._start > 0, after=self._after)

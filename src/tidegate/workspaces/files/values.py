@@ -1,10 +1,10 @@
-"""What is known of files, and `Files`, by which tools reach those of a session, wherever they lie.
+"""Values about files, and `Files`, the protocol by which tools access a session's files wherever they are.
 
-Guarantee: everything here is immutable. What cannot be done is a `ToolFailed` in one sentence that says what to do.
-A path is relative to the workspace, or absolute as the session's commands see it. What is returned is bounded, and says
-so when it is not all.
+All values are immutable. Failures are `ToolFailed` with one sentence that says what to do. Paths are relative to the
+workspace, or absolute as the session's commands see them. Results are bounded and say when they are incomplete.
 """
 
+import os
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
@@ -14,11 +14,11 @@ from tidegate.workspaces.files.patterns import Pattern
 Kind = Literal["file", "folder", "link", "other"]
 
 HEAD_BYTES = 32
-"""Of a file, by which pictures and sounds are recognised."""
+"""The first bytes of a file, by which images and audio are recognised."""
 
 
 class FileEntry(NamedTuple):
-    """One name in a listing. `path` is what reaches it from the workspace; `target` is where a link points to."""
+    """One entry of a listing. `path` reaches it from the workspace; `target` is where a link points."""
 
     path: str
     kind: Kind
@@ -27,9 +27,9 @@ class FileEntry(NamedTuple):
 
 
 class FileLines(NamedTuple):
-    """Lines of a file: those from `first` up to `after`, counted from 0; empty past the end, where `first` is how many
-    there are. `more` says that some follow; `cut` that the one line here is longer than was asked for, this is its
-    beginning, and what follows it was not looked for. `size` and `head` are the whole file's."""
+    """Lines of a file, from `first` up to `after`, counted from 0. Past the end it is empty and `first` is the number
+    of lines. `more` says that lines follow. `cut` says that the only line here is longer than requested: this is its
+    beginning, and the rest was not examined. `size` and `head` describe the whole file."""
 
     data: bytes
     first: int
@@ -41,32 +41,32 @@ class FileLines(NamedTuple):
 
 
 class FileContents(NamedTuple):
-    """A whole file. `version` stands for its content, for a `write` that must not overwrite another."""
+    """A complete file. `version` identifies its content, for a `write` that must not overwrite another version."""
 
     data: bytes
     version: str
 
 
 class WriteResult(NamedTuple):
-    """`replaced` is the size of the file that was there before; None when there was none."""
+    """`replaced` is the size of the file that was replaced; None if there was none."""
 
     replaced: int | None
 
 
 class FileFilter(Frozen, frozen=True):
-    """Which files below a folder: those that fit `glob` (all when it is empty). Names that begin with a dot and what
-    `HEAVY` names are left out, with all below them, unless `hidden`."""
+    """The files below a folder that match `glob` (all if it is empty). Names that begin with a dot and names in `HEAVY`
+    are left out, with everything below them, unless `hidden`."""
 
     glob: str = ""
     hidden: bool = False
 
 
 HEAVY = frozenset({"node_modules", "__pycache__"})
-"""Folders of files that nobody wrote, and that are more than all others together."""
+"""Folders of generated files, which usually outnumber all others."""
 
 
 class Listing(NamedTuple):
-    """`left_out` are the first names that were left out by the rule of `FileFilter`; `stopped` says why it is not all."""
+    """`left_out` are the first names left out by `FileFilter`; `stopped` says why the listing is incomplete."""
 
     entries: tuple[FileEntry, ...]
     left_out: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Listing(NamedTuple):
 
 
 class SearchQuery(Frozen, frozen=True):
-    """What to search for: lines that fit `pattern`, with `context` lines around each, at most `limit` of them."""
+    """A search: lines that match `pattern`, with `context` lines around each, at most `limit` matches."""
 
     pattern: Pattern
     choice: FileFilter = FileFilter()
@@ -83,8 +83,8 @@ class SearchQuery(Frozen, frozen=True):
 
 
 class HitLine(NamedTuple):
-    """A line that was found, or stands near one. `text` is the part around the match when the line is long; `before`
-    and `after` say that something of it is missing there."""
+    """A matching line, or one near a match. If it is long, `text` is the part around the match; `before` and `after`
+    say that something is missing there."""
 
     number: int
     text: str
@@ -94,8 +94,8 @@ class HitLine(NamedTuple):
 
 
 class FileHit(NamedTuple):
-    """A file in which something was found, and the lines in order; `changed` says that it was changed meanwhile, and
-    that its lines are not known."""
+    """A file with matches and its lines in order; `changed` says that it changed meanwhile and its lines are
+    unknown."""
 
     path: str
     lines: tuple[HitLine, ...]
@@ -103,9 +103,9 @@ class FileHit(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """`files` is how many were searched. `more` says that there are more lines than the limit, and that nothing behind
-    them was searched; `stopped` why not all was searched; `large` and `binary` count the files that were left out for
-    being so."""
+    """`files` is the number of searched files. `more` says that there are more matches than the limit and that nothing
+    after them was searched. `stopped` says why the search is incomplete. `large` and `binary` count the files left out
+    for that reason."""
 
     hits: tuple[FileHit, ...]
     files: int
@@ -116,30 +116,45 @@ class SearchResult(NamedTuple):
     binary: int = 0
 
 
+class FileStamp(NamedTuple):
+    """The identity of a file's state: equal stamps mean that it has not changed."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+def file_stamp(fd: int) -> FileStamp:
+    status = os.fstat(fd)
+    return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
 class Files(Protocol):
     """The files of one session."""
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
-        """At most so many lines and bytes of a file after the first `offset` lines; whole lines, if one fits."""
+        """At most this many lines and bytes of a file after the first `offset` lines; complete lines if one fits."""
         ...
 
     async def load(self, path: str, *, limit: int) -> FileContents:
-        """All of a file that has at most `limit` bytes."""
+        """The complete content of a file of at most `limit` bytes."""
         ...
 
     def opened(self, path: str) -> AbstractAsyncContextManager[int]:
-        """A descriptor of a file, for who hands it on; closed at the end of the block."""
+        """A descriptor of a file, for passing on; closed at the end of the block."""
         ...
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        """Puts a whole file in the place of what was there, at once; folders on the way are made. With `expected`, only
-        if the content is still that version."""
+        """Replace a file atomically; missing folders on the way are created. With `expected`, only if the content still
+        has that version."""
         ...
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
-        """What is in a folder, in the order of names, a folder followed by what is in it. Links are not followed."""
+        """The entries of a folder, sorted by name, each folder followed by its contents. Links are not followed."""
         ...
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
-        """The lines that fit, in a file or below a folder, in the order of `list`."""
+        """The matching lines in a file or below a folder, in the order of `list`."""
         ...

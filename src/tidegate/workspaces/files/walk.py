@@ -1,9 +1,9 @@
-"""What is below a folder, name by name.
+"""Walking the entries below a folder.
 
-Guarantee: names come in the order of their bytes, a folder before what is in it, the same every time. No link is
-followed: each folder is opened by its name in one that is held open. At most `DEEPEST` descriptors are open and at
-most `FOLDER_ENTRIES` names of a folder in memory; what is left out for a bound is said. It blocks: it is for worker
-threads, and ends when whoever waits for it is cancelled.
+Names come in byte order, a folder before its contents, the same every time. No link is followed: each folder is opened
+by name in an open folder. At most `DEEPEST` descriptors are open and at most `FOLDER_ENTRIES` names of a folder are in
+memory; entries left out because of a limit are reported. The walk blocks: it belongs in worker threads, and it ends
+when the caller is cancelled.
 """
 
 import os
@@ -16,10 +16,10 @@ from tidegate.workspaces.files.mounts import DEEPEST
 from tidegate.workspaces.files.values import HEAVY, FileFilter, Kind
 
 FOLDER_ENTRIES = 20_000
-"""To be put in order, the names of a folder must be in memory."""
+"""The names of a folder must be in memory to be sorted."""
 
 MOST_ENTRIES = 100_000
-"""Looked at in one walk: about a second, on an ordinary disk."""
+"""Entries examined in one walk: about a second on an ordinary disk."""
 
 NAMED_LEFT_OUT = 10
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,7 +27,7 @@ _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class WalkStep(NamedTuple):
-    """One name. `folder` is the descriptor of the folder that it is in, for as long as nobody asks for the next."""
+    """One entry. `folder` is the descriptor of its folder, valid until the next step is requested."""
 
     path: str
     folder: int
@@ -46,7 +46,7 @@ class FolderWalk:
         self.stopped = ""
 
     def steps(self, folder: int) -> Generator[WalkStep]:
-        """To be closed by whoever does not take all of them."""
+        """The steps of the walk; close the generator unless all of them are consumed."""
         open_folders: list[tuple[int, str, Iterator[tuple[str, Kind]]]] = [(folder, "", self._names(folder))]
         try:
             while open_folders:
@@ -78,7 +78,7 @@ class FolderWalk:
             return None
         try:
             return os.open(name, _FOLDER, dir_fd=folder)
-        except OSError:  # it is gone, or is another thing now
+        except OSError:  # it is gone, or no longer a folder
             return None
 
     def _names(self, folder: int) -> Iterator[tuple[str, Kind]]:
@@ -93,10 +93,10 @@ class FolderWalk:
                 for entry in entries:
                     self._looked_at += 1
                     if self._looked_at > MOST_ENTRIES:
-                        self.stopped = f"only the first {MOST_ENTRIES} names were looked at"
+                        self.stopped = f"only the first {MOST_ENTRIES} names were read"
                         break
                     if len(found) == FOLDER_ENTRIES:
-                        self.stopped = f"of folders with more than {FOLDER_ENTRIES} names only so many were looked at"
+                        self.stopped = f"of folders with more than {FOLDER_ENTRIES} names, only that many were read"
                         break
                     found.append((os.fsencode(entry.name), entry.name, _kind(entry)))
         finally:

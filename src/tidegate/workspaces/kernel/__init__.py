@@ -1,1 +1,1 @@
-"""Interfaces of the kernel: control groups, seccomp, `/proc`, users."""
+"""Kernel interfaces: control groups, seccomp, `/proc` and users."""

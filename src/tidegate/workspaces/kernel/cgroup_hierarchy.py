@@ -1,7 +1,7 @@
-"""What the kernel calls things in its trees of control groups, of either version.
+"""The kernel's names in the control group hierarchies of both versions.
 
-Guarantee: it is a table, and touches nothing: which trees a process is in is read from two texts of the kernel's, and
-which files hold and count a limit is said for each version and controller.
+Pure functions over text: they find the hierarchies of a process in two files of the kernel, and name the files that set
+and count a limit for each version and controller.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from tidegate.workspaces.backends.interface import SandboxLimits
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType({"pids": "processes", "memory": "memory_bytes"})
-"""By which setting each is bounded."""
+"""The setting that limits each controller."""
 
 PROCESSES = "cgroup.procs"
-"""Of a group: who is in it; whoever writes 0 to it joins."""
+"""The file that lists a group's processes; a process joins by writing 0 to it."""
 
 
 class CgroupTree(NamedTuple):
-    """A folder of groups: whose version and which controllers work there."""
+    """A folder of groups, its version and the controllers available there."""
 
     version: int
     folder: Path
@@ -27,7 +27,7 @@ class CgroupTree(NamedTuple):
 
 
 class GroupSetting(NamedTuple):
-    """What is written to a file of a new group. Where it is not `needed`, a kernel may be without it."""
+    """A value written to a file of a new group. If it is not `needed`, the kernel may lack the file."""
 
     file: str
     value: str
@@ -35,7 +35,7 @@ class GroupSetting(NamedTuple):
 
 
 def settings(version: int, controller: str, limits: SandboxLimits) -> tuple[GroupSetting, ...]:
-    """How each version calls the limits. Swap is memory, too: what has none left shall not go on there."""
+    """The files of each limit. Swap counts as memory: a group that is out of memory must not continue in swap."""
     if controller == "pids":
         return (GroupSetting("pids.max", str(limits.processes)),)
     most = str(limits.memory_bytes)
@@ -47,15 +47,15 @@ def settings(version: int, controller: str, limits: SandboxLimits) -> tuple[Grou
 
 
 def counter(version: int, controller: str) -> tuple[str, str]:
-    """The file, and the word in it, that counts how often the limit was felt."""
+    """The file, and the key in it, that counts how often a limit was hit."""
     if controller == "pids":
         return "pids.events", "max"
     return ("memory.oom_control" if version == 1 else "memory.events"), "oom_kill"
 
 
 def trees(cgroup: str, mountinfo: str) -> tuple[CgroupTree, ...]:
-    """Where a process is, by what the kernel tells of it: the trees of version 1 that have our controllers, or else the
-    one of version 2, with all that it might have. The texts are /proc/self/cgroup and /proc/self/mountinfo."""
+    """The hierarchies of a process, from the texts of /proc/self/cgroup and /proc/self/mountinfo: those of version 1
+    that have our controllers, otherwise the one of version 2 with all controllers it might have."""
     mounts = list(_mounts(mountinfo))
     found = []
     for line in cgroup.splitlines():
@@ -78,7 +78,7 @@ class _Mount(NamedTuple):
     options: frozenset[str]
 
     def place(self, path: str) -> Path | None:
-        """Of a group, if this shows it."""
+        """The folder of a group, if this mount shows it."""
         inner = "" if path == self.root else path.removeprefix(f"{self.root.rstrip('/')}/")
         return None if inner == path or ".." in inner.split("/") else self.point / inner
 

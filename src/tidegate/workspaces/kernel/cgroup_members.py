@@ -1,7 +1,7 @@
-"""What is in a control group: read, counted and signalled by the kernel's files.
+"""The processes in a control group: listed, counted and signalled through the kernel's files.
 
-Guarantee: a signal reaches the very process that was found in the group, or none; what has gone meanwhile is no error.
-What only waits to be reaped is not counted. All of it blocks, if only for the kernel: for threads.
+A signal reaches the exact process that was found in the group, or none; a process that has ended meanwhile is not an
+error. Zombies are not counted. Everything blocks, if only on the kernel, and belongs in worker threads.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidegate.workspaces.kernel.cgroup_hierarchy import PROCESSES
 
-_COUNTS_BYTES = 4096  # more than there is in a file that counts
+_COUNTS_BYTES = 4096  # more than such a file contains
 
 
 def write(path: Path, value: str) -> None:
@@ -23,7 +23,7 @@ def write(path: Path, value: str) -> None:
 
 
 def count(folder: Path, file: str, word: str) -> int:
-    """The number that stands behind a word; 0 where there is none."""
+    """The number after a key; 0 if there is none."""
     try:
         fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)  # lint: allow it is in the kernel's memory
         try:
@@ -36,15 +36,16 @@ def count(folder: Path, file: str, word: str) -> int:
 
 
 def members(folder: Path) -> list[int]:
-    """Of this group alone, not of those below it."""
+    """The processes of this group, without those of groups below it."""
     try:
-        return [int(pid) for pid in (folder / PROCESSES).read_text().split() if pid != "0"]  # of another namespace
+        # 0 stands for a process of another namespace
+        return [int(pid) for pid in (folder / PROCESSES).read_text().split() if pid != "0"]
     except OSError:
         return []
 
 
 def send(folder: Path, number: int, besides: int | None = None) -> int:
-    """A signal to all that is in a group, and in those below it, but one. To how many."""
+    """Signal every process in a group and the groups below it, except `besides`. Returns how many were signalled."""
     found = [pid for here, _, _ in os.walk(folder) for pid in members(Path(here)) if pid != besides]
     return sum(_send(pid, number, folder.name) for pid in found)
 
@@ -57,21 +58,22 @@ def kill(folder: Path) -> None:
 
 
 def shut(folder: Path) -> None:
-    """Nothing new begins in it any more, where that can be had: so that what is there can be killed, one by one."""
+    """Stop new processes from starting in the group, where possible, so that the existing ones can be killed one by
+    one."""
     with contextlib.suppress(OSError):
         write(folder / "pids.max", "0")
 
 
 def removed(folder: Path) -> bool:
-    """Whether it is gone, with those below it; else that is tried."""
+    """Try to remove a group and the groups below it; returns whether it is gone."""
     for here, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):  # what was killed is still ending
+        with contextlib.suppress(OSError):  # killed processes are still ending
             Path(here).rmdir()
     return not folder.exists()
 
 
 def _send(pid: int, number: int, name: str) -> bool:
-    """To a member of a group of this name, and to no other process that has got its number since."""
+    """Signal a member of a group of this name, but not another process that has since got its number."""
     try:
         process = os.pidfd_open(pid)
     except OSError:
@@ -82,7 +84,7 @@ def _send(pid: int, number: int, name: str) -> bool:
             return False
         signal.pidfd_send_signal(process, number)
     except OSError:
-        return False  # it has gone by itself, or is not ours to signal
+        return False  # it has ended, or we may not signal it
     finally:
         os.close(process)
     return True

@@ -1,17 +1,17 @@
-"""Control groups: limits of a workspace that the kernel holds, and the surest way to end all that is in one.
+"""Control groups: limits of a workspace that the kernel enforces, and the most reliable way to end everything in it.
 
-Guarantee: where this gateway may make groups, each box gets one of its own, below the group that the gateway itself is
-in, so that what bounds the gateway bounds its workspaces too. Who is in a group cannot leave it by forking; there are
-never more processes in it than its limit, and what needs more memory than its limit is killed by the kernel. A process
-joins by itself before it becomes the agent's command, so that nothing of that is ever outside. Each command has a leaf
-of its own below its box's group, so that a signal reaches exactly what came of that command, whatever it has thrown
-away. `Cgroup.end` kills what is in it and removes it. A group bears a digest of the home folder: what a killed gateway
-left is known by it, and of others nothing is touched. Where no group may be made, none is, and `held` is empty. What is
-not `async` blocks: for threads.
+Where this gateway may create groups, each sandbox gets one below the gateway's own group, so limits of the gateway also
+apply to its workspaces. A process cannot leave its group by forking. A group never has more processes than its limit,
+and the kernel kills processes that exceed its memory. A process joins before it becomes the agent's command, so no part
+of the command is ever outside. Each command has a leaf group below its sandbox's group, so a signal reaches exactly the
+processes of that command, even if they left their process group, session or environment. `Cgroup.end` kills everything
+in the group and removes it. The name of a group contains a digest of the home folder: leftovers of a killed gateway are
+recognised by it, and other groups are never touched. Where no group may be created, `kernel_limits` is empty. Functions
+that are not `async` block and belong in worker threads.
 
-Both versions of the kernel's interface are served. Version 1 has a tree of folders for each controller, version 2 one
-for all; there a group with processes may have no groups with limits below it, so the gateway first steps aside, into a
-group `gateway` of its own. That is only done where the tree was handed over to it (systemd: `Delegate=yes`).
+Both versions of the kernel's interface are supported. Version 1 has a hierarchy per controller, version 2 a single one.
+In version 2 a group with processes may have no groups with limits below it, so the gateway first moves itself into a
+group named `gateway`. It does so only where the hierarchy was delegated to it (systemd: `Delegate=yes`).
 """
 
 import contextlib
@@ -43,27 +43,27 @@ from tidegate.workspaces.kernel.cgroup_members import count, kill, members, remo
 log = Log(__name__)
 
 END_SECONDS = 5.0
-"""Within which what was killed is gone and its group can be removed."""
+"""Time limit for killed processes to end, so that their group can be removed."""
 
-ASIDE = "gateway"
-"""The group that the gateway steps into; also what `DelegateSubgroup=` may name."""
+GATEWAY_GROUP = "gateway"
+"""The group that the gateway moves itself into; `DelegateSubgroup=` may name it too."""
 
-UNGROUPED = (
-    "The control group of the workspace's commands was removed from outside. It is made again with the next command."
+GROUP_REMOVED = (
+    "The control group of the workspace's commands was removed from outside. The next command creates it again."
 )
 
-JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
-"""For a shell, which enters the groups whose files come before `--`, and becomes the command behind it."""
+JOIN_SCRIPT = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
+"""A shell script that joins the groups whose files come before `--` and becomes the command after it."""
 
-_LOOKS = 20  # at a leaf whose last process is just ending
-_LOOK_SECONDS = 0.005  # between two tries to remove a group whose last process is just ending
-_STEPS = 5  # tries to step aside, while helpers of the gateway come and go
-_SYSTEMD = Path("/run/systemd/system")  # is there where systemd rules
-_DELEGATED = ("user.delegate", "trusted.delegate")  # how it marks what it has handed over
+_LOOKS = 20  # attempts to remove a leaf whose last process is just ending
+_LOOK_SECONDS = 0.005  # between two such attempts
+_STEPS = 5  # attempts to move the gateway, while its helper processes come and go
+_SYSTEMD = Path("/run/systemd/system")  # exists where systemd runs
+_DELEGATED = ("user.delegate", "trusted.delegate")  # how systemd marks a delegated group
 
 
 class Cgroups:
-    """The groups of one gateway, which are known by its `home`."""
+    """The groups of one gateway, identified by its `home`."""
 
     def __init__(self, home: Path) -> None:
         self._prefix = f"tidegate-{owner_of(home)}-"
@@ -71,23 +71,23 @@ class Cgroups:
         self._trees: tuple[CgroupTree, ...] | None = None
         self._numbers = itertools.count()
         self._living: set[str] = set()
-        self.held: frozenset[str] = frozenset()
-        """The settings that groups hold; known when `find` has returned."""
+        self.kernel_limits: frozenset[str] = frozenset()
+        """The settings that groups enforce; known once `find` has returned."""
 
     def find(self) -> None:
-        """Finds out, once, where groups can be made."""
+        """Find out, once, where groups can be created."""
         with self._lock:
             if self._trees is None:
                 self._trees = tuple(_usable(f"{self._prefix}{os.getpid()}-try"))
-                self.held = _settings_of(self._trees)
+                self.kernel_limits = _settings_of(self._trees)
 
     async def make(self, limits: SandboxLimits) -> "Cgroup | None":
-        """A new group; None where none can be made, or not now."""
+        """Create a group; None if none can be created, or not now."""
         await to_thread.run_sync(self.find)
         if not self._trees:
             return None
         with self._lock:
-            # Whose it is can be seen by the number.
+            # The pid in the name shows which process owns the group.
             group = Cgroup(f"{self._prefix}{os.getpid()}-{next(self._numbers)}", self._trees, self._forget)
             self._living.add(group.name)
         try:
@@ -97,12 +97,16 @@ class Cgroups:
                 await to_thread.run_sync(group.end)
             if not isinstance(error, OSError):
                 raise
-            log.warning("the kernel holds no limits of a workspace", group=group.name, reason=str(error))
+            log.warning(
+                "no control group could be created for a workspace; its limits are polled",
+                group=group.name,
+                reason=str(error),
+            )
             return None
         return group
 
     def sweep(self) -> None:
-        """Ends and removes the groups of this home that no box has: what a killed gateway left."""
+        """End and remove the groups of this home that no sandbox owns: leftovers of a killed gateway."""
         self.find()
         trees = self._trees or ()
         with self._lock:
@@ -117,28 +121,28 @@ class Cgroups:
 
 
 class Cgroup:
-    """One box's. It owns the folders of its name, one in each tree, and the leaves below them."""
+    """The group of one sandbox. It owns the folders of its name, one per hierarchy, and the leaves below them."""
 
     def __init__(self, name: str, trees: tuple[CgroupTree, ...], forget: Callable[[str], None]) -> None:
         self.name = name
         self._trees = trees
         self._forget = forget
         self._folders = tuple(tree.folder / name for tree in trees)
-        # One tree is enough to know who belongs to whom; the other limits are the box's, and felt there.
+        # One hierarchy is enough to tell commands apart; the other limits apply to the sandbox as a whole.
         self._counting = next((at for at, tree in enumerate(trees) if "pids" in tree.controllers), 0)
         self._numbers = itertools.count()
         self._leaves: set[CommandGroup] = set()
         self._refused = 0
         self._felt = LimitEvents()
-        self._counting_lock = threading.Lock()  # never held while something is waited for
+        self._counting_lock = threading.Lock()  # never held while waiting
         self._lock = threading.Lock()
         self._over = False
-        self.held = _settings_of(trees)
+        self.kernel_limits = _settings_of(trees)
         self.joins = tuple(str(folder / PROCESSES) for folder in self._folders)
-        """A process that writes 0 to each of these is in it."""
+        """The files to which a process writes 0 to join."""
 
     def begin(self, limits: SandboxLimits) -> None:
-        """It is there, and holds these. Nothing happens when it was ended before it came to that."""
+        """Create the group with these limits. Does nothing if it was ended before that."""
         with self._lock:
             if self._over:
                 return
@@ -149,7 +153,7 @@ class Cgroup:
                         _set(folder, setting)
 
     def leaf(self) -> "CommandGroup":
-        """A new group below it, for one command. Raises OSError when it cannot be made."""
+        """Create a group below it for one command. Raises OSError on failure."""
         with self._counting_lock:
             folder = self._folders[self._counting] / f"{self.name}-{next(self._numbers)}"
             folder.mkdir()
@@ -165,14 +169,14 @@ class Cgroup:
                 self._leaves.discard(leaf)
 
     @property
-    def there(self) -> bool:
-        """Whether it can be joined: one in which nothing is can be removed by anybody who may."""
+    def joinable(self) -> bool:
+        """Whether it can be joined. An empty group can be removed from outside."""
         return all(os.access(path, os.W_OK) for path in self.joins)
 
     @property
-    def strain(self) -> LimitEvents:
-        """How often its limits were felt so far; once it is gone, as it was before. Version 1 counts a refusal where
-        the process is that was refused, version 2 where the limit is."""
+    def limit_events(self) -> LimitEvents:
+        """How often its limits were hit so far; after its end, the last known counts. Version 1 counts a refusal in the
+        group of the refused process, version 2 in the group with the limit."""
         felt = {
             controller: count(folder, *counter(tree.version, controller))
             for tree, folder in zip(self._trees, self._folders, strict=True)
@@ -185,12 +189,12 @@ class Cgroup:
             return self._felt
 
     def _refusals(self, folder: Path) -> int:
-        """In a leaf. In version 2 it has no counter."""
+        """Refusals counted in a leaf; in version 2 it has no counter."""
         return count(folder, *counter(self._trees[self._counting].version, "pids"))
 
     def end(self) -> bool:
-        """Nothing is in it any more and it is gone; false when that cannot be had. May be asked again."""
-        self._felt = self.strain
+        """Kill everything in the group and remove it; false if that fails. May be called again."""
+        self._felt = self.limit_events
         until = time.monotonic() + END_SECONDS
         with self._lock:
             self._over = True
@@ -203,8 +207,8 @@ class Cgroup:
             else:
                 self._forget(self.name)
                 return True
-        self._forget(self.name)  # for the next sweep to try again
-        log.error("what is in a control group cannot be ended", group=self.name)
+        self._forget(self.name)  # the next sweep tries again
+        log.error("the processes in a control group cannot be ended", group=self.name)
         return False
 
     def _ended(self, folder: Path) -> bool:
@@ -213,26 +217,26 @@ class Cgroup:
 
 
 class CommandGroup:
-    """One command's: what is in it came of that command, and of no other. Its folder is the group's."""
+    """The leaf group of one command. Everything in it was started by that command and no other."""
 
     def __init__(self, folder: Path, joins: tuple[str, ...], dropped: "Callable[[CommandGroup], None]") -> None:
         self.folder = folder
         self.joins = joins
-        """A process that writes 0 to each of these is in it."""
+        """The files to which a process writes 0 to join."""
         self._dropped = dropped
 
     def send(self, number: int, besides: int | None = None) -> int:
-        """To all that is in it but one; to how many."""
+        """Signal every process in it except one. Returns how many were signalled."""
         return send(self.folder, number, besides)
 
     def kill(self, besides: int | None = None) -> int:
-        """All that is in it but one, and nothing new begins; how many that were."""
-        self._dropped(self)  # what is refused from now on is no limit that was felt
+        """Kill every process in it except one and let no new one start. Returns how many were killed."""
+        self._dropped(self)  # refusals from now on are not a limit that was hit
         shut(self.folder)
         return send(self.folder, signal.SIGKILL, besides)
 
     def remove(self) -> None:
-        """Nothing is in it any more. What is not gone now goes with the group. May be asked again."""
+        """Remove the empty group. If that fails, it goes with the sandbox's group. May be called again."""
         for _ in range(_LOOKS):
             self._dropped(self)
             if removed(self.folder):
@@ -241,13 +245,15 @@ class CommandGroup:
 
 
 @contextlib.asynccontextmanager
-async def leaf_for(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
-    """One for a command that is started in here, and that goes with it from then on; None where there are no groups.
-    When it comes to no command, it is removed."""
+async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
+    """A leaf group for a command that is started in the block and owns it from then on; None if there are no groups. If
+    the block fails, the leaf is removed."""
     try:
         leaf = None if group is None else await to_thread.run_sync(group.leaf)
     except OSError as error:
-        raise ToolFailed(f"The command cannot be started: it gets no control group ({error.strerror}).") from None
+        raise ToolFailed(
+            f"The command cannot be started: its control group cannot be created ({error.strerror})."
+        ) from None
     try:
         yield leaf
     except BaseException:
@@ -258,9 +264,10 @@ async def leaf_for(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
 
 
 def handed_over(tree: CgroupTree) -> CgroupTree | None:
-    """Of a tree of version 2: where groups with limits can be made, from now on; None where that is not ours to do."""
+    """The version 2 hierarchy in which groups with limits can be created from now on; None if it is not ours to
+    change."""
     own = tree.folder
-    root = own.parent if own.name == ASIDE else own
+    root = own.parent if own.name == GATEWAY_GROUP else own
     try:
         if _SYSTEMD.exists() and not _is_delegated(root):
             return None
@@ -276,20 +283,22 @@ def handed_over(tree: CgroupTree) -> CgroupTree | None:
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
-            _step_aside(root)
-        log.warning("others are in the gateway's control group, so that it can make none", group=str(root))
+            _move_gateway_aside(root)
+        log.warning(
+            "the gateway's control group contains other processes, so no groups can be created in it", group=str(root)
+        )
     except OSError as error:
-        log.info("no control groups can be made here", group=str(root), reason=str(error))
+        log.info("no control groups can be created here", group=str(root), reason=str(error))
     with contextlib.suppress(OSError):
         write(own / PROCESSES, "0")
         if own == root:
-            (root / ASIDE).rmdir()
+            (root / GATEWAY_GROUP).rmdir()
     return None
 
 
-def _step_aside(root: Path) -> None:
-    """This process and its children out of a group that is to have others below it."""
-    aside = root / ASIDE
+def _move_gateway_aside(root: Path) -> None:
+    """Move this process and its children out of a group that needs groups below it."""
+    aside = root / GATEWAY_GROUP
     aside.mkdir(exist_ok=True)
     me = os.getpid()
     for pid in members(root):
@@ -299,11 +308,11 @@ def _step_aside(root: Path) -> None:
 
 
 def _usable(name: str) -> Iterator[CgroupTree]:
-    """The trees in which this process can make groups; `name` is one that is tried."""
+    """The hierarchies in which this process can create groups; `name` is used to try."""
     try:
         found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     except (OSError, ValueError) as error:
-        log.info("the kernel tells nothing of control groups", reason=str(error))
+        log.info("control groups cannot be read from the kernel", reason=str(error))
         return
     for tree in found:
         usable = tree if tree.version == 1 else handed_over(tree)
@@ -313,7 +322,7 @@ def _usable(name: str) -> Iterator[CgroupTree]:
             (usable.folder / name).mkdir()
             (usable.folder / name).rmdir()
         except OSError as error:
-            log.info("no control groups can be made here", group=str(usable.folder), reason=str(error))
+            log.info("no control groups can be created here", group=str(usable.folder), reason=str(error))
         else:
             yield usable
 
@@ -337,8 +346,9 @@ def _parent(pid: int) -> int:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """Whether systemd keeps its hands off what is below a group. Older ones mark that for nobody but root to read; but
-    then a plain user owns a service's group only if it was handed over to him, unless all services are his."""
+    """Whether systemd delegated the group to us. Older versions mark that with an attribute that only root can read;
+    but then an ordinary user owns a service's group only if it was delegated, unless all services belong to that
+    user."""
     if any(_attribute(folder, name) == b"1" for name in _DELEGATED):
         return True
     me = os.geteuid()

@@ -1,11 +1,11 @@
-"""Becoming an unprivileged user before a command starts: a program of its own, for a gateway that root started.
+"""A program that becomes an unprivileged user and then runs a command, for a gateway started by root.
 
     python -I -S drop_privileges.py UID GID [FOLDER...] -- COMMAND...
 
-Guarantee: the command runs as that user, without any other group and without capabilities, and reaches the folders by
-their own paths, also those below a folder that the user may not enter, such as the gateway's home. That takes a mount
-namespace of its own, in which the first closed folder on the way is covered by an empty one that holds the folders and
-nothing else: so what else is in there stays closed. Nothing changes for other processes. It imports nothing of ours.
+The command runs as that user, without other groups or capabilities, and reaches the folders by their own paths, even
+below a folder that the user may not enter, such as the gateway's home. For that it gets its own mount namespace, in
+which the first closed folder on the way is covered by an empty one that contains only these folders, so everything else
+there stays closed. Other processes are not affected. The program imports nothing from Tidegate.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 _CLONE_NEWNS = 0x20000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 4096, 16384, 1 << 19
 _COVER = b"mode=0711,size=64k"  # of the empty folder, which holds names and no content
-_FAILED = 125  # the exit code of programs that start another, when they cannot
+_FAILED = 125  # the conventional exit code of a launcher that cannot start its program
 
 _library = ctypes.CDLL(None, use_errno=True)
 
@@ -44,7 +44,7 @@ def _effectively(uid: int, gid: int) -> Iterator[None]:
 
 
 def _closed(path: str, uid: int, gid: int) -> str:
-    """The first folder on the way to a path that the user may not enter; empty when there is none."""
+    """The first folder on the way to a path that the user may not enter; empty if there is none."""
     above = "/"
     with _effectively(uid, gid):
         for part in path.split("/")[1:-1]:
@@ -53,13 +53,13 @@ def _closed(path: str, uid: int, gid: int) -> str:
                 os.stat(f"{above}/.")
             except PermissionError:
                 return above
-            except FileNotFoundError:  # below what is covered already
+            except FileNotFoundError:  # below a folder that is already covered
                 break
     return ""
 
 
 def open_up(folders: list[str], uid: int, gid: int) -> None:
-    """Makes the folders that are there reachable for the user, for this process and what it starts."""
+    """Make existing folders reachable for the user, for this process and its children."""
     paths = [os.path.realpath(folder) for folder in folders if os.path.exists(folder)]
     if not any(_closed(path, uid, gid) for path in paths):
         return
@@ -67,7 +67,7 @@ def open_up(folders: list[str], uid: int, gid: int) -> None:
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
     held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths}  # before they are covered
     here = os.getcwd()
-    before = os.umask(0o066)  # to be gone through, not looked into
+    before = os.umask(0o066)  # folders that can be passed through but not listed
     covered: list[str] = []
     for path, fd in held.items():
         if closed := _closed(path, uid, gid):

@@ -1,8 +1,7 @@
-"""What the kernel tells of processes.
+"""Processes as the kernel shows them in `/proc`.
 
-Guarantee: a process that ends while it is looked at counts as gone, and is no error; one that only waits to be reaped
-counts as gone too. A process is known by its id and the time of its start together, since ids come back; a signal goes
-to the very process that was looked at, or to none.
+A process that ends while it is inspected counts as gone and is not an error; so does a zombie. A process is identified
+by its id and start time together, since ids are reused. A signal reaches the exact process that was inspected, or none.
 """
 
 import contextlib
@@ -17,10 +16,10 @@ from typing import NamedTuple
 from tidegate.workspaces.backends.interface import MARK, SandboxLimits, SandboxUsage
 
 _STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19  # of a stat file, counted from behind the command's name
-_READ = 64 * 1024  # of one file of a process at once
-_MOST_ENVIRONMENT = 4 * 1024 * 1024  # of a process; the kernel gives a new one no more than some megabytes
+_READ = 64 * 1024  # read from one file of a process at once
+_MOST_ENVIRONMENT = 4 * 1024 * 1024  # of a process; the kernel gives a new one a few megabytes at most
 _KIB = 1024
-_BLOCK = 512  # what st_blocks counts in, on every system
+_BLOCK = 512  # the unit of st_blocks on every system
 _MOST_MAPS = 64 * 1024 * 1024  # of one process: more than the kernel's 65530 mappings take
 _MAP_LINE = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S{4} [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
 _OWN_FIELDS = (b"RssAnon", b"RssShmem", b"VmSwap")
@@ -29,18 +28,18 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 MOST_DESCRIPTORS = 100_000
-"""Of all processes of a box together: to look at more would take seconds, so there may not be more."""
+"""Limit for all processes of a sandbox together: inspecting more would take seconds."""
 
 
 def start_ticks(pid: int) -> int | None:
-    """When it was started, in the kernel's ticks; None when there is none."""
+    """Start time of a process in the kernel's ticks; None if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return int(fields[_START_FIELD]) if fields else None
 
 
 def ended(pid: int) -> bool:
-    """Whether it only waits to be reaped."""
+    """Whether a process is a zombie."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return bool(fields) and fields[_STATE_FIELD] == b"Z"
@@ -57,15 +56,14 @@ def ancestors(pid: int) -> frozenset[int]:
 
 
 def program(pid: int) -> str:
-    """The name of what it runs; empty when there is none."""
+    """The name of the program it runs; empty if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         return _contents(process, "comm").decode(errors="replace").strip()
 
 
 class ProcessTable:
-    """The processes that a folder of the kind of /proc shows, or those of them that `names` names. It owns the
-    descriptor of the folder, which nobody uses any more once it is closed: its number may be another folder's by
-    then."""
+    """The processes shown by a folder like /proc, or those listed by `names`. It owns the descriptor of the folder,
+    which is not used after `close`: its number may belong to another file by then."""
 
     def __init__(self, folder: str, names: Callable[[], Iterable[str]] | None = None) -> None:
         self._folder = os.open(folder, _FOLDER)  # lint: allow it is in the kernel's memory
@@ -79,15 +77,15 @@ class ProcessTable:
             self._folder = -1
 
     def ids(self) -> frozenset[str]:
-        """By the numbers that this folder calls them."""
+        """Their process ids, as this folder numbers them."""
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 
     def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
-        """What they use together. `places` are file systems in memory, each named from here, and `beside` bytes of
-        memory that no process shows. Shared memory counts for each process that has it mapped, unless that
-        makes too much of it: then it is divided among them, which takes a closer look. Of too many
-        processes only the number is told."""
+        """The combined usage. `places` are file systems in memory, named relative to this folder; `beside` is memory in
+        bytes that no process shows. Shared memory counts for every process that maps it; if that exceeds the limit, it
+        is divided among them, which takes a closer look. If there are too many processes, only their number is
+        returned."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
                 return SandboxUsage(processes=count)
@@ -110,7 +108,7 @@ class ProcessTable:
         )
 
     def _in_memory(self, places: Iterable[str]) -> tuple[frozenset[int], int]:
-        """The devices of these file systems, and the bytes that lie there and are no process's own."""
+        """The devices of these file systems, and the bytes in them that belong to no process."""
         devices, total = set(), 0
         for name in places:
             with _held(name, self._folder) as folder, contextlib.suppress(OSError):
@@ -120,12 +118,13 @@ class ProcessTable:
         return frozenset(devices), total
 
     def is_crowded(self, most: int) -> bool:
-        """Whether there are more processes than that: then to look at each may take longer than to make them."""
+        """Whether there are more processes than that. Inspecting each may then take longer than creating them."""
         with self._lock:
             return len(self._names()) > most
 
     def signal(self, number: int, *, besides: frozenset[str], mark: str | None) -> int:
-        """To all but `besides`; with a mark, to those alone that carry it. To how many."""
+        """Signal all processes except `besides`; with a mark, only those that carry it. Returns how many were
+        signalled."""
         reached = 0
         with self._lock:
             for id, process in self._processes():
@@ -137,7 +136,7 @@ class ProcessTable:
         return reached
 
     def _processes(self) -> Iterator[tuple[str, int]]:
-        """Each living one, held by a descriptor of its own folder, through which only it can be read and signalled."""
+        """Each living process with a descriptor of its folder, through which only it can be read and signalled."""
         for name in self._names():
             with _held(name, self._folder) as process:
                 fields = _stat(process)
@@ -151,13 +150,13 @@ class ProcessTable:
             if self._chosen is not None:
                 return list(self._chosen())
             return [name for name in os.listdir(self._folder) if name.isdecimal()]  # noqa: PTH208 it has no path
-        except OSError:  # the namespace is gone, and all that was in it
+        except OSError:  # the namespace is gone, with everything in it
             return []
 
 
 @contextlib.contextmanager
 def _held(name: str, folder: int | None) -> Iterator[int]:
-    """A process's folder; -1 when there is none."""
+    """A descriptor of a process's folder; -1 if it does not exist."""
     try:
         fd = os.open(name, _FOLDER, dir_fd=folder)
     except OSError:
@@ -170,7 +169,7 @@ def _held(name: str, folder: int | None) -> Iterator[int]:
 
 
 def _stat(process: int) -> list[bytes]:
-    """What stands behind the name, which itself may hold anything; empty when it is gone."""
+    """The fields after the name, which may contain anything; empty if the process is gone."""
     return _contents(process, "stat").rpartition(b") ")[2].split()
 
 
@@ -179,8 +178,8 @@ def _carries(process: int, mark: str) -> bool:
 
 
 class UnnamedFiles:
-    """Files without a name that processes hold open, each once: memfds, which lie in memory, and deleted files, which
-    take their place on the disk until they are closed. What lies on `counted` devices is counted already."""
+    """Files without a name that processes hold open, each counted once: memfds, which are in memory, and deleted files,
+    which occupy the disk until they are closed. Files on `counted` devices are already counted elsewhere."""
 
     def __init__(self, counted: frozenset[int]) -> None:
         self._counted = counted
@@ -201,7 +200,7 @@ class UnnamedFiles:
         return device in self._counted or (device, inode) in self._sizes
 
     def look(self, process: int) -> None:
-        """At what one process holds. Beyond `MOST_DESCRIPTORS` they are counted no further."""
+        """Add the files that a process holds open. Nothing is added beyond `MOST_DESCRIPTORS`."""
         with _held("fd", process if process >= 0 else None) as folder:
             try:
                 names = [] if folder < 0 else os.listdir(folder)  # noqa: PTH208 it has no path
@@ -216,7 +215,7 @@ class UnnamedFiles:
                     if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                         self._add(found.st_dev, found.st_ino, found.st_blocks * _BLOCK)
         for mapped in _mapped(_contents(process, "maps", _MOST_MAPS)):
-            if mapped.deleted and mapped.device != self._anonymous:  # that one is seen in the process's memory
+            if mapped.deleted and mapped.device != self._anonymous:  # memfds are already part of the process's memory
                 self._add(mapped.device, mapped.inode, mapped.size)
 
     def _add(self, device: int, inode: int, size: int) -> None:
@@ -225,7 +224,7 @@ class UnnamedFiles:
 
 
 class _Mapped(NamedTuple):
-    """One line of a process's map."""
+    """One line of a process's memory map."""
 
     device: int
     inode: int
@@ -238,7 +237,7 @@ class _Mapped(NamedTuple):
 
     @property
     def is_segment(self) -> bool:
-        """Whether it is shared memory of System V, which is counted by whoever lists that."""
+        """Whether it is System V shared memory, which is counted separately."""
         return self.path.startswith(b"/SYSV")
 
 
@@ -250,7 +249,7 @@ def _mapped(text: bytes) -> Iterator[_Mapped]:
 
 
 def _anonymous_device() -> int:
-    """Where the kernel keeps memfds and other memory that processes share."""
+    """The device on which the kernel keeps memfds and other shared memory."""
     fd = os.memfd_create("device")
     try:
         return os.fstat(fd).st_dev
@@ -259,19 +258,19 @@ def _anonymous_device() -> int:
 
 
 def segment_bytes(listed: bytes) -> int:
-    """What shared memory of System V takes, by the text of /proc/sysvipc/shm: in memory and swapped out."""
+    """Size of System V shared memory, in memory and swapped out, from the text of /proc/sysvipc/shm."""
     rows = [line.split() for line in listed.splitlines()[1:]]
     return sum(int(row[-2]) + int(row[-1]) for row in rows if len(row) >= _SEGMENT_FIELDS)
 
 
 def _own_bytes(process: int) -> int:
-    """Without what it shares with files."""
+    """Memory of a process, without pages shared with files."""
     status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
     return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
 
 
 def _shared_bytes(process: int, counted: UnnamedFiles) -> int:
-    """Its part of what it shares, without what is counted already."""
+    """Its share of shared memory, without what is already counted."""
     total, skipped = 0, False
     for line in _contents(process, "smaps", _MOST_MAPS).splitlines():
         if line.startswith((b"Pss:", b"SwapPss:")):

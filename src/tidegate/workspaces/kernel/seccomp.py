@@ -1,12 +1,12 @@
-"""What every process of a sandbox is denied of the kernel, beside what it has no capability for.
+"""The system call filter of every process in a sandbox, in addition to dropped capabilities.
 
-Guarantee: what is started within `confined`, and whatever comes of it, cannot gain privileges by running a program,
-belongs to a session keyring that nothing else has, and finds the calls of `_CLOSED` and socket families other than
-those of `_FAMILIES` missing from its kernel. There is no other way in: calls by the numbers of another architecture
-(i386, x32) are refused altogether, so that 32-bit programs do not run.
+A process started within `confined`, and everything it starts, cannot gain privileges by running a program, has a
+session keyring of its own, and finds the calls of `_CLOSED` and socket families other than `_FAMILIES` missing from its
+kernel. Calls with the numbers of another architecture (i386, x32) are refused altogether, so 32-bit programs do not
+run.
 
-The filter is a table of our own, since it needs no library and the calls are few. It is inherited by everything that
-the thread starts which has it, so that it costs no program in between and holds for `bwrap` as for what enters later.
+The filter is a table in this module: the calls are few, and no library is needed. Children of a thread inherit its
+filter, so no intermediate program is needed, and it applies to `bwrap` as well as to commands that enter later.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class _Architecture(NamedTuple):
-    """`audit` is how the kernel calls it. The numbers are those of the calls."""
+    """`audit` is the kernel's identifier of the architecture; the other numbers are its system calls."""
 
     audit: int
     socket: int
@@ -29,19 +29,19 @@ class _Architecture(NamedTuple):
     closed: tuple[int, ...]
 
 
-_IO_URING = (425, 426, 427)  # everywhere the same
+_IO_URING = (425, 426, 427)  # the same on every architecture
 _CLOSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd", "io_uring_*")
-"""What no program needs and what much of the kernel can be reached by. Keys are the user's, not a sandbox's: one could
-leave them there for another."""
+"""Calls that no ordinary program needs and that expose much of the kernel. Keys belong to the user, not to a sandbox,
+so one sandbox could leave them for another."""
 
 _ARCHITECTURES = {
     "x86_64": _Architecture(0xC000_003E, 41, 53, 250, (248, 249, 250, 298, 321, 323, *_IO_URING)),
     "aarch64": _Architecture(0xC000_00B7, 198, 199, 219, (217, 218, 219, 241, 280, 282, *_IO_URING)),
 }
-_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: all others, such as vsock, belong to no network namespace
+_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink; others, such as vsock, are not confined to a network namespace
 
-_X32 = 0x4000_0000  # on x86_64 the calls of another interface begin here; elsewhere there is nothing
-_NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16  # where things lie in struct seccomp_data; of the argument the lower half
+_X32 = 0x4000_0000  # on x86_64, the calls of the x32 interface start here; other architectures have no calls this high
+_NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; of the argument, the lower half
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions (linux/bpf_common.h)
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
@@ -53,18 +53,18 @@ class _Program(ctypes.Structure):
 
 
 def problem() -> str:
-    """Why there is no filter on this machine, in one sentence; empty when there is one."""
+    """Why there is no filter on this machine, in one sentence; empty if there is one."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
-        return f"There is no filter of system calls for {machine}; sandboxes work without it."
+        return f"There is no system call filter for {machine}; sandboxes run without it."
     if not Path("/proc/sys/kernel/seccomp").exists():
-        return "This kernel has no filter of system calls (CONFIG_SECCOMP_FILTER)."
+        return "This kernel has no system call filter (CONFIG_SECCOMP_FILTER)."
     return ""
 
 
 def confined(start: Callable[[], int]) -> int:
-    """What `start` returns, called by a thread of its own: filter, keyring and privileges are a thread's, and go on to
-    what it starts. Raises OSError when they cannot be had."""
+    """Call `start` in a new thread and return its result. Filter, keyring and privileges belong to that thread and are
+    inherited by what it starts. Raises OSError if they cannot be set."""
     result: list[int] = []
     failure: list[BaseException] = []
 
@@ -87,7 +87,7 @@ def _confine() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     architecture = _ARCHITECTURES.get(os.uname().machine)
     if architecture is not None:
-        # Without success where a user has too many keys, or where an outer filter closes them. Then ours does, too.
+        # Fails if the user has too many keys, or if an outer filter forbids it. Our own filter then closes keys anyway.
         libc.syscall(architecture.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, None)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
@@ -95,11 +95,11 @@ def _confine() -> None:
         table = _table(architecture)
         program = _Program(len(table) // 8, table)
         if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "the filter of system calls cannot be set")
+            raise OSError(ctypes.get_errno(), "the system call filter cannot be set")
 
 
 def _table(architecture: _Architecture) -> bytes:
-    """Refused calls are answered as by a kernel that does not have them: programs do without."""
+    """Refused calls return ENOSYS, as in a kernel without them, so programs fall back."""
     refuse = _instruction(_RETURN, _ERRNO | errno.ENOSYS)
     parts = [
         _instruction(_LOAD, _AUDIT),
@@ -120,5 +120,5 @@ def _table(architecture: _Architecture) -> bytes:
 
 
 def _instruction(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """`then` and `otherwise` are how many instructions a comparison skips."""
+    """`then` and `otherwise` are the numbers of instructions that a comparison skips."""
     return struct.pack("=HBBI", code, then, otherwise, value)

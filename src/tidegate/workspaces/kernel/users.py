@@ -1,8 +1,8 @@
-"""The unprivileged user that commands and file tools run as, where root started the gateway.
+"""The unprivileged user that commands and file tools run as, if root started the gateway.
 
-Guarantee: it is never root. `workspaces.user` names it. Otherwise it is the owner of the project folder; where there is
-none, or where that is root's, it is a user that nobody else has: a number derived from the gateway's home. A gateway of
-an ordinary user has no choice: everything runs as that user, and `user_of` returns None.
+It is never root. `workspaces.user` names it. Otherwise it is the owner of the project folder; if there is no project,
+or if root owns it, it is a user id that nobody else has, derived from the gateway's home. If an ordinary user started
+the gateway, everything runs as that user and `user_of` returns None.
 """
 
 import os
@@ -15,19 +15,19 @@ from tidegate.workspaces.files import User
 from tidegate.workspaces.kernel import drop_privileges
 
 NUMBERS = range(60_706, 61_184)
-"""Of users that no distribution, systemd or useradd gives to anybody, and that exist also in containers with 65536
-users. Which one it is follows from the gateway's home, so that the gateways of one machine rarely share it."""
+"""User ids that no distribution, systemd or useradd assigns, and that also exist in containers with 65536 users. The
+choice follows from the gateway's home, so gateways on one machine rarely share it."""
 
 _ROOT = 0
 
 _MAP = Path("/proc/self/uid_map").read_text().split()
 _ALONE = len(_MAP) == 3 and int(_MAP[1]) != _ROOT and int(_MAP[2]) == 1
-"""In a user namespace that holds nobody else, root is another name of an ordinary user, and can become nobody."""
+"""In a user namespace with a single user, root is another name for an ordinary user and cannot become anybody else."""
 
 
 def user_of(setting: str, project: Path | None, owner: str) -> User | None:
-    """`setting` is `workspaces.user`, `owner` what the gateway is called in processes. It looks at the folder: for a
-    thread. Raises ToolFailed when the setting names nobody."""
+    """The user for a workspace. `setting` is `workspaces.user`; `owner` identifies the gateway in processes. It reads
+    the project folder, so it belongs in a thread. Raises ToolFailed if the setting names nobody."""
     if not is_root():
         return None
     if setting:
@@ -35,7 +35,7 @@ def user_of(setting: str, project: Path | None, owner: str) -> User | None:
     if project is not None:
         try:
             found = project.stat()
-        except OSError:  # whoever wants to work in it is told
+        except OSError:  # reported when the folder is used
             pass
         else:
             if found.st_uid != _ROOT:
@@ -49,13 +49,13 @@ def is_root() -> bool:
 
 
 def named(setting: str) -> User:
-    """The user of that name or number. Raises ToolFailed."""
+    """The user with that name or number. Raises ToolFailed."""
     try:
         found = pwd.getpwuid(int(setting)) if setting.isdecimal() else pwd.getpwnam(setting)
         user = User(found.pw_uid, found.pw_gid)
     except KeyError:
         if not setting.isdecimal():
-            raise ToolFailed(f"workspaces.user names {setting!r}, and there is no such user here.") from None
+            raise ToolFailed(f"workspaces.user names {setting!r}, but there is no such user here.") from None
         user = User(int(setting), int(setting))
     if _ROOT in user:
         raise ToolFailed("workspaces.user is root: choose an unprivileged user.")
@@ -63,7 +63,7 @@ def named(setting: str) -> User:
 
 
 def _group_of(uid: int, folders: int) -> int:
-    """Their own group, else that of their folder; never root's."""
+    """The user's own group, otherwise the group of the folder; never root's."""
     try:
         group = pwd.getpwuid(uid).pw_gid
     except KeyError:
@@ -71,15 +71,15 @@ def _group_of(uid: int, folders: int) -> int:
     return group if group != _ROOT else uid
 
 
-def becoming(user: User | None, setpriv: str) -> list[str]:
-    """What is put before a command, so that it runs as that user."""
+def as_user(user: User | None, setpriv: str) -> list[str]:
+    """The command prefix that runs a command as that user."""
     if user is None:
         return []
     return [setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--"]
 
 
-def becoming_in(user: User | None, *folders: Path) -> list[str]:
-    """The same for a command that is to reach these folders, wherever they lie."""
+def as_user_reaching(user: User | None, *folders: Path) -> list[str]:
+    """The same for a command that must reach these folders, wherever they are."""
     if user is None:
         return []
     program = [sys.executable, "-I", "-S", "-B", drop_privileges.__file__]

@@ -1,7 +1,7 @@
-"""Children of the gateway with three streams, such as commands are.
+"""Child processes of the gateway with three streams.
 
-Guarantee: what `ProcessStarter` guarantees of a process; its streams are read only as fast as somebody takes them, and are
-open until `close`. What fails while a child is being set up ends it, before the failure is heard of.
+They have the guarantees of `ProcessStarter`. Streams are read only as fast as they are consumed and stay open until
+`close`. If setting up a child fails, the child is ended before the error is raised.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from tidegate.lifetimes import ProcessStarter, SpawnedProcess
 from tidegate.workspaces.files.file_user import User
 
 READ_BYTES = 64 * 1024
-"""Of a stream that are buffered at most before its writer has to wait, and taken at once."""
+"""Bytes of a stream that are buffered before its writer blocks, and read at once."""
 
 HELPERS = 4
-"""Children at once that work for the gateway itself, such as one that searches files: each may take a core."""
+"""Concurrent children that work for the gateway itself, such as file searches: each may use a core."""
 
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
-def find(program: str) -> str | None:
-    """Where a program of the system is. The gateway's own PATH is not asked: it may begin with anything."""
+def find_program(program: str) -> str | None:
+    """The path of a system program. The gateway's own PATH is not used, since it may begin with any folder."""
     for folder in _SEARCH:
         path = f"{folder}/{program}"
         if os.access(path, os.X_OK):
@@ -39,9 +39,9 @@ def find(program: str) -> str | None:
 
 
 class Spawner:
-    """Starts children. Owned by whoever owns the boxes. `cores` are what the gateway was given; `owner` is what it is
-    called in its processes (`owner_of`), `user` whom its commands run as where no project says otherwise; None is the
-    gateway's own. `helpers` limits the children that work for the gateway itself."""
+    """Starts children; owned by `Workspaces`. `cores` are the gateway's. `owner` identifies the gateway in its
+    processes (`owner_of`). `user` runs the commands unless a project says otherwise; None is the gateway's own.
+    `helpers` limits the children that work for the gateway itself."""
 
     def __init__(self, cores: frozenset[int], owner: str = "", user: User | None = None) -> None:
         self.owner = owner
@@ -62,8 +62,8 @@ class Spawner:
         passing: Mapping[int, int] | None = None,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "ChildProcess":
-        """`passing` maps a descriptor of ours to its number in the child. Everything else of ours is closed there.
-        `within` is as of `ProcessStarter`."""
+        """Start a child. `passing` maps our descriptors to their numbers in the child; all others are closed there.
+        `within` is passed to `ProcessStarter`."""
         ours, theirs = _pipes()
         given = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
         try:
@@ -119,17 +119,17 @@ class ChildProcess:
 
     async def write(self, data: bytes) -> None:
         if self._input is None or self._input.is_closing():
-            raise ToolFailed("It takes no more input: its input was closed, or it has ended.")
+            raise ToolFailed("It accepts no more input: its input was closed, or it has ended.")
         if self._input.transport.get_write_buffer_size() > READ_BYTES:
-            raise ToolFailed("It has not read what it was given before.")
+            raise ToolFailed("It has not read its earlier input yet.")
         try:
             self._input.write(data)
             await self._input.drain()
         except (BrokenPipeError, ConnectionError):
-            raise ToolFailed("It takes no more input: it has closed it, or has ended.") from None
+            raise ToolFailed("It accepts no more input: it has closed its input, or has ended.") from None
 
     def post(self, data: bytes) -> None:
-        """A few bytes, without waiting until they are taken; lost where nobody takes them any more."""
+        """Write a few bytes without waiting; they are lost if the child no longer reads."""
         if self._input is not None and not self._input.is_closing():
             self._input.write(data)
 
@@ -144,12 +144,12 @@ class ChildProcess:
         return await self._state.read(READ_BYTES)
 
     def close_output(self) -> None:
-        """Let go of what it writes; what was read before can still be taken."""
+        """Close our ends of its output; buffered data can still be read."""
         for transport in self._outputs:
             transport.close()
 
     def close(self) -> None:
-        """Let go of the streams; whoever still writes to them is told by a signal."""
+        """Close all streams; a process that still writes to them gets a signal."""
         self.close_output()
         if self._input is not None:
             transport = self._input.transport
@@ -163,8 +163,8 @@ class ChildEnd(Protocol):
     def close(self) -> None: ...
 
 
-async def gone(child: ChildEnd) -> None:
-    """It is killed at once; its end is waited for unless the caller is cancelled again. Its streams are closed."""
+async def kill_and_close(child: ChildEnd) -> None:
+    """Kill a child and close its streams. Waits for its end unless the caller is cancelled again."""
     try:
         with CancelScope(shield=True):
             await child.end(0)
@@ -173,32 +173,32 @@ async def gone(child: ChildEnd) -> None:
 
 
 @contextlib.asynccontextmanager
-async def or_gone(child: ChildEnd) -> AsyncIterator[None]:
-    """What fails in the block ends the child."""
+async def killed_on_error(child: ChildEnd) -> AsyncIterator[None]:
+    """Kill the child if the block fails."""
     try:
         yield
     except BaseException:
-        await gone(child)
+        await kill_and_close(child)
         raise
 
 
-def kill_with(end: socket.socket, child: ChildProcess) -> None:
-    """The kernel kills the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG), as long as
-    somebody holds this one."""
-    if not child.running:  # then its number may be another's
-        raise ToolFailed("It ended while it was started.")
+def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
+    """Have the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). This end
+    must stay open."""
+    if not child.running:  # its number may have been reused
+        raise ToolFailed("It ended while it was starting.")
     fcntl.fcntl(end, fcntl.F_SETOWN, child.pid)
     fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Our ends and the child's of its three streams."""
+    """Our ends and the child's ends of its three streams."""
     made: list[int] = []
     try:
         for _ in range(3):
             made += os.pipe()
-            # A command of root's gateway runs as another user, and opens its own streams by name (`> /dev/stderr`).
+            # Commands of a gateway run by root have another user, who opens its streams by name (`> /dev/stderr`).
             os.fchmod(made[-1], 0o666)
     except OSError:
         _close(*made)

@@ -1,8 +1,8 @@
-"""One command that runs, and its streams taken to where they belong.
+"""Running one child to its end and forwarding its streams.
 
-Guarantee: output goes to the sink as fast as the sink takes it and never into memory; what the state channel tells is
-kept up to its bound. The command is over when `conduct` returns or raises, with everything that came of it: after its
-own end, after its time, or, when the caller is cancelled, within a second.
+Output goes to the sink as fast as the sink accepts it and is not held in memory; data on the state channel is kept up
+to its limit. When `run_child` returns or raises, the command and everything it started have ended: after its own end,
+after its timeout, or within a second if the caller is cancelled.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ Sink = Callable[[bytes], Awaitable[None]]
 Look = Callable[[], Awaitable[None]]
 
 END_GRACE = 0.3
-"""Seconds between asking a command to end and killing it: with what else there is to do, it is gone within a second."""
+"""Seconds between SIGTERM and SIGKILL: with the rest of the work, a command is gone within a second."""
 
 DRAIN_SECONDS = 5.0
-"""In which what was already put out is taken, when nothing runs any more that could put out more."""
+"""Time limit for reading the remaining output once nothing runs any more."""
 
 LOOK_SECONDS, LOOK_RARELY_SECONDS = 0.25, 2.0
-"""Between two looks at what a running command uses: what goes wrong mostly does so at once."""
+"""Interval between checks of a running command's usage: first and longest. Most problems show at once."""
 
 
 class CommandResult(NamedTuple):
-    """`code` is None when its time was over; `left` are the processes that it had left behind."""
+    """`code` is None after a timeout; `left` counts the processes that the command left behind."""
 
     code: int | None
     left: int
     state: bytes
 
 
-async def conduct(
+async def run_child(
     child: Child,
     sink: Sink,
     *,
@@ -45,8 +45,8 @@ async def conduct(
     look: Look | None = None,
     grace: Callable[[], float] = lambda: 0,
 ) -> CommandResult:
-    """`look` is called every now and then while it runs; what it leaves behind has `grace` seconds to end by itself.
-    `scope` is where it is ended when the caller is cancelled, however often that happens."""
+    """Run a child to its end. `look` is called at intervals while it runs. Processes that it leaves behind have `grace`
+    seconds to end. `scope` is where it is ended if the caller is cancelled, however often that happens."""
     loop = asyncio.get_running_loop()
     state = bytearray()
     code: int | None = None
@@ -66,7 +66,7 @@ async def conduct(
         nonlocal code, left, closing
         code = await _until_over(child, timeout, look)
         left = await child.end(grace() if code is not None else END_GRACE)
-        # Somebody else may have got hold of the streams, whom nobody knows.
+        # A process that we do not know may still hold the streams.
         closing = loop.call_later(DRAIN_SECONDS, child.close)
 
     try:
@@ -82,8 +82,8 @@ async def conduct(
 
 
 async def end(child: Child, grace: float, scope: Scope | None) -> None:
-    """Nothing of it runs and its streams are closed when this returns or raises. Who calls may be cancelled more than
-    once, since a stop and the end of the time may come together: in a scope that makes no difference."""
+    """End a child and close its streams; done when this returns or raises. The caller may be cancelled more than once,
+    since a stop and a timeout can coincide: in a scope that makes no difference."""
 
     async def over() -> None:
         try:
@@ -91,7 +91,7 @@ async def end(child: Child, grace: float, scope: Scope | None) -> None:
         finally:
             child.close()
 
-    if scope is None or not scope.open:  # closed, the box is closed with it
+    if scope is None or not scope.open:  # if the scope is closed, so is the sandbox
         with CancelScope(shield=True):
             await over()
         return

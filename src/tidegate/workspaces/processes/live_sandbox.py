@@ -1,9 +1,10 @@
-"""What is present of one session's workspace: its box, and what runs in it.
+"""The open sandbox of one present session, and the processes running in it.
 
-Guarantee: a session has one box at a time, opened when the first command needs it, once however many ask; one that was
-removed from outside is noticed, made again at the next need, and the agent is told. What uses more than its limits is
-ended as a whole, where the kernel does not hold them anyway, and the agent is told which one it was. `close` ends
-everything. The site owns the box and the running processes; it hangs on the session's record and nowhere else.
+A session has one sandbox at a time. It is opened for the first command, once for all concurrent callers. If it was
+ended from outside, that is noticed, the agent is notified, and the next command opens a new one. Commands that exceed a
+limit not enforced by the kernel are all ended, and the agent is told which limit it was. `close` ends everything.
+
+It owns the sandbox and the running processes, and is held only by the session's record.
 """
 
 import asyncio
@@ -33,22 +34,22 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 CLOSE_SECONDS = 5.0
-"""Within which what was watching the processes of a closed box has seen their ends."""
+"""Time limit for the ends of all processes to be recorded after their sandbox was closed."""
 
-BOX_SECONDS = 0.5
-"""Within which a box is seen to be gone after what ran in it was killed with it."""
+LOST_SECONDS = 0.5
+"""Time limit for noticing that a sandbox is gone after a process in it was killed."""
 
-_LOOKED_AT = frozenset(("memory_bytes", "processes"))  # by what is told of processes, unless the kernel holds them
-_KILLED = (-9, 137)  # as a process says it, and as a shell says it of one
+_LOOKED_AT = frozenset(("memory_bytes", "processes"))  # checked from the process table unless the kernel enforces them
+_KILLED = (-9, 137)  # as the kernel and as a shell report it
 
-OUTSIDE = (
-    "The sandbox of this conversation's commands was ended from outside. It is made again with the next command; "
-    "files are as they were, what ran in it is gone."
+ENDED_FROM_OUTSIDE = (
+    "The sandbox of this conversation's commands was ended from outside. The next command opens a new one; "
+    "files are unchanged, running processes are gone."
 )
-GONE = "The workspace is closed: its conversation has ended."
+CONVERSATION_ENDED = "The workspace is closed: its conversation has ended."
 
-Tell = Callable[[str, str], Awaitable[None]]
-"""Writes down, for a session, what its agent is to be told."""
+AddNotice = Callable[[str, str], Awaitable[None]]
+"""Stores a notice for a session's agent."""
 
 
 class LiveSandbox:
@@ -60,25 +61,25 @@ class LiveSandbox:
         *,
         disk: DiskLimit | None,
         prepare: Callable[[], Awaitable[None]],
-        tell: Tell,
+        tell: AddNotice,
     ) -> None:
         self.spec = spec
         self.backend = backend
         self.scope = scope
         self.running: dict[str, RunningProcess] = {}
-        self.box: Sandbox | None = None
-        self.why = ""
-        """Why everything that ran here was ended by us, the last time."""
+        self.sandbox: Sandbox | None = None
+        self.close_reason = ""
+        """Why we last ended everything that ran here."""
         self.closed = False
         self.leaving = False
-        """The gateway stops: what ends now has not ended by itself, and the next start tells so."""
+        """The gateway is stopping: processes that end now did not end on their own, and the next start reports it."""
         self.used = time.monotonic()
         self.disk = disk
-        """None where nobody measures: in a folder of the user's own, and on another machine."""
+        """None if the disk is not measured: for a user's project folder, and on another machine."""
         self._users = 0
         self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
-        self._tell = tell
+        self._add_notice = tell
 
     @property
     def session(self) -> str:
@@ -86,7 +87,7 @@ class LiveSandbox:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs here, and nobody is about to run something."""
+        """Nothing is running, and nobody is about to run something."""
         return not self.running and not self._users
 
     def fits(self, spec: SandboxSpec, backend: Backend) -> bool:
@@ -94,7 +95,7 @@ class LiveSandbox:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """As long as somebody works with it, it is not idle."""
+        """Keep it from being idle during the block."""
         self._users += 1
         try:
             yield
@@ -105,12 +106,12 @@ class LiveSandbox:
     # -- the box --
 
     async def enter(self) -> Sandbox:
-        """The session's box: the one that is there, or else a new one."""
+        """The session's sandbox; opens one if needed."""
         while True:
             if self.closed:
-                raise ToolFailed(self.why or GONE)
-            if self.box is not None and self.box.alive:
-                return self.box
+                raise ToolFailed(self.close_reason or CONVERSATION_ENDED)
+            if self.sandbox is not None and self.sandbox.alive:
+                return self.sandbox
             if self._opening is None:
                 self._opening = SingleFlight()
                 try:
@@ -120,48 +121,50 @@ class LiveSandbox:
             await self._opening.join()
 
     async def spawn(self, text: bytes, mark: str) -> tuple[Sandbox, Child]:
-        """A command in the session's box. If that goes at this very moment, it is made again, once."""
+        """Start a command in the session's sandbox. If the sandbox ends at that moment, it is opened again, once."""
         full = await self.full()
         if self.disk is not None:
-            self.disk.changed()  # from now on, however it ends
-        box = await self.enter()
+            self.disk.changed()  # from now on, however the command ends
+        sandbox = await self.enter()
         try:
-            return box, await box.spawn(text, mark, full=full)
+            return sandbox, await sandbox.spawn(text, mark, full=full)
         except ToolFailed:
-            if box.alive or self.closed:
+            if sandbox.alive or self.closed:
                 raise
-        box = await self.enter()
-        return box, await box.spawn(text, mark, full=full)
+        sandbox = await self.enter()
+        return sandbox, await sandbox.spawn(text, mark, full=full)
 
     async def _open(self) -> Sandbox:
-        await self.mourn()
+        await self.note_lost()
         await self._prepare()
-        box = await self.backend.open(self.spec)
+        sandbox = await self.backend.open(self.spec)
         if self.closed:
-            await box.close()
-            raise ToolFailed(self.why or GONE)
-        self.box, self.why = box, ""
-        return box
+            await sandbox.close()
+            raise ToolFailed(self.close_reason or CONVERSATION_ENDED)
+        self.sandbox, self.close_reason = sandbox, ""
+        return sandbox
 
-    async def mourn(self) -> None:
-        """Take note of a box that has gone without us."""
-        box = self.box
-        if box is None or box.alive:
+    async def note_lost(self) -> None:
+        """Notice a sandbox that was ended from outside, and notify the agent."""
+        sandbox = self.sandbox
+        if sandbox is None or sandbox.alive:
             return
-        self.box = None
-        await box.close()
+        self.sandbox = None
+        await sandbox.close()
         if not self.leaving:
-            log.warning("a box is gone", session=self.session, reason=box.why or "it was ended from outside")
-            await self._tell(self.session, box.why or OUTSIDE)
+            log.warning(
+                "a sandbox has ended", session=self.session, reason=sandbox.close_reason or "it was ended from outside"
+            )
+            await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
-    async def lost(self, box: Sandbox, code: int) -> bool:
-        """Whether something that has just ended in this box with that code did so because the box was removed: it was
-        killed with it, or could not enter it any more."""
+    async def was_lost(self, sandbox: Sandbox, code: int) -> bool:
+        """Whether a process that has just ended with this code did so because its sandbox was removed: it was killed
+        with the sandbox, or could no longer enter it."""
         if code not in _KILLED:
-            return code != 0 and not box.alive
+            return code != 0 and not sandbox.alive
         try:
-            async with asyncio.timeout(BOX_SECONDS):
-                await box.wait()
+            async with asyncio.timeout(LOST_SECONDS):
+                await sandbox.wait()
         except TimeoutError:
             return False
         return True
@@ -169,80 +172,83 @@ class LiveSandbox:
     # -- limits --
 
     async def look(self) -> None:
-        """End everything here if it uses more than it may. What the kernel holds is not looked at."""
-        box = self.box
-        if box is None or not box.alive:
+        """End everything here if a limit is exceeded. Limits that the kernel enforces are not checked."""
+        sandbox = self.sandbox
+        if sandbox is None or not sandbox.alive:
             return
-        if not await box.is_intact():
-            await self.mourn()
+        if not await sandbox.is_intact():
+            await self.note_lost()
             return
-        load = await self._load(box)
-        reason = _over(load, self.spec.limits, box.held)
-        if reason and self.box is box:
+        load = await self._load(sandbox)
+        reason = _over(load, self.spec.limits, sandbox.kernel_limits)
+        if reason and self.sandbox is sandbox:
             await self.end_all(reason)
         elif not reason:
             await self.measure(load, running=not self.idle)
 
-    async def _load(self, box: Sandbox | None) -> SandboxUsage:
-        """Of what runs, where somebody wants to know it: the kernel holds what it holds, and a project has no limit."""
-        if box is None or not box.alive or (self.disk is None and box.held >= _LOOKED_AT):
+    async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
+        """Current usage, if anything depends on it: the kernel enforces some limits, and a project has no disk
+        limit."""
+        if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _LOOKED_AT):
             return SandboxUsage()
-        return await box.load()
+        return await sandbox.load()
 
     async def end_all(self, reason: str) -> None:
-        box, self.box = self.box, None
-        if box is None:
+        sandbox, self.sandbox = self.sandbox, None
+        if sandbox is None:
             return
         names = ", ".join(sorted(self.running))
         for running in self.running.values():
             running.stopping = True
-        self.why = f"Everything that ran in the workspace was ended, because {reason}."
-        await box.close()
-        log.warning("what ran in a workspace was ended", session=self.session, reason=reason, processes=names)
-        await self._tell(self.session, f"{self.why}{f' Among it: {names}.' if names else ''}")
+        self.close_reason = f"Everything in the workspace was ended because {reason}."
+        await sandbox.close()
+        log.warning("the processes of a workspace were ended", session=self.session, reason=reason, processes=names)
+        await self._add_notice(self.session, f"{self.close_reason}{f' This ended: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
-        """Look at the disk; what is running, and may have filled it, is ended when there is too much on it."""
+        """Measure the disk; end the running commands, which may have filled it, if it exceeds the limit."""
         disk = self.disk
         if disk is not None and await disk.look(running=running, unnamed_bytes=load.unnamed_bytes) and running:
             await self.end_all(disk.too_much)
 
     async def full(self) -> bool:
-        """Whether commands can only remove files now. What was started before it came to that is ended."""
-        await self.measure(await self._load(self.box), running=bool(self.running) or self._users > 1)
+        """Whether commands can only remove files now. Commands started before that are ended."""
+        await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 
     # -- the end --
 
     async def close(self) -> None:
-        """Everything that runs here is gone when this returns."""
+        """End everything that runs here; done when this returns."""
         self.closed = True
         if self._opening is not None:
             await self._opening.over()
-        box, self.box = self.box, None
-        if box is not None:
-            await box.close()
+        sandbox, self.sandbox = self.sandbox, None
+        if sandbox is not None:
+            await sandbox.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 for running in tuple(self.running.values()):
                     await running.over.wait()
         except TimeoutError:
-            log.error("the end of a process was not seen", session=self.session, processes=sorted(self.running))
+            log.error(
+                "the end of a process was not recorded in time", session=self.session, processes=sorted(self.running)
+            )
 
 
-def strained(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
-    """What the kernel did to what ran in a box meanwhile, because of its limits; empty when it did nothing."""
+def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
+    """A notice about what the kernel did to processes because of their limits; empty if nothing."""
     told = []
     if after.killed > before.killed:
         most = _amount(limits.memory_bytes)
         told.append(
-            f"The system killed {_counted(after.killed - before.killed)} of this conversation's, because together they "
+            f"The system killed {_counted(after.killed - before.killed)} of this conversation because together they "
             f"needed more than {most} of memory (workspaces.memory_bytes)."
         )
     if after.refused > before.refused:
         told.append(
-            f"The system did not let {_counted(after.refused - before.refused)} begin, because {limits.processes} "
-            "of this conversation's may run at once, threads included (workspaces.processes)."
+            f"The system refused to start {_counted(after.refused - before.refused)} because this conversation may "
+            f"have at most {limits.processes} at once, including threads (workspaces.processes)."
         )
     return " ".join(told)
 
@@ -251,11 +257,11 @@ def _counted(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _over(load: SandboxUsage, limits: SandboxLimits, held: frozenset[str]) -> str:
-    if load.memory_bytes > limits.memory_bytes and "memory_bytes" not in held:
+def _over(load: SandboxUsage, limits: SandboxLimits, kernel_limits: frozenset[str]) -> str:
+    if load.memory_bytes > limits.memory_bytes and "memory_bytes" not in kernel_limits:
         used = _amount(load.memory_bytes)
         return f"it used {used} of memory, more than {_amount(limits.memory_bytes)} (workspaces.memory_bytes)"
-    if load.processes > limits.processes and "processes" not in held:
+    if load.processes > limits.processes and "processes" not in kernel_limits:
         return f"it had {load.processes} processes, more than {limits.processes} (workspaces.processes)"
     if load.descriptors > MOST_DESCRIPTORS:
         return f"it had more than {MOST_DESCRIPTORS} files and sockets open"

@@ -1,9 +1,9 @@
-"""The output of a background process, the latest of it on disk.
+"""The output of a background process, of which the latest part is kept on disk.
 
-Guarantee: however much a process puts out, its log takes no more than its limit, in two files of which the older is
-dropped when the newer is half of that. A place in the output is an absolute offset, which stays right whatever was
-dropped, over restarts too; what is gone is told as a number of bytes. If the disk refuses, the process goes on and
-that output counts as dropped. The log owns its two files. All of it blocks: for threads.
+However much a process writes, its log never exceeds its limit. It has two files; the older is dropped when the newer
+reaches half of the limit. Positions are absolute offsets that stay valid whatever was dropped, also across restarts;
+dropped output is reported as a number of bytes. If the disk refuses writes, the process continues and that output
+counts as dropped. The log owns its two files. All methods block and belong in worker threads.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _HEADER = 21  # the offset of a file's first byte in twenty digits, and a line b
 
 
 class LogPiece(NamedTuple):
-    """Bytes of the output and where they start; `total` is how many there were in all."""
+    """Bytes of the output and their offset; `total` is the length of all output."""
 
     data: bytes
     start: int
@@ -31,7 +31,7 @@ class LogPiece(NamedTuple):
 
 
 class ProcessLog:
-    """One process's. Made for writing by the one who runs it, and for reading by anybody."""
+    """The log of one process: written by its supervisor, readable by anybody."""
 
     def __init__(self, base: Path, limit: int) -> None:
         self._base = base
@@ -71,7 +71,7 @@ class ProcessLog:
             self._fd = -1
 
     def _begin(self) -> None:
-        """The newer file becomes the older one, and a new one begins at this offset."""
+        """Turn the newer file into the older one and start a new file at this offset."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -93,20 +93,22 @@ class ProcessLog:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
-            # What was written of it stands at the right offsets; what follows would not. So a new file begins.
+            # The written part has the right offsets, but what follows would not. So a new file is started.
             os.close(self._fd)
             self._fd = -1
             self._refuse(error)
 
     def _refuse(self, error: OSError) -> None:
         if not self._refused:
-            log.warning("the output of a process is not kept: the disk refuses", file=self._new.name, error=str(error))
+            log.warning(
+                "the output of a process is not kept: writing to the disk failed", file=self._new.name, error=str(error)
+            )
         self._refused = True
 
     # -- reading --
 
     def read(self, since: int | None, limit: int) -> LogPiece:
-        """At most `limit` bytes from `since` on; with None, the last ones. Never from before what is kept."""
+        """At most `limit` bytes from `since`; with None, the last ones. Dropped output is skipped."""
         with self._lock:
             parts = [part for part in map(_part, (self._old, self._new)) if part is not None]
             end = max((start + size for _, start, size in parts), default=0)
@@ -117,7 +119,7 @@ class ProcessLog:
                 if len(found) >= limit or at >= start + size:
                     continue
                 if first is not None and start > at:
-                    break  # something between the two was not kept
+                    break  # output between the two files was not kept
                 at = max(at, start)
                 first = at if first is None else first
                 piece = _copied(path, _HEADER + at - start, min(limit - len(found), start + size - at))
@@ -132,7 +134,7 @@ class ProcessLog:
 
 
 def _part(path: Path) -> tuple[Path, int, int] | None:
-    """A file of the log, the offset of its first byte, and how many bytes it holds."""
+    """A file of the log, the offset of its first byte, and its length in bytes."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER)

@@ -1,50 +1,79 @@
-"""Looking at background processes: which there are, what they have put out, and whether that holds what is waited for.
+"""Views of background processes: a list, their output, and waiting for a pattern in it.
 
-Guarantee: what is told is bounded, never cuts a character in two, and says how much is no longer kept. A regular
-expression of somebody else's is looked for by `grep` in the session's own box, with the caller's deadline: one that
-takes for ever takes nobody else's time.
+Results are bounded, never cut a character in two, and report how much output is no longer kept. A regular expression
+from a model is matched by `grep` in the session's own sandbox, within the caller's deadline, so an expensive one delays
+nobody else.
 """
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.store import ProcessRow, Store, processes
-from tidegate.values import new_id
+from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.processes.background import RunningProcess
-from tidegate.workspaces.processes.command_run import conduct, end
+from tidegate.workspaces.processes.command_run import end, run_child
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.processes.process_log import LogPiece, ProcessLog
-from tidegate.workspaces.processes.views import OutputPage, ProcessView
 
 SCAN_BYTES = 48 * 1024
-"""Of output in which a pattern is looked for at once."""
+"""Output searched for a pattern at once."""
 
 SCAN_SECONDS = 0.1
-"""Between two looks for a pattern."""
+"""Interval between searches for a pattern."""
 
 LISTED_NAMES = 20
-"""Of processes that are named to who asks for one that is not there."""
+"""Known process names listed when an unknown one is requested."""
 
-_CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character behind its first
+_CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
+
+
+class ProcessView(Frozen, frozen=True):
+    """A background process. `new` is false if one of that name was already running; `bytes` is the length of all output
+    so far, including what is no longer kept."""
+
+    name: str
+    command: str
+    state: str
+    exit_code: int | None = None
+    started: float = 0.0
+    ended: float | None = None
+    restart: bool = False
+    notify: bool = False
+    bytes: int = 0
+    new: bool = True
+
+    @property
+    def live(self) -> bool:
+        return self.ended is None
+
+
+class OutputPage(NamedTuple):
+    """A piece of a process's output. `next` is the offset of the following piece; `dropped` bytes before this one are
+    lost."""
+
+    text: str
+    next: int
+    dropped: int = 0
 
 
 class ProcessViewer:
-    """Over the processes of one session, as long as `site` is what is present of it."""
+    """Views of one session's processes. `live_sandbox` is the session's, if it is open."""
 
     def __init__(
-        self, store: Store, session: str, site: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
+        self, store: Store, session: str, live_sandbox: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
     ) -> None:
         self._store = store
         self._session = session
-        self._site = site
+        self._live_sandbox = live_sandbox
         self._log_of = log_of
 
     async def list(self) -> tuple[ProcessView, ...]:
-        """The latest first."""
+        """All processes, newest first."""
         rows = await self._store.read(processes.of_session, self._session, principal=None)
         logs = [self._log(row) for row in rows]
         totals = await to_thread.run_sync(lambda: [log.read(0, 0).total for log in logs])
@@ -66,7 +95,7 @@ class ProcessViewer:
         row = await self.row(name)
         running = self._live(row)
         if running is None:
-            raise ToolFailed(f"The process {name!r} does not run any more.")
+            raise ToolFailed(f"The process {name!r} is no longer running.")
         return running
 
     async def output(self, name: str, since: int | None, limit: int) -> OutputPage:
@@ -82,8 +111,8 @@ class ProcessViewer:
         return OutputPage(data.decode("utf-8", "replace"), start + len(data), dropped)
 
     async def until(self, name: str, pattern: str | None, since: int, place: LiveSandbox | None) -> str | None:
-        """The first line in which the pattern, which is looked for at `place`, is; None when the process is over
-        without one, or without a pattern."""
+        """Wait for the first line that matches the pattern, searched in the sandbox `place`. None if the process ends
+        without a match, or no pattern is given."""
         row = await self.row(name)
         at = since
         while True:
@@ -103,7 +132,7 @@ class ProcessViewer:
             await asyncio.sleep(SCAN_SECONDS if pattern is not None else 0)
 
     def _live(self, row: ProcessRow) -> RunningProcess | None:
-        running = None if self._site is None else self._site.running.get(row.name)
+        running = None if self._live_sandbox is None else self._live_sandbox.running.get(row.name)
         return running if running is not None and running.row.id == row.id else None
 
     def _log(self, row: ProcessRow) -> ProcessLog:
@@ -141,20 +170,21 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
         await child.write(data)
         child.close_input()
     except ToolFailed:
-        pass  # it has found something, or has found fault with the pattern, and reads no further
+        pass  # it has found a match, or the pattern is invalid, and reads no further
     except BaseException:
         await end(child, 0, place.scope)
         raise
-    ended = await conduct(child, keep, scope=place.scope)
+    ended = await run_child(child, keep, scope=place.scope)
     if ended.code not in (0, 1):
         reason = ended.state.decode("utf-8", "replace").strip().removeprefix("grep: ")
-        raise ToolFailed(f"The pattern is no extended regular expression: {reason or f'exit code {ended.code}'}.")
+        raise ToolFailed(
+            f"The pattern is not a valid extended regular expression: {reason or f'exit code {ended.code}'}."
+        )
     return line.decode("utf-8", "replace").rstrip("\n") if ended.code == 0 else None
 
 
 def _next_line(piece: LogPiece) -> int:
-    """Where the line begins that is not yet complete. One that is too long to be looked at whole is looked at in
-    parts."""
+    """The offset of the first incomplete line. A very long line is searched in parts."""
     complete = piece.data.rfind(b"\n") + 1
     if complete == 0 and len(piece.data) >= SCAN_BYTES:
         complete = len(piece.data)
@@ -162,7 +192,7 @@ def _next_line(piece: LogPiece) -> int:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a character whose rest is still to come."""
+    """The data without an incomplete character at its end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

@@ -1,10 +1,10 @@
-"""Processes without an owner: those a killed gateway of the same home left, and orphans adopted by this one.
+"""Processes without an owner: leftovers of a killed gateway of the same home, and orphans adopted by this one.
 
-Guarantee: `marked` finds the processes that carry an owner mark; `end` kills exactly the processes that were found,
-never a later one with the same number. Where the gateway is the first process of its system, as in a container without
-an init, whatever is orphaned there becomes its child; `Reaper` reaps it when it has ended: no zombie stays for longer
-than from one look to the next but one. What the gateway has started itself is left to who waits for it, by descriptor
-and at once: what is still there at a second look is nobody's. It owns nothing.
+`marked_processes` finds the processes that carry an owner mark; `end` kills exactly these, never a later process with
+the same number. If the gateway is the first process of its system, as in a container without an init, orphans become
+its children, and `Reaper` reaps them after they end: a zombie stays for at most two checks. Children that the gateway
+started itself are reaped at once, by descriptor, by whoever waits for them, so a zombie that is still there at the
+second check belongs to nobody. This module owns nothing.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ log = Log(__name__)
 FIRST = 1
 """The number of a system's first process."""
 
-_LOOK_SECONDS = 0.01  # between two looks at whether a killed process is gone
+_LOOK_SECONDS = 0.01  # between two checks whether a killed process is gone
 
 
 class Reaper:
@@ -33,7 +33,7 @@ class Reaper:
         self._seen: frozenset[tuple[int, int]] = frozenset()
 
     def reap(self) -> int:
-        """One look; how many were reaped. Anywhere but in a first process there is somebody else to do it."""
+        """Check once; returns how many were reaped. Only the first process of a system has to do this."""
         if os.getpid() != FIRST or not _some():
             self._seen = frozenset()
             return 0
@@ -47,7 +47,7 @@ class Reaper:
 
 
 def _some() -> bool:
-    """Whether any child has ended and is not reaped."""
+    """Whether any child has ended and has not been reaped."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -55,7 +55,7 @@ def _some() -> bool:
 
 
 def _zombies() -> Iterator[tuple[int, int]]:
-    """Children that have ended, each with the time of its start: a number alone may be another's by the next look."""
+    """Zombie children with their start times: a number alone may be reused by the next check."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for child in (task / "children").read_text().split():
@@ -64,33 +64,33 @@ def _zombies() -> Iterator[tuple[int, int]]:
 
 
 class MarkedProcess(NamedTuple):
-    """A process with the gateway's owner mark: its number, when it was started, and its ancestors, itself included."""
+    """A process with the gateway's owner mark: pid, start time, and ancestors including itself."""
 
     pid: int
     start: int
     line: frozenset[int]
 
 
-def marked(owner: str) -> list[MarkedProcess]:
-    """The processes with this mark, except for this one and its ancestors, which an agent may have started."""
+def marked_processes(owner: str) -> list[MarkedProcess]:
+    """The processes with this mark, except this one and its ancestors, which an agent may have started."""
     own = ancestors(os.getpid())
-    found = guardian.marked(f"{OWNER}={owner}")
+    found = guardian.marked_processes(f"{OWNER}={owner}")
     return [MarkedProcess(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
 
 
 def end(processes: Collection[MarkedProcess]) -> None:
-    """They are gone when this returns, or the log says that they are not."""
+    """Kill these processes and wait until they are gone; logs an error if some cannot be killed."""
     left = _living({process.pid: process.start for process in processes})
     for pid in left:
-        log.warning("a process that no gateway owns any more is ended", pid=pid, program=program(pid))
+        log.warning("a process without an owner is ended", pid=pid, program=program(pid))
     until = time.monotonic() + guardian.KILLED_SECONDS
     while left and time.monotonic() < until:
         guardian.send(signal.SIGKILL, left)
         time.sleep(_LOOK_SECONDS)
         left = _living(left)
     if left:
-        log.error("processes that no gateway owns any more cannot be ended", pids=sorted(left))
+        log.error("processes without an owner cannot be ended", pids=sorted(left))
 
 
 def _living(processes: dict[int, int]) -> dict[int, int]:
-    return {pid: start for pid, start in processes.items() if guardian.known_as(pid) == f"{pid}:{start}"}
+    return {pid: start for pid, start in processes.items() if guardian.process_identity(pid) == f"{pid}:{start}"}

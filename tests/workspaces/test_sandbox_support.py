@@ -1,4 +1,4 @@
-"""`tidegate doctor` on machines that lack something: made so in namespaces of the test's own."""
+"""`tidegate doctor` on machines that lack a feature, simulated in namespaces of the test."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.workspaces.apart import apart
-from tidegate.workspaces.kernel import protections, seccomp
-from tidegate.workspaces.processes.children import find
+from tidegate.workspaces.kernel import sandbox_support, seccomp
+from tidegate.workspaces.processes.children import find_program
 
 HIDE = 'for program in {}; do mount --bind /dev/null "$(command -v $program)"; done'
 LACKING = {
@@ -24,7 +24,7 @@ LACKING = {
 
 def findings(home: Path, before: str, *command: str) -> str:
     program = shlex.join([sys.executable, "-m", "tidegate", *command, "--home", str(home), "--json"])
-    # Below the namespaces of the test a further one, so that a setting of namespaces is not the machine's.
+    # A further namespace below those of the test, so that its settings are not the machine's.
     script = f"export PATH=$PATH:/usr/sbin:/sbin; {before} && {{ {program} || [ $? = 1 ]; }}"
     return apart(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script])
 
@@ -41,7 +41,7 @@ def connected(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", LACKING)
 def test_the_doctor_names_a_protection_that_is_missing_and_what_provides_it(connected: Path, name: str) -> None:
-    """X12, X22: of the machine as it is, whether a gateway runs or not."""
+    """X12, X22: for the machine as it is, whether or not a gateway runs."""
     before, words = LACKING[name]
     usual, lacking = doctor(connected), doctor(connected, before)
     assert lacking[name]["state"] == "warn" and words in lacking[name]["text"], lacking[name]
@@ -55,7 +55,7 @@ def test_what_the_settings_do_not_need_is_no_warning(tmp_path: Path) -> None:
 
 
 def test_a_network_that_cannot_be_given_is_found_by_config_check(connected: Path) -> None:
-    """X22: with the sentence by which commands are refused."""
+    """X22: with the sentence with which commands are refused."""
     check = json.loads(findings(connected, LACKING["pasta"][0], "config", "check"))
     [warning] = check["warnings"]
     assert check["ok"] and f"{connected}/tidegate.toml: [workspaces] network" in warning
@@ -66,16 +66,18 @@ def test_a_network_that_cannot_be_given_is_found_by_config_check(connected: Path
 def test_whether_namespaces_can_be_made_is_tried_as_who_needs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X12: a machine may let root alone make them, and commands never run as root."""
+    """X12: a machine may allow only root to create them, and commands never run as root."""
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(folder.stat().st_mode | 0o055)
     (tmp_path / "unshare").write_text('#!/bin/sh\n[ "$(id -u)" = 0 ]\n')
     (tmp_path / "unshare").chmod(0o755)
-    monkeypatch.setattr(protections, "find", lambda name: str(tmp_path / name) if name == "unshare" else find(name))
-    found = {each.name: each.missing for each in protections.protections()}
-    assert "this user may not make them" in found["user namespaces"]
+    monkeypatch.setattr(
+        sandbox_support, "find_program", lambda name: str(tmp_path / name) if name == "unshare" else find_program(name)
+    )
+    found = {each.name: each.missing for each in sandbox_support.sandbox_features()}
+    assert "this user may not create them" in found["user namespaces"]
 
 
 def test_a_machine_without_a_filter_of_system_calls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seccomp, "_ARCHITECTURES", {})
-    assert "no filter of system calls for" in seccomp.problem()
+    assert "no system call filter for" in seccomp.problem()

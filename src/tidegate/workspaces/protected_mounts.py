@@ -1,18 +1,19 @@
-"""What commands in a sandbox may not change in a project folder: files that other programs execute.
+"""Read-only mounts that keep sandboxed commands from changing files of a project that other programs execute.
 
-Guarantee: each file of `files.protected` that exists when a sandbox is opened is a read-only mount in it, and so are
-the configuration and hooks of the project's git repository, of its submodules and worktrees, and of repositories up to
-`DEPTH` folders deep. A folder on the way to one of them is a mount of its own, since a folder that merely contains a
-mount could be renamed and made again. `git commit` works: objects, references and index can be written.
+Each file of `files.protected_paths` that exists when a sandbox is opened is mounted read-only in it. So are the
+configuration and hooks of the project's git repository, of its submodules and worktrees, and of repositories up to
+`DEPTH` folders deep. Every folder on the way to a protected file is a mount too, because a folder that merely contains
+a mount could be renamed and created again. `git commit` works: objects, references and index stay writable.
 
-A sandbox in which somebody puts a bare repository beside `.git` is ended, and its `HEAD` renamed.
+If a bare repository is put beside `.git`, the sandbox is ended and its `HEAD` is renamed.
 
-What does not exist cannot be covered: `appeared` tells what was made under such a name. If a command may have made it,
-the sandbox is ended and it is renamed, too. A link that was there before is not covered either.
+A file that does not exist cannot be covered by a mount: `appeared` reports files created under a protected name. If a
+command may have created one, the sandbox is ended and the file is renamed. A symbolic link that existed before is not
+covered either.
 
-Every mount is known by its inode, found by descriptors that follow no link. `intact` compares them with what is
-mounted: before the first command, so that nothing else was mounted in the meantime, and later, since a program outside
-that replaces a file (as `git config` does) takes the mount away with it. It blocks: it is for worker threads.
+Mounts are identified by inode, through descriptors that follow no link. `intact` compares them with what is mounted:
+before the first command, so that nothing was mounted in between, and later, because a program outside that replaces a
+file (as `git config` does) removes its mount. All functions block and belong in worker threads.
 """
 
 import contextlib
@@ -35,19 +36,19 @@ log = Log(__name__)
 
 DEPTH = 3
 FOLDERS = 2000
-"""Folders in which repositories are looked for when a sandbox is opened, which takes some 100 ms."""
+"""Folders searched for repositories when a sandbox is opened; this takes about 100 ms."""
 
 REPOSITORIES = 32
-"""With each come some six mounts."""
+"""Each repository adds about six mounts."""
 
 LOST = (
-    "Everything that ran in the workspace was ended, because a protected file of the project was replaced from "
-    "outside, or a HEAD was put beside .git; the next command finds the project protected again."
+    "Everything in the workspace was ended because a protected file of the project was replaced from "
+    "outside, or a HEAD was put beside .git; the project is protected again from the next command on."
 )
 
 MADE = (
-    "Everything that ran in the workspace was ended, because a command made {names}, which other programs execute: it "
-    "was renamed to end in .refused. Such files of a project are made by its owner, outside."
+    "Everything in the workspace was ended because a command created {names}, which other programs execute: it "
+    "was renamed to end in .refused. Only the project's owner may create such files, outside the workspace."
 )
 
 _CONFIG, _HOOKS, _COMMON, _HEAD = "config", "hooks", "commondir", "HEAD"
@@ -55,7 +56,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class ProtectedMount(NamedTuple):
-    """A mount below the project folder. A `writable` one is there so that the folder cannot be renamed."""
+    """A mount below the project folder. A `writable` one only keeps its folder from being renamed."""
 
     path: str
     writable: bool
@@ -64,13 +65,13 @@ class ProtectedMount(NamedTuple):
 
 
 def protected(project: Path) -> tuple[ProtectedMount, ...]:
-    """The mounts of a project, each behind those that it lies in."""
+    """The mounts of a project; outer mounts come before the ones inside them."""
     try:
         with _Survey(project).opened() as survey:
             for name in NAMES:
                 survey.protect(name)
             survey.repositories()
-    except FileNotFoundError:  # who mounts the folder tells that it is not there
+    except FileNotFoundError:  # reported when the folder is mounted
         return ()
     mounts = tuple(survey.found[path] for path in sorted(survey.found))
     disarm(project, mounts)
@@ -78,8 +79,8 @@ def protected(project: Path) -> tuple[ProtectedMount, ...]:
 
 
 def intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
-    """Whether these mounts are what is found below the folder `root` of a sandbox, and none is evaded. One that is gone
-    as a whole is intact."""
+    """Whether these mounts are the ones found below the folder `root` of a sandbox, and none is bypassed. A sandbox
+    that no longer exists counts as intact."""
     if not root.is_dir():
         return True
     try:
@@ -94,16 +95,16 @@ def intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
 
 
 def disarm(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
-    """Renames each `HEAD` beside a protected `.git`. Where that is damaged, git takes the folder itself for a
-    repository if it has one, with the configuration that lies there. No link is followed: another session may have put
-    one in the place of a folder."""
+    """Rename each `HEAD` beside a protected `.git`. If `.git` is damaged, git treats a folder with a `HEAD` as a
+    repository and uses the configuration in it. No link is followed: another session may have replaced a folder with
+    one."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for folder in _beside_repositories(mounts):
             survey.disarm(folder)
 
 
 def refuse(project: Path, names: tuple[str, ...]) -> None:
-    """Renames what was made under these names."""
+    """Rename the files that were created under these names."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for name in names:
             survey.refuse(name)
@@ -117,8 +118,8 @@ def _beside_repositories(mounts: tuple[ProtectedMount, ...]) -> Iterator[str]:
 
 
 def appeared(root: Path, mounts: tuple[ProtectedMount, ...]) -> tuple[str, ...]:
-    """The protected names of a project under which something was made after the sandbox was opened: a mount needs a
-    file to lie on, so that a command can make one that is not there."""
+    """The protected names under which something was created after the sandbox was opened. A mount needs an existing
+    file, so a command can create a missing one."""
     covered = {each.path for each in mounts}
     return tuple(name for name in (REPOSITORY, *NAMES) if name not in covered and os.path.lexists(root / name))
 
@@ -140,7 +141,7 @@ class _Survey:
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[int, os.stat_result] | None]:
-        """A reference to what a path in the project is, and its state; None when it is not there or behind a link."""
+        """A descriptor of a path in the project and its stat result; None if it is missing or behind a link."""
         folder, fds, names = self._root, list[int](), path.split("/") if path else ["."]
         try:
             try:
@@ -158,7 +159,7 @@ class _Survey:
                 os.close(fd)
 
     def protect(self, path: str, *, writable: bool = False) -> bool:
-        """Whether there is a plain file or folder, which is then protected, and held in its place."""
+        """Protect a regular file or folder and pin its parents in place; false if there is none."""
         with self._at(path) as there:
             if there is None or not (stat.S_ISREG(there[1].st_mode) or stat.S_ISDIR(there[1].st_mode)):
                 return False
@@ -171,43 +172,43 @@ class _Survey:
         return True
 
     def _shut(self, path: str) -> None:
-        """A folder that may not be looked into is read-only as a whole: whoever has closed it could open it again."""
+        """Make an unreadable folder read-only as a whole: whoever closed it could open it again."""
         if not path:
             raise ToolFailed(
-                f"The folder {self._project}, which the agent's workspace is set to, cannot be looked into, so that "
-                "nothing in it can be protected: give its owner the permission to read it (chmod u+rwx)."
+                f"The agent's workspace is set to {self._project}, which cannot be read, so "
+                "nothing in it can be protected: give its owner permission to read it (chmod u+rwx)."
             )
         self.protect(path)
 
     def disarm(self, path: str) -> None:
-        """Renames the `HEAD` in a folder, if there is one."""
+        """Rename the `HEAD` in a folder, if there is one."""
         with self._at(path) as there, contextlib.ExitStack() as opened:
             if there is None:
                 return
             folder, state = there
             try:
                 head, found = refer(_HEAD, folder)
-            except OSError:  # it is not there, or the folder is none any more
+            except OSError:  # it does not exist, or the folder is no longer a folder
                 return
             opened.callback(os.close, head)
             if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
                 return
             where = f"{self._project}/{path}".rstrip("/")
-            log.warning("a bare repository was put beside a protected one; its HEAD is renamed", folder=where)
+            log.warning("a bare repository was put beside a protected one; its HEAD was renamed", folder=where)
             _rename(_HEAD, folder, state)
 
     def refuse(self, path: str) -> None:
-        """Renames a file or folder; where a link leads to it, the link."""
+        """Rename a file or folder, or the link that leads to it."""
         parent, _, name = path.rpartition("/")
         if Path(self._project, parent).is_symlink():
             parent, name = "", parent
         with self._at(parent) as there:
             if there is not None:
-                log.warning("a command made a file that other programs execute; it is renamed", path=path)
+                log.warning("a command created a file that other programs execute; it was renamed", path=path)
                 _rename(name, *there)
 
     def repositories(self) -> None:
-        """Those of the project folder and of the folders below it, the nearest first."""
+        """Protect the repositories of the project folder and of the folders below it, nearest first."""
         waiting, looked, found = deque([("", 0)]), 0, 0
         while waiting:
             folder, depth = waiting.popleft()
@@ -223,7 +224,7 @@ class _Survey:
                     waiting.append((path, depth + 1))
 
     def _folders(self, path: str, besides: str = "") -> list[str]:
-        """The names of the folders in a folder, and of what else has the name `besides`."""
+        """The names of the subfolders of a folder, and any entry named `besides`."""
         with self._at(path) as there:
             if there is None or not stat.S_ISDIR(there[1].st_mode):
                 return []
@@ -239,7 +240,7 @@ class _Survey:
                 return []
 
     def _repository(self, path: str) -> bool:
-        """Protects the repository that a `.git` is, or leads to, if it is one."""
+        """Protect the repository that a `.git` is or points to; false if there is none."""
         with self._at(path) as there:
             if there is None:
                 return False
@@ -253,7 +254,7 @@ class _Survey:
         return True
 
     def _git_dir(self, path: str) -> None:
-        """A repository, or what it keeps for one of its worktrees."""
+        """Protect a repository's folder, or the one it keeps for a worktree."""
         if path in self.found or not self.protect(path, writable=True):
             return
         worktree = Path(path).parent.name == "worktrees"
@@ -263,7 +264,7 @@ class _Survey:
             needed["config.worktree"] = b""
         self._complete(path, needed)
         if not all(self.protect(f"{path}/{name}") for name in needed):
-            self.protect(path)  # one of them is a link, or cannot be made: then nothing is written there
+            self.protect(path)  # one of them is a link or cannot be created: make the whole folder read-only
         if worktree:
             self.protect(f"{path}/gitdir")
             return
@@ -274,7 +275,7 @@ class _Survey:
         self._modules(f"{path}/modules")
 
     def _modules(self, path: str) -> None:
-        """Submodules; the name of one may have several parts."""
+        """Protect submodules; their names may have several parts."""
         waiting = deque((f"{path}/{name}", 0) for name in self._folders(path))
         while waiting and len(self.found) < REPOSITORIES * len(NAMES):
             folder, depth = waiting.popleft()
@@ -285,14 +286,15 @@ class _Survey:
                 waiting += ((f"{folder}/{name}", depth + 1) for name in names)
 
     def _complete(self, path: str, needed: Mapping[str, bytes | None]) -> None:
-        """What is missing is made, as files of that text or as folders, so that no command can make another. Git takes
-        it as if it were missing: a `commondir` that led elsewhere would have it take its configuration from there."""
+        """Create the missing files, with this text, or folders, so that no command can create different ones. Git
+        treats them as if they were missing. (A `commondir` that led elsewhere would make git read its configuration
+        from there.)"""
         with self._at(path) as there:
             if there is None:
                 return
             folder, owner = there
             for name, text in needed.items():
-                with contextlib.suppress(OSError):  # it is there, or nothing can be written here
+                with contextlib.suppress(OSError):  # it exists, or the folder is not writable
                     _make(f"/proc/self/fd/{folder}/{name}", text, owner)
 
     def _text(self, path: str) -> bytes:
@@ -310,9 +312,9 @@ def _rename(name: str, folder: int, state: os.stat_result) -> None:
 
 
 def _open_up(folder: int, state: os.stat_result, needed: int) -> None:
-    """A command may have closed a folder to its own user, and so to the gateway."""
+    """Restore access to a folder that a command closed to its own user, and so to the gateway."""
     if ~state.st_mode & needed:
-        with contextlib.suppress(PermissionError):  # it is somebody else's
+        with contextlib.suppress(PermissionError):  # it belongs to another user
             Path(f"/proc/self/fd/{folder}").chmod(stat.S_IMODE(state.st_mode) | stat.S_IRWXU)
 
 
@@ -330,8 +332,8 @@ def _read(reference: int, state: os.stat_result) -> bytes:
 
 
 def _make(path: str, text: bytes | None, owner: os.stat_result) -> None:
-    """A file, or a folder; root makes it as whom the repository belongs to, since what is given away afterwards may be
-    something else by then."""
+    """Create a file or a folder. Root creates it as the owner of the repository: with a later chown, the path might
+    lead elsewhere by then."""
     with acting_as(User(owner.st_uid, owner.st_gid) if os.geteuid() == 0 else None):
         if text is None:
             Path(path).mkdir()

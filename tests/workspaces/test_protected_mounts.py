@@ -1,4 +1,4 @@
-"""Files of a project that other programs execute: attacks from a sandbox, and with the file tools."""
+"""Files of a project that other programs execute: attacks from a sandbox and with the file tools."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ from tests.workspaces.making import room, until
 from tidegate.errors import ToolFailed
 from tidegate.tools.files.edit import edit
 from tidegate.tools.files.write import write
-from tidegate.workspaces import project_protection
-from tidegate.workspaces.backends import bubblewrap
+from tidegate.workspaces import protected_mounts
+from tidegate.workspaces.backends import bubblewrap_sandbox
 from tidegate.workspaces.files.file_user import acting_as, gateway_user
-from tidegate.workspaces.project_protection import protected
+from tidegate.workspaces.protected_mounts import protected
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +38,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def give(folder: Path) -> None:
-    """Root's gateway works in a project as its owner, and in one of root's own it may write nothing."""
+    """A gateway run by root works in a project as its owner; in a project of root's it could write nothing."""
     if os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, SOMEBODY, SOMEBODY, follow_symlinks=False)
@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def of_git(project: Path) -> dict[str, bytes]:
-    """What git reads of how to behave, wherever it is told to look for it."""
+    """Everything that configures git, wherever git looks for it."""
     common = Path(git(project, "rev-parse", "--path-format=absolute", "--git-common-dir").strip())
     return {"config": (common / "config").read_bytes(), **contents(common / "hooks")}
 
@@ -87,7 +87,7 @@ ATTACKS = (
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_no_command_changes_how_git_behaves_for_the_owner(home: Path, project: Path, attack: str) -> None:
-    """X12: nor puts another repository in the place of the project's."""
+    """X12: nor put another repository in the place of the project's."""
     before = of_git(project)
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -108,7 +108,7 @@ async def test_a_process_in_the_background_changes_none_of_it_later(home: Path, 
 
 
 async def test_the_owners_git_runs_nothing_that_a_command_left(home: Path, project: Path, tmp_path: Path) -> None:
-    """The attack as a whole: hooks, a monitor, another common folder; then the owner commits and looks."""
+    """The complete attack: hooks, a monitor, another common folder; then the owner commits and inspects."""
     proof = tmp_path / "proof"
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -126,7 +126,7 @@ async def test_the_owners_git_runs_nothing_that_a_command_left(home: Path, proje
 async def test_a_bare_repository_beside_a_damaged_one_is_disarmed(
     home: Path, project: Path, tmp_path: Path, damage: str
 ) -> None:
-    """Git takes a folder for a repository itself if its `.git` is none."""
+    """Git treats a folder as a repository if its `.git` is not one."""
     proof = tmp_path / "proof"
     bare = (
         "mkdir objects refs; echo 'ref: refs/heads/main' > HEAD;"
@@ -145,7 +145,7 @@ async def test_a_bare_repository_beside_a_damaged_one_is_disarmed(
 
 
 async def test_git_works_in_a_sandbox(home: Path, project: Path) -> None:
-    """Commits, branches, merges, stashes and a clean-up, and the owner sees them outside."""
+    """Commits, branches, merges, stashes and a clean-up, all visible to the owner outside."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.said(
@@ -162,7 +162,7 @@ async def test_git_works_in_a_sandbox(home: Path, project: Path) -> None:
 
 @pytest.mark.parametrize("name", [".vscode", ".zed", ".helix", ".devcontainer", ".config/fish"])
 async def test_settings_of_editors_and_shells_are_read_only(home: Path, project: Path, name: str) -> None:
-    """X12: nor is a folder on the way to them replaced."""
+    """X12: nor can a folder on the way to them be replaced."""
     (project / name).mkdir(parents=True, exist_ok=True)
     (project / name / "settings.json").write_text("{}")
     give(project)
@@ -179,7 +179,7 @@ async def test_settings_of_editors_and_shells_are_read_only(home: Path, project:
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
 async def test_the_file_tools_write_none_of_them_by_any_path(home: Path, project: Path, backend: str) -> None:
-    """Whether they exist or not, through links and in folders that would be made on the way."""
+    """Whether they exist or not, through links and in folders that would be created on the way."""
     (project / "linked").symlink_to(".git")
     (project / "to-hooks").symlink_to(".git/hooks")
     before = of_git(project)
@@ -248,7 +248,7 @@ async def test_submodules_worktrees_and_nested_repositories_are_protected(
 
 
 async def test_a_link_leads_no_mount_out_of_the_project(home: Path, project: Path, tmp_path: Path) -> None:
-    """X12: a link that a session left under a protected name shows the next sandbox nothing of the machine."""
+    """X12: a link that a session left under a protected name shows nothing of the machine to the next sandbox."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_text("sk-secret")
@@ -264,12 +264,12 @@ async def test_a_link_leads_no_mount_out_of_the_project(home: Path, project: Pat
 async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
     home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """X12: between the look at a folder and its mount, another session's command may put something else there."""
+    """X12: between checking a folder and mounting it, another session's command may replace it."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_text("sk-secret")
 
-    def then_exchange(folder: Path) -> tuple[project_protection.ProtectedMount, ...]:
+    def then_exchange(folder: Path) -> tuple[protected_mounts.ProtectedMount, ...]:
         found = protected(folder)
         (project / ".vscode").rename(project / "aside")
         if other == "a link":
@@ -280,13 +280,13 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
 
     monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.protected", then_exchange)
     async with room(home) as rooms:
-        wanted = "cannot be started" if other == "a link" else "changed while the sandbox was made"
+        wanted = "cannot be started" if other == "a link" else "changed while the sandbox was being opened"
         with pytest.raises(ToolFailed, match=wanted):
             await rooms.run(await rooms.new_session(), "cat .vscode/key", agent="project")
 
 
 async def test_a_file_that_the_owner_replaces_is_protected_again(home: Path, project: Path) -> None:
-    """The mount goes with the file that it was on: what runs there is ended, and the next command finds a new one."""
+    """The mount goes with its file: the running processes are ended, and the next command gets a new sandbox."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.of(session, "project").start("late", "sleep 1000")
@@ -303,7 +303,7 @@ async def test_a_file_that_the_owner_replaces_is_protected_again(home: Path, pro
 async def test_a_protected_file_that_a_command_makes_is_renamed(
     home: Path, project: Path, attack: str, then: str
 ) -> None:
-    """X12: what is not there cannot be mounted over, so it is found by its name: before the next command, on the timer,
+    """X12: a missing file cannot be covered by a mount, so it is found by name: before the next command, on the timer,
     and when the sandbox ends. The agent is told."""
     (name,) = re.findall(r"\.(?:bashrc|idea|zshrc)\b", attack)[:1]
     async with room(home) as rooms:
@@ -312,12 +312,12 @@ async def test_a_protected_file_that_a_command_makes_is_renamed(
         if then != "end":
             await (rooms.workspaces.reconcile() if then == "look" else rooms.run(session, "true", agent="project"))
             told = f"{done.note} {await rooms.told(session)}"
-            assert f"a command made {name}, which other programs execute" in told
+            assert f"a command created {name}, which other programs execute" in told
     assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
 
 
 async def test_a_protected_file_that_appears_while_no_command_runs_is_its_owners(home: Path, project: Path) -> None:
-    """Made outside, as an editor makes its settings: it is logged, once, stays, and the next sandbox covers it."""
+    """Created outside, as an editor creates its settings: it is logged once, stays, and the next sandbox covers it."""
     with capture_logs() as lines:
         async with room(home) as rooms:
             session = await rooms.new_session()
@@ -330,11 +330,11 @@ async def test_a_protected_file_that_appears_while_no_command_runs_is_its_owners
         async with room(home) as rooms:
             done, _ = await rooms.run(session, "echo more > .idea/startup.xml", agent="project")
             assert done.code != 0
-    assert [line["path"] for line in lines if line["event"] == bubblewrap.NEW] == [f"{project}/.idea"]
+    assert [line["path"] for line in lines if line["event"] == bubblewrap_sandbox.NEW] == [f"{project}/.idea"]
 
 
 async def test_no_link_leads_to_another_head_that_is_renamed(home: Path, project: Path, tmp_path: Path) -> None:
-    """X12: a session whose sandbox is older than a repository can put a link in the place of its folder."""
+    """X12: a session whose sandbox is older than a repository can replace its folder with a link."""
     other = tmp_path / "other.git"
     other.mkdir()
     (other / "HEAD").write_text("ref: refs/heads/main\n")
@@ -351,7 +351,7 @@ async def test_no_link_leads_to_another_head_that_is_renamed(home: Path, project
 
 @pytest.mark.parametrize("hiding", ["mkdir -p HEAD.refused/x", "chmod 555 .", "chmod 000 ."])
 async def test_a_bare_repository_is_disarmed_whatever_is_around_it(home: Path, project: Path, hiding: str) -> None:
-    """X12: neither something in its place nor the rights of the folder keep its HEAD."""
+    """X12: neither another entry in its place nor the folder's permissions preserve its HEAD."""
     async with room(home) as rooms:
         session = await rooms.new_session()
         await rooms.run(session, f"echo 'ref: refs/heads/main' > HEAD; {hiding}", agent="project")
@@ -365,7 +365,7 @@ async def test_a_bare_repository_is_disarmed_whatever_is_around_it(home: Path, p
 async def test_a_folder_that_a_command_closes_hides_no_repository(
     home: Path, project: Path, place: str, mode: str
 ) -> None:
-    """X12: the gateway cannot look into it, and the next command could open it again."""
+    """X12: the gateway cannot read it, and the next command could open it again."""
     git(project, "init", "-q", "apps/web")
     repository = project if place == "." else project / "apps" / "web"
     before = of_git(repository)
@@ -395,7 +395,7 @@ async def test_settings_in_a_folder_that_a_command_closes_stay_as_they_are(home:
 
 def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project's own repository comes first, however many folders there are."""
-    monkeypatch.setattr(project_protection, "FOLDERS", 10)
+    monkeypatch.setattr(protected_mounts, "FOLDERS", 10)
     git(tmp_path, "init", "-q")
     for number in range(20):
         (tmp_path / f"{number:02}").mkdir()
@@ -404,7 +404,7 @@ def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user can give nothing away")
 def test_nothing_of_roots_is_given_to_the_owner_of_a_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """X12: what is missing of a repository is made by root, and a command may exchange it at that moment."""
+    """X12: root creates the missing parts of a repository, and a command may exchange them at that moment."""
     secret, make = project / "secret", Path.mkdir
     secret.mkdir(mode=0o700)
     for sample in (project / ".git" / "hooks").iterdir():
