@@ -197,8 +197,8 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
     [
         ("far", "1 / 0", "ZeroDivisionError"),
         ("far", "x = 1", "has no function provide"),
-        ("near", "", "names nothing"),
-        ("../far", "", "is no name"),
+        ("near", "", "was not found"),
+        ("../far", "", "is not a valid name"),
     ],
 )
 def test_a_provider_that_is_not_there_is_told_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:

@@ -47,7 +47,7 @@ class Memories:
             turn=turn,
             workspace=cast(Any, None),
             spool=self.spool.of(session, turn),
-            reach=ToolServices(recall=self.recall),
+            services=ToolServices(recall=self.recall),
         )
 
     async def begin(self, session: str, principal: str = ANNA, **fields: Any) -> None:

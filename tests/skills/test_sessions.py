@@ -115,7 +115,7 @@ async def test_who_has_neither_begins_with_his_prompt_alone(home: Path, model: S
         assert (
             in_process_gateway.service.skills is None
             and in_process_gateway.service.project_files is None
-            and in_process_gateway.service.reach.skills is None
+            and in_process_gateway.service.services.skills is None
         )
 
 

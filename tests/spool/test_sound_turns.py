@@ -16,7 +16,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core, settings
 from tests.spool.sounds import mp3, wav
 from tidegate.agent import Conversation
-from tidegate.tools import Result, ToolContext, Toolset, extensions, tool
+from tidegate.tools import Result, ToolContext, Toolset, plugins, tool
 from tidegate.values import Media
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +95,7 @@ async def test_the_example_of_the_documentation_is_heard(home: Path, model: Scri
     """D3: a user's own tool, from its file to the model."""
     (code,) = re.findall(r"^```python\n(.*?)^```", RESULTS.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "beeps.py").write_text(code)
-    found = extensions.find("beeps", tmp_path)
+    found = plugins.find_toolset("beeps", tmp_path)
     assert found is not None
     async with core(home, model=model, toolsets={"beeps": found}, tools='"beeps"') as house:
         assert (await house.say("[tool beep {}] one")).state == "answered"

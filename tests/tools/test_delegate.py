@@ -48,7 +48,7 @@ def test_it_is_asked_about_only_where_everything_is(mode: Mode, verdict: str) ->
 async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None:
     """X23: whom it works for is in its context."""
     given = '{"agent": "helper", "task": "look"}'
-    context = bare(reach=ToolServices(delegates=Echo()), step="tool-0-0")
+    context = bare(services=ToolServices(delegates=Echo()), step="tool-0-0")
     assert await DELEGATE.run(context, given) == "main tool-0-0 helper look"
     with pytest.raises(ToolFailed, match="no agent that you may give tasks to"):
         await DELEGATE.run(bare(), given)
@@ -59,7 +59,7 @@ async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None
 
 def test_nothing_of_it_is_loaded_where_no_agent_gives_tasks() -> None:
     """L22: an idle gateway does not grow by what it does not use."""
-    names = ("tidegate.tools.delegate", "tidegate.sessions.delegation", "tidegate.sessions.relay")
+    names = ("tidegate.tools.builtin.delegate", "tidegate.sessions.delegation", "tidegate.sessions.relay")
     code = f"import sys, tidegate.gateway.gateway; print([name for name in {names!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert run.stdout.strip() == "[]"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.workspaces.filing import Yard
 from tidegate.errors import ToolFailed
-from tidegate.tools.files import diffs
-from tidegate.tools.files import edit as editing
-from tidegate.tools.files.diffs import NO_BREAK, Span, bounded, unified
-from tidegate.tools.files.edit import edit, replaced
+from tidegate.tools.builtin.files import diffs
+from tidegate.tools.builtin.files import edit as editing
+from tidegate.tools.builtin.files.diffs import NO_BREAK, Span, bounded, unified
+from tidegate.tools.builtin.files.edit import edit, replaced
 
 pytestmark = pytest.mark.anyio
 

@@ -32,7 +32,7 @@ class Said:
 async def test_the_tools_bring_what_is_said_and_in_whose_conversation() -> None:
     """X20: who speaks is in the context, and no argument changes that."""
     said = Said()
-    ctx = bare(principal="p_anna", reach=ToolServices(notes=said))
+    ctx = bare(principal="p_anna", services=ToolServices(notes=said))
     assert await REMEMBER.run(ctx, '{"text": "likes tea"}') == "done"
     await REMEMBER.run(ctx, '{"text": "likes cake", "about": "agent", "replaces": 3}')
     await FORGET.run(ctx, '{"note": 3}')

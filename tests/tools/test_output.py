@@ -12,7 +12,7 @@ from tidegate.errors import ToolFailed
 from tidegate.spool import Spool
 from tidegate.store import Store
 from tidegate.tools import ToolContext, builtin_toolsets
-from tidegate.tools.output import output
+from tidegate.tools.builtin.output import output
 
 pytestmark = pytest.mark.anyio
 TEXT = "".join(f"line {number}\n" for number in range(1, 1001))

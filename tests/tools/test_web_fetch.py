@@ -14,8 +14,8 @@ from tests.spool.sounds import wav
 from tests.spool.spools import BYTES
 from tests.tools.sites import ALLOWED, Agent, Handler, Saying, agent, site
 from tidegate.errors import ToolFailed
-from tidegate.tools.web import tools as web_tools
-from tidegate.tools.web.http_access import AT_ONCE, REDIRECTS
+from tidegate.tools.builtin.web import tools as web_tools
+from tidegate.tools.builtin.web.http_access import AT_ONCE, REDIRECTS
 
 pytestmark = pytest.mark.anyio
 

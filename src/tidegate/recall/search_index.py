@@ -93,7 +93,7 @@ Make = Callable[[Path], SearchIndex]
 def find(name: str, home: Path) -> Make:
     """The function `make` of the file indexes/NAME.py in the home folder, or what a package offers under that name."""
     file = home / FOLDER / f"{name}.py"
-    found: Make = plugins.function_of(name, file, "make", group=GROUP, kind="index", setting="[context] index")
+    found: Make = plugins.load_function(name, file, "make", group=GROUP, kind="index", setting="[context] index")
     return found
 
 

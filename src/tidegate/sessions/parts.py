@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidegate.sessions.delegation import Delegation
     from tidegate.sessions.service import Sessions
     from tidegate.skills import ProjectFiles, SkillLibrary
-    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.tools.builtin.web.http_access import WebAccess
 
 
 def remembering(
@@ -48,7 +48,7 @@ def web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess |
     """What the tools of the web use; None where no agent has them, and then nothing of it is loaded."""
     if not _uses(config, "web"):
         return None
-    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.tools.builtin.web.http_access import WebAccess
 
     return WebAccess(config.web, workers=spool.workers, key=key)
 

@@ -113,7 +113,7 @@ class Sessions:
             self.presence.ledger.view("memory provider", self.memory.held)
         self.delegation = parts.delegation(self)
         self.recall = parts.recalling(config, store, self.spool, scope)
-        self.reach = ToolServices(
+        self.services = ToolServices(
             recall=self.recall, notes=self.memory, skills=parts.skill_reader(self.skills), delegates=self.delegation
         )
         self.runner = self._runner(scope, models, tools)
@@ -150,7 +150,7 @@ class Sessions:
             tools,
             self.presence,
             self.budgets,
-            ToolEnv(config, self.spool, self.questions, self.workspaces, self.web, self.reach),
+            ToolEnv(config, self.spool, self.questions, self.workspaces, self.web, self.services),
             Compaction(scope.child("summaries"), self.store, models, config.context, self.budgets, self.clock, remind),
             self.clock,
         )

@@ -19,7 +19,7 @@ from tidegate.turns.permissions import TurnPermissions, policies
 from tidegate.workspaces import Workspaces
 
 if TYPE_CHECKING:
-    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.tools.builtin.web.http_access import WebAccess
 
 
 class ToolEnv:
@@ -30,13 +30,13 @@ class ToolEnv:
         questions: Approvals,
         workspaces: Workspaces,
         web: "WebAccess | None",
-        reach: ToolServices,
+        services: ToolServices,
     ) -> None:
         self.spool = spool
         self._questions = questions
         self._workspaces = workspaces
         self._web = web
-        self._reach = reach
+        self._services = services
         self._policies = policies(config)
 
     def setup(self, journal: Journal, taken: TakenTurn) -> ToolSetup:
@@ -51,7 +51,7 @@ class ToolEnv:
             workspace=workspace,
             spool=self.spool.of(session.id, journal.id),
             web=self._web,
-            reach=self._reach,
+            services=self._services,
             depth=taken.turn.depth,
         )
         return ToolSetup(context, TurnPermissions(self._questions, self._policies, taken, workspace))

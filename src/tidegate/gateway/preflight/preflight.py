@@ -16,7 +16,7 @@ from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import folders, prices, rules, skills
 from tidegate.gateway.unready import Unready
 from tidegate.security import Secret, resolve
-from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, extensions
+from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, plugins
 
 NO_KEY = Secret("no-key-was-needed-here")
 """Stands for a model's key that is missing where none is sent."""
@@ -90,7 +90,7 @@ def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
         if name in found:
             continue
         try:
-            if (own := extensions.find(name, config.home / "tools")) is not None:
+            if (own := plugins.find_toolset(name, config.home / "tools")) is not None:
                 found[name] = own
         except Misconfigured as error:
             errors.append(error.message)

@@ -1,4 +1,4 @@
-"""The toolset `skills`: instructions for one kind of task each, read when they are needed."""
+"""The toolset `skills`: skills, each with the instructions for one kind of task, read when they are needed."""
 
 from typing import Annotated
 
@@ -18,6 +18,6 @@ async def skill(
     ] = "",
 ) -> str:
     """Reads a skill: its instructions and the list of its other files, or one of those files."""
-    if ctx.reach.skills is None:
+    if ctx.services.skills is None:
         raise ToolFailed("skill: there are no skills here.")
-    return await ctx.reach.skills.read(ctx, name.strip(), file.strip())
+    return await ctx.services.skills.read(ctx, name.strip(), file.strip())
