@@ -15,7 +15,7 @@ from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tests.tools.contexts import bare
 from tidegate.errors import Misconfigured, Refused, ToolFailed
 from tidegate.memory import provider_notes
-from tidegate.store import endings, notes
+from tidegate.store import notes, sessions
 from tidegate.tools.memory_provider import find
 
 pytestmark = pytest.mark.anyio
@@ -159,7 +159,7 @@ async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: 
             session = (await house.say(text)).session
         await house.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
-            while await house.store.read(endings.pending):
+            while await house.store.read(sessions.pending_hooks):
                 await anyio.lowlevel.checkpoint()
         row = await house.service.row(session, ANNA)
         assert house.service.extractor is not None and house.service.memory is not None

@@ -26,7 +26,6 @@ from tidegate.store import (
     SessionRow,
     Store,
     SummaryRow,
-    endings,
     messages,
     notes,
     principals,
@@ -125,7 +124,7 @@ class NoteExtractor:
         material = await self._store.read(_material, session.id, session.principal)
         if material.said < LEAST_SAID:
             return None
-        tries = await self._store.write(endings.attempt, session.id, HOOK)
+        tries = await self._store.write(sessions.attempt_hook, session.id, HOOK)
         if tries > TRIES:  # the last one never came back
             self._give_up(session, "it never came to an end")
             return None

@@ -19,7 +19,7 @@ from tidegate.engine import EmbeddedEngine
 from tidegate.errors import NotYet
 from tidegate.lifetimes import Presence, Scope, gather
 from tidegate.log import Log
-from tidegate.store import Db, SessionKind, SessionRow, Store, endings, maintenance, sessions, turns
+from tidegate.store import Db, SessionKind, SessionRow, Store, maintenance, sessions, turns
 from tidegate.values import Outcome
 
 log = Log(__name__)
@@ -113,7 +113,7 @@ class SessionEndings:
         # Also when somebody else has ended it: his call may still be waiting for its turn.
         await self._let_go(session, refused, "delete")
         await self.finish(session)
-        owed = await self._store.read(endings.owed, session)
+        owed = await self._store.read(sessions.owed_hooks, session)
         if owed:
             log.warning("a session is deleted as soon as nothing of it is owed", session=session, owed=owed)
         return not owed
@@ -123,11 +123,11 @@ class SessionEndings:
         many hooks took effect. Of slow hooks only those that do not apply."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
-            owed = await self._store.read(endings.owed, session)
+            owed = await self._store.read(sessions.owed_hooks, session)
             return sum(await gather([self._run(run, session, hook) for hook in owed]))
         done, last = 0, ("", "")
         for _ in range(BATCHES):
-            found = await self._store.read(endings.pending, BATCH, last)
+            found = await self._store.read(sessions.pending_hooks, BATCH, last)
             done += sum(await gather([self._run(run, owing, hook) for owing, hook in found]))
             if len(found) < BATCH:
                 break
@@ -156,12 +156,12 @@ class SessionEndings:
 
     async def _owed_slowly(self, session: str | None) -> list[tuple[str, str]]:
         if session is not None:
-            hooks = await self._store.read(endings.owed, session)
+            hooks = await self._store.read(sessions.owed_hooks, session)
             return [(session, hook) for hook in hooks if hook in self._slow]
         found: list[tuple[str, str]] = []
         last = ("", "")
         for _ in range(BATCHES):
-            batch = await self._store.read(endings.pending, BATCH, last)
+            batch = await self._store.read(sessions.pending_hooks, BATCH, last)
             found += [owing for owing in batch if owing[1] in self._slow]
             if len(batch) < BATCH or len(found) >= SLOW_IN_A_RUN:
                 break
@@ -261,10 +261,10 @@ def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: floa
     """The mark and the effect in one transaction: neither is ever there without the other. So is the deletion, when
     nothing else is owed any more and no turn is still to be told how it ended. Whether the hook took effect, and
     whether the session was deleted."""
-    effect = hook != endings.DELETE and endings.done(db, session, hook, now)
+    effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
         write(db)
-    is_due = endings.owed(db, session) == [endings.DELETE] and turns.is_idle(db, session)
+    is_due = sessions.owed_hooks(db, session) == [sessions.DELETE_HOOK] and turns.is_idle(db, session)
     return effect, is_due and sessions.delete(db, session)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from tidegate.errors import Conflict
 from tidegate.sessions import titles
 from tidegate.sessions.admission import NewSession
-from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, switches, turns
+from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, turns
 from tidegate.turns.compaction.compaction import COOLDOWN, WANTED
 from tidegate.values import Acceptance, new_id
 
@@ -88,7 +88,7 @@ async def _choose_model(
         else:
             settings.clear(db, row.id, MODEL)
         if row.ended is None:
-            switches.note(db, row.id, before=held or own, after=name or own, own=own, ends=ends, now=now)
+            settings.note_switch(db, row.id, before=held or own, after=name or own, own=own, ends=ends, now=now)
         changed = name is not None or held is not None
         if changed:
             _record(db, row.id, principal, MODEL, name, now)

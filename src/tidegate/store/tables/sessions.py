@@ -14,7 +14,7 @@ import msgspec
 
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
-from tidegate.store.tables import approvals, endings, messages, search, usage, workspaces
+from tidegate.store.tables import approvals, messages, search, usage, workspaces
 from tidegate.values import Failure, Prefix
 
 _COLUMNS = (
@@ -31,6 +31,10 @@ _SESSION_ENDED = encode(
         status=409,
     )
 )
+
+
+DELETE_HOOK = "(delete)"
+"""Owed to a session that is deleted once all its other hooks are done; no real hook has such a name."""
 
 
 class SessionEnd(Row, frozen=True):
@@ -262,7 +266,7 @@ def end(
     ).fetchall()
     messages.close_inbox(db, id)
     for hook in hooks:
-        endings.owe(db, id, hook)
+        owe_hook(db, id, hook)
     return SessionEnd(tuple(turn for (turn,) in refused))
 
 
@@ -274,7 +278,7 @@ def condemn(db: Db, id: str) -> bool:
     )
     if found.get is None:
         return False
-    endings.owe(db, id, endings.DELETE)
+    owe_hook(db, id, DELETE_HOOK)
     return True
 
 
@@ -313,7 +317,7 @@ def shed(db: Db, id: str, limit: int) -> int:
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
         " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook != ?2)",
-        (id, endings.DELETE),
+        (id, DELETE_HOOK),
     ).get
     if over is None:
         return 0
@@ -397,3 +401,46 @@ def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
         (prefix_id, prefix_id),
     )
     return db.changes()
+
+
+# -- end hooks: work that is still owed to sessions that have ended --
+
+
+def owe_hook(db: Db, session: str, hook: str) -> None:
+    """Records that the hook is to run. Idempotent."""
+    db.execute("INSERT OR IGNORE INTO endings(session, hook) VALUES(?, ?)", (session, hook))
+
+
+def pending_hooks(db: Db, limit: int = 1000, after: tuple[str, str] = ("", "")) -> list[tuple[str, str]]:
+    """(session, hook) of all hooks that are still to run, in that order; `after` is the last one seen."""
+    rows = db.execute(
+        "SELECT session, hook FROM endings WHERE done IS NULL AND (session, hook) > (?, ?)"
+        " ORDER BY session, hook LIMIT ?",
+        (*after, limit),
+    )
+    return [(session, hook) for session, hook in rows]
+
+
+def owed_hooks(db: Db, session: str) -> list[str]:
+    """The session's hooks that are still to run."""
+    rows = db.execute("SELECT hook FROM endings WHERE session = ? AND done IS NULL ORDER BY hook", (session,))
+    return [row[0] for row in rows]
+
+
+def attempt_hook(db: Db, session: str, hook: str) -> int:
+    """Counts an attempt that is about to begin. Returns the number of attempts so far, across restarts; 0 if the hook
+    is not owed."""
+    tries: int | None = db.execute(
+        "UPDATE endings SET tries = tries + 1 WHERE session = ? AND hook = ? AND done IS NULL RETURNING tries",
+        (session, hook),
+    ).get
+    return tries or 0
+
+
+def finish_hook(db: Db, session: str, hook: str, now: float) -> bool:
+    """Marks the hook done. True exactly once: a caller that makes the hook's own writes in this transaction makes them
+    exactly once."""
+    first = db.execute(
+        "UPDATE endings SET done = ? WHERE session = ? AND hook = ? AND done IS NULL RETURNING 1", (now, session, hook)
+    ).get
+    return first is not None

@@ -5,8 +5,8 @@ saved in it. A folder of the user's own is never due for removal. The rows say w
 folders moves and removes them.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tidegate.errors import Refused
 from tidegate.store.rows import Db, WorkspaceRow, encode_ids, squeeze, unsqueeze
@@ -121,3 +121,42 @@ def existing(db: Db, sessions: Sequence[str]) -> set[str]:
 def _row(row: Any) -> WorkspaceRow:
     session, backend, folder, project, state, trashed_at = row
     return WorkspaceRow(session, backend, folder, bool(project), state, trashed_at)
+
+
+# -- project folders: writers other than the owner, and the files that prompts may take --
+
+
+class ProjectTrust(NamedTuple):
+    """`writers` are pairs of a folder and a principal, `trusted` of a path and a digest."""
+
+    writers: frozenset[tuple[str, str]]
+    trusted: frozenset[tuple[str, bytes]]
+
+
+def project_trust(db: Db) -> ProjectTrust:
+    writers = frozenset(db.execute("SELECT folder, principal FROM project_writers"))
+    return ProjectTrust(writers, frozenset(db.execute("SELECT path, digest FROM trusted_files")))
+
+
+def project_writer(db: Db, session: str) -> str | None:
+    """The principal of a session, unless they are the owner."""
+    found: str | None = db.execute(
+        "SELECT sessions.principal FROM sessions LEFT JOIN principals ON principals.id = sessions.principal"
+        " WHERE sessions.id = ? AND coalesce(principals.role, '') <> 'owner'",
+        (session,),
+    ).get
+    return found
+
+
+def add_project_writer(db: Db, folder: str, principal: str, files: Mapping[str, bytes], now: float) -> None:
+    """Records that a session of this principal gets the folder. `files` are its files, by path and digest. They are
+    trusted unless another writer could have changed them."""
+    before = [f"{folder}/" for (folder,) in db.execute("SELECT DISTINCT folder FROM project_writers")]
+    trust_files(db, {path: digest for path, digest in files.items() if not path.startswith(tuple(before))}, now)
+    db.execute("INSERT OR IGNORE INTO project_writers VALUES(?, ?)", (folder, principal))
+
+
+def trust_files(db: Db, files: Mapping[str, bytes], now: float) -> None:
+    db.executemany(
+        "INSERT OR REPLACE INTO trusted_files VALUES(?, ?, ?)", [(path, digest, now) for path, digest in files.items()]
+    )
