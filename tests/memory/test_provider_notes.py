@@ -140,7 +140,7 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
             book = await memory.notebook(mine)
             await memory.rewrite(ANNA, mine, "[100] likes black tea\nand cake\n", book.version)
             assert [note["text"] for note in there.notes] == ["likes black tea", "and cake"]
-            with pytest.raises(Refused, match="changed meanwhile"):
+            with pytest.raises(Refused, match="changed in the meantime"):
                 await memory.rewrite(ANNA, mine, "", book.version)
             await memory.drop(OWNER, mine, 100)
             assert [note["text"] for note in there.notes] == ["and cake"]

@@ -222,7 +222,7 @@ async def test_a_write_tells_what_it_did(yard: Yard, monkeypatch: pytest.MonkeyP
         await write(files, "a/b.txt", "\ud800")
     monkeypatch.setattr(writing, "WRITTEN_BYTES", 4)
     await write(files, "a/b.txt", "éé")
-    with pytest.raises(ToolFailed, match="has 5 bytes, more than the 4"):
+    with pytest.raises(ToolFailed, match="has 5 bytes; at most 4 are written"):
         await write(files, "a/b.txt", "ééx")
     assert (yard.work / "a/b.txt").read_text() == "éé"
 

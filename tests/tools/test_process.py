@@ -34,7 +34,7 @@ async def test_a_server_is_started_once_watched_and_stopped(tool_runner: Hands) 
     serve = f"echo listening; while read line; do echo got $line; done; sleep {mark}"
     assert (
         await call(tool_runner, "start", name="server", command=serve)
-    ).text == "[server runs]\nlistening\n[next: since=10]"
+    ).text == "[server is running]\nlistening\n[next: since=10]"
     again = await call(tool_runner, "start", name="server", command=serve)
     assert (again.text, again.failed) == ("[server is already running]", False)
     other = await call(tool_runner, "start", name="server", command="sleep 5")
@@ -47,7 +47,7 @@ async def test_a_server_is_started_once_watched_and_stopped(tool_runner: Hands) 
     await call(tool_runner, "write", name="server", input="", close=True)
     stopped = await call(tool_runner, "stop", name="server")
     assert stopped.text.startswith("[server was stopped") and alive(mark) == []
-    assert "was ended" in (await call(tool_runner, "list")).text
+    assert "was stopped" in (await call(tool_runner, "list")).text
     assert (await call(tool_runner, "output", name="server", since=20)).text == "[next: since=20]"
 
 
@@ -121,7 +121,7 @@ async def test_a_process_may_be_allowed_to_run_for_ever(tmp_path: Path) -> None:
         tool_runner = Hands(rooms, session := await rooms.new_session())
         started = await call(tool_runner, "start", name="server", command="read line; echo $line")
         site = rooms.workspaces.present(session)
-        assert started.text.startswith("[server runs]") and site is not None and not site.running["server"].late
+        assert started.text.startswith("[server is running]") and site is not None and not site.running["server"].late
         await call(tool_runner, "write", name="server", input="still here\n")
         assert "still here" in (await call(tool_runner, "wait", name="server")).text
 

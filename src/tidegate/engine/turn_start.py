@@ -124,7 +124,7 @@ def _tell(db: Db, session: SessionRow, turn: str, held: tuple[SettingRow, ...], 
     """What happened meanwhile joins the turn as a message of its own, behind what was said."""
     texts = [notices.take(db, session.id), settings.take_switches(db, session.id, held, now)]
     if session.memory_seen:
-        texts.append(notes.tell(db, session, turn, now))
+        texts.append(notes.take_changes(db, session, turn, now))
     text = "\n".join(filter(None, texts))
     if not text:
         return []

@@ -1,8 +1,8 @@
-"""The store: the truth about every conversation, in one SQLite file.
+"""The store: the durable state of every conversation, in one SQLite file.
 
-Guarantee: what was acknowledged is on disk before its caller is told, and survives the death of the process (with
-`durability = "power"`, of the machine). Other rooms send functions to a `Store`; the functions of the modules named
-here are made to be sent, each module works on one noun, and nothing else knows a table.
+A write is on disk before it is acknowledged, and survives the death of the process (with `durability = "power"`, of the
+machine). Other packages send functions to a `Store`. The modules exported here consist of such functions, one module
+per noun; no other code knows the tables.
 """
 
 from tidegate.store import maintenance

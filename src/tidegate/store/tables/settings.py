@@ -6,8 +6,8 @@ gateway keeps for itself.
 
 The model is told about a switch once, with the next message, in the transaction that takes its turn. The note survives
 restarts until then. A choice that is taken back before the next message is not mentioned. A temporary choice is
-mentioned at its beginning and at its end. Pending switches are stored as a setting of the session, so a turn without one
-costs no extra read.
+mentioned at its beginning and at its end. Pending switches are stored as a setting of the session, so a turn without
+one costs no extra read.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tidegate.store.tables import messages
 from tidegate.store.tables.turns import refusal
 
 OWN = "_"
-"""Begins the keys of what the gateway keeps for itself: nobody chose it, so nobody is shown it."""
+"""Prefix of keys that the gateway keeps for itself: no person chose them, so they are not listed."""
 
 SWITCH_KEY = f"{OWN}switch"
 """The key of the setting that holds model switches which the model has not been told about yet."""
@@ -47,7 +47,7 @@ def put(db: Db, session: str, key: str, value: Any, source: str, now: float, exp
 
 
 def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
-    """The session's settings that hold now, by key."""
+    """The session's current settings, by key."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE session = ? AND (expires IS NULL OR expires > ?) ORDER BY key",
         (session, now),
@@ -56,14 +56,14 @@ def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
 
 
 def clear(db: Db, session: str, key: str | None = None) -> int:
-    """Removes one setting, or all of the session; how many."""
+    """Removes one setting of the session, or all. Returns how many."""
     db.execute("DELETE FROM settings WHERE session = ?1 AND (?2 IS NULL OR key = ?2)", (session, key))
     return db.changes()
 
 
 def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
-    """The operator's view: every session's that hold now, the latest first; `before` is (at, session, key) of the last
-    one seen."""
+    """The operator's view: the current settings of all sessions, the latest first; `before` is (at, session, key) of
+    the last one seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?1)"
         f" AND substr(key, 1, 1) <> '{OWN}'"
@@ -74,7 +74,7 @@ def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str
 
 
 def expire(db: Db, now: float, limit: int) -> int:
-    """Removes up to `limit` of what no longer holds; how many. Nothing depends on when: what is over is not read."""
+    """Removes up to `limit` expired settings. Returns how many. The time does not matter: expired ones are not read."""
     db.execute(
         "DELETE FROM settings WHERE (session, key) IN (SELECT session, key FROM settings WHERE expires <= ? LIMIT ?)",
         (now, limit),
