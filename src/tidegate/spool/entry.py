@@ -6,13 +6,15 @@ point, it leaves nothing, or a file that the sweep finds. Owned by whoever write
 """
 
 import asyncio
+import os
+import threading
+from pathlib import Path
 from typing import Protocol
 
 from anyio import CancelScope, to_thread
 
 from tidegate.errors import TidegateError
 from tidegate.log import Log
-from tidegate.spool.file_writer import FileWriter
 
 log = Log(__name__)
 
@@ -22,6 +24,66 @@ UNSPOOLED_BYTES = 2 * 1024 * 1024
 """Of media that the spool refuses and that goes into messages instead, in one turn or with one message of a caller: a
 photograph at the size of a screen, or two minutes of speech. It is held in memory with its conversation, so all turns
 at once (limits.turns) hold 128 MiB of it at most."""
+
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+class FileWriter:
+    """One file of the spool while it is written.
+
+    The file is new, accessible to the gateway only, and reached through no link. The methods block and are called in
+    threads. In any order of calls, and even if a cancelled caller leaves a thread behind, the descriptor is closed once
+    and a dropped file is removed. The writer must end it with `close` or `drop`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._made = False
+        self._ended = False
+
+    def open(self) -> None:
+        """Makes the file, and its folder if it is the session's first."""
+        with self._lock:
+            if self._ended:
+                return
+            folder = self._path.parent
+            folder.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags, FILE_MODE)
+            self._made = True
+
+    def write(self, data: bytes | bytearray) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def close(self) -> None:
+        """The file stays. A disk that refuses late says so here."""
+        with self._lock:
+            self._end()
+
+    def drop(self) -> None:
+        with self._lock:
+            try:
+                self._end()
+            finally:
+                if self._made:
+                    self._made = False
+                    self._path.unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        self._ended = True
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class InlineAllowance:

@@ -12,8 +12,7 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import Busy, DiskFailed, Refused, StoreFailed, StoreFull, TooLarge, ToolFailed
 from tidegate.log import Log
-from tidegate.spool.entry import QUOTA, InlineAllowance
-from tidegate.spool.file_writer import FileWriter
+from tidegate.spool.entry import QUOTA, FileWriter, InlineAllowance
 from tidegate.store import Db, disk_failure, spooled
 from tidegate.values import Media, new_id
 
@@ -100,7 +99,7 @@ class UploadFolder(SessionFolder):
         """As it goes with the message; `name` is where it stands in the request, `filename` the caller's name for it.
         Refused says why it cannot be taken."""
         try:
-            return await self._spool.presenter.media(name, data, self, filename=filename)
+            return await self._spool.media_preparer.media(name, data, self, filename=filename)
         except ToolFailed as error:
             if QUOTA in error.message:
                 limit = "limits.spool_bytes"

@@ -77,7 +77,7 @@ class Spool:
         self.store = store
         self.clock = clock
         self.workers = JobRunner(cores)
-        self.presenter = MediaPreparer(self.workers)
+        self.media_preparer = MediaPreparer(self.workers)
         self.writing: set[str] = set()
         """Ids whose files are being written: they have no row yet, and are no orphans."""
         self.kept = self.kept_bytes = self.refused = 0
@@ -87,7 +87,7 @@ class Spool:
     def of(self, session: str, turn: str | None) -> "SessionSpool":
         return SessionSpool(self, session, turn)
 
-    def arrivals(self, session: str, *, is_new: bool) -> UploadFolder:
+    def upload_folder(self, session: str, *, is_new: bool) -> UploadFolder:
         """For what comes with a message to this session, which may have to be made with it."""
         return UploadFolder(self, session, is_new=is_new)
 
@@ -95,7 +95,7 @@ class Spool:
         """Where it lies. Both names are ids of ours, which hold no separator."""
         return self.root / session / id
 
-    def nameless(self) -> BinaryIO:
+    def temporary_file(self) -> BinaryIO:
         """A file for what is in use and must not outlive the process: it has no name. To be called in a thread."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self.root, buffering=0)
@@ -137,7 +137,7 @@ class Spool:
     def _try_writing(self) -> None:
         """The problem is resolved when the disk takes a file again, also if nobody has one to keep."""
         with contextlib.suppress(OSError):
-            with self.nameless() as file:
+            with self.temporary_file() as file:
                 file.write(bytes(io.DEFAULT_BUFFER_SIZE))
             self.store.problems.resolve("spool")
 
@@ -198,7 +198,7 @@ class SessionSpool:
         """A picture as a model may be shown it, or a sound (WAV, MP3) or a document (PDF) as it is: its first bytes say
         which it is. `source` is all of it, or a descriptor of its file, which stays the caller's. The last part of
         `name` is the name that a document keeps. ToolFailed says why it cannot be given."""
-        return await self._spool.presenter.media(name, source, self._place(name), filename=Path(name).name)
+        return await self._spool.media_preparer.media(name, source, self._place(name), filename=Path(name).name)
 
     def _place(self, name: str) -> SessionFolder:
         return SessionFolder(self._spool, self.session, self.turn, name, self._unspooled)
