@@ -158,7 +158,7 @@ async def test_what_the_spool_refuses_is_heard_and_what_is_left_out_is_told(
         outcome = await house.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
         assert outcome.state == "answered"
         assert heard(house) == [LARGE]
-        assert "kept in its message, since the disk refused it" in told(house)
+        assert "stored in its message, since the disk refused it" in told(house)
         (notice,) = outcome.notices
         assert notice.startswith('The sound "long.wav" cannot be heard: the disk refused it') and "2097152" in notice
         assert msgspec.json.encode(notice).decode()[1:-1] in told(house)

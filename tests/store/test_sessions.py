@@ -158,13 +158,13 @@ async def test_a_long_prompt_of_a_session_takes_its_size_once_and_comes_back_equ
 async def test_a_rebuilt_prompt_keeps_what_the_session_began_with(store: Store) -> None:
     """S33: the session's own part is the end of every prompt it ever has."""
     row = await store.write(new_session, "s_1", prefix=Prefix(prompt="Base.\n\nBe brief."), extra="Be brief.")
-    with pytest.raises(Conflict, match="began with"):
+    with pytest.raises(Conflict, match="own part"):
         await store.write(sessions.refreeze, "s_1", RUDE, 1)
     await store.write(sessions.refreeze, "s_1", Prefix(prompt="Another base.\n\nBe brief."), 1)
     again = await store.read(sessions.get, "s_1")
     assert again is not None and again.prefix != row.prefix
     assert await store.read(sessions.extra, again) == "Be brief."
-    with pytest.raises(Conflict, match="began with"):
+    with pytest.raises(Conflict, match="own part"):
         await store.write(new_session, "s_2", prefix=PREFIX, extra="Be brief.")
 
 

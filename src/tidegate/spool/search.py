@@ -18,20 +18,21 @@ from tidegate.spool.jobs.search_job import LENGTH_BYTES
 from tidegate.values import Frozen
 
 SECONDS = 10.0
-"""After which a search says how far it came: a gigabyte of short lines takes about as long."""
+"""The time after which a search reports how far it got: a gigabyte of short lines takes about that long."""
 
 GRACE = 5.0
-"""More, for the child to begin and to notice that its time is over; then the pattern has run away."""
+"""Further seconds for the child process to start, and to notice that its time is up; after that the pattern is taken to
+run without end."""
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""Of the child; it holds a piece of a line at a time."""
+"""Memory of the child process, which holds a piece of a line at a time."""
 
 PATTERN_CHARACTERS = 1000
 
 
 class ResultQuery(Frozen, frozen=True):
-    """What is looked for, and where: `pattern` as it stands or as a regular expression, after `offset` lines or `byte`
-    bytes; at most `limit` places, in `max_bytes` and `max_lines`."""
+    """A search in one result: `pattern` as plain text or as a regular expression, after `offset` lines or `byte` bytes;
+    at most `limit` matches, in `max_bytes` and `max_lines`."""
 
     pattern: str
     regex: bool
@@ -43,7 +44,7 @@ class ResultQuery(Frozen, frozen=True):
 
 
 async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
-    """FileNotFoundError when it is gone."""
+    """Searches one result. Raises FileNotFoundError if the file is gone."""
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
         raise ToolFailed(f"A search needs a text of 1 to {PATTERN_CHARACTERS} characters.")
     order = {
@@ -63,18 +64,18 @@ async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
     if "gone" in found:
         raise FileNotFoundError(path)
     if "wrong" in found:
-        raise ToolFailed(f"This is no regular expression: {found['wrong']}.")
+        raise ToolFailed(f"This is not a valid regular expression: {found['wrong']}.")
     return _shown(found)
 
 
 def _shown(found: dict[str, Any]) -> str:
     places = found["places"]
     lines = [f"{place['line']} (byte {place['byte']}): {place['text']}" for place in places]
-    count = f"{len(places)} place{'s' * (len(places) != 1)}" if places else "nothing found"
+    count = f"{len(places)} match{'es' * (len(places) != 1)}" if places else "nothing found"
     if "more" in found:
-        lines.append(f"[{count}, and there are more; go on with byte={found['more']}]")
+        lines.append(f"[{count}, and there are more; continue with byte={found['more']}]")
     elif "stopped" in found:
-        lines.append(f"[{count} in {SECONDS:g} s, and not all was searched; go on with byte={found['stopped']}]")
+        lines.append(f"[{count} in {SECONDS:g} s, and not all was searched; continue with byte={found['stopped']}]")
     else:
         lines.append(f"[{count}, up to the end]")
     return "\n".join(lines)
@@ -84,8 +85,8 @@ def _shown(found: dict[str, Any]) -> str:
 
 
 class SearchTerms(Frozen, frozen=True):
-    """What is looked for: every one of the `words`, or else `pattern`, a regular expression; at most `limit` places, in
-    `max_bytes`, in about `seconds`."""
+    """A search in several results: for all of the `words`, or else for the regular expression `pattern`; at most
+    `limit` matches, in `max_bytes`, in about `seconds`."""
 
     limit: int
     max_bytes: int
@@ -100,7 +101,7 @@ class SearchTerms(Frozen, frozen=True):
 
 
 class SearchMatch(Frozen, frozen=True):
-    """A place that was found: in the n-th of what was searched, and in a file its line and byte."""
+    """A match in the n-th of the searched items; in a file, with its line and byte."""
 
     number: int
     text: str
@@ -109,8 +110,8 @@ class SearchMatch(Frozen, frozen=True):
 
 
 class SearchMatches(Frozen, frozen=True):
-    """`next` is where to go on: the n-th of what was searched, and the byte in it; None when all was searched. `late`
-    says that time was over. `gone` are the files that were not there."""
+    """`next` is where to continue: the n-th of the searched items, and the byte in it; None if all were searched.
+    `late` says that the time was up. `gone` are the files that do not exist."""
 
     found: tuple[SearchMatch, ...]
     next: tuple[int, int] | None = None
@@ -118,10 +119,10 @@ class SearchMatches(Frozen, frozen=True):
     gone: tuple[int, ...] = ()
 
 
-async def search_files(workers: JobRunner, paths: Sequence[Path], sought: SearchTerms, byte: int = 0) -> SearchMatches:
-    """In these files, from a byte of the first on. TimeoutError when a regular expression runs away."""
-    order = {**sought.order, "paths": list(map(str, paths)), "byte": byte}
-    found = await _run_job(workers, order, sought.seconds)
+async def search_files(workers: JobRunner, paths: Sequence[Path], terms: SearchTerms, byte: int = 0) -> SearchMatches:
+    """Searches these files, from a byte of the first on. Raises TimeoutError if a regular expression takes too long."""
+    order = {**terms.order, "paths": list(map(str, paths)), "byte": byte}
+    found = await _run_job(workers, order, terms.seconds)
     end = found.get("more", found.get("stopped"))
     return SearchMatches(
         found=tuple(
@@ -134,12 +135,13 @@ async def search_files(workers: JobRunner, paths: Sequence[Path], sought: Search
     )
 
 
-async def search_texts(workers: JobRunner, texts: Iterable[str], sought: SearchTerms) -> SearchMatches:
-    """In these texts, one place in each at most. TimeoutError when a regular expression runs away."""
+async def search_texts(workers: JobRunner, texts: Iterable[str], terms: SearchTerms) -> SearchMatches:
+    """Searches these texts, for at most one match in each. Raises TimeoutError if a regular expression takes too
+    long."""
     fd = os.memfd_create("texts")
     try:
         await to_thread.run_sync(_put, fd, texts)
-        found = await _run_job(workers, sought.order, sought.seconds, fd)
+        found = await _run_job(workers, terms.order, terms.seconds, fd)
     finally:
         os.close(fd)
     end = found.get("more", found.get("stopped"))
@@ -165,5 +167,5 @@ async def _run_job(
         "search_job", order, within=seconds + GRACE, memory=MEMORY_BYTES, input=input
     )
     if "wrong" in found:
-        raise ToolFailed(f"This is no regular expression: {found['wrong']}.")
+        raise ToolFailed(f"This is not a valid regular expression: {found['wrong']}.")
     return found
