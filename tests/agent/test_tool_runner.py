@@ -52,7 +52,7 @@ async def test_a_model_is_shown_no_more_of_a_tools_output_than_its_bound(home: P
         assert 2048 < len(long.encode()) <= 4096
         assert len(short.encode()) <= 600
         for shown in (long, short):
-            assert shown.startswith("line 0 ") and "left out" in shown and "the whole is sp_" in shown
+            assert shown.startswith("line 0 ") and "left out" in shown and "the full text is sp_" in shown
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_sixteen_kibibytes_or_four_hundred_lines_are_shown_whole_and_no_mo
         await house.say("[tool tell {}] [say done]")
         [shown] = results(house)
         assert (shown == text) is whole
-        assert ("the whole is sp_" in shown) is not whole
+        assert ("the full text is sp_" in shown) is not whole
 
 
 async def test_no_more_calls_run_beside_each_other_than_allowed(home: Path, model: ScriptedModel) -> None:

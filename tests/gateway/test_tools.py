@@ -146,7 +146,7 @@ def test_what_runs_for_a_session_dies_with_a_killed_gateway_and_the_agent_is_tol
         told = [row["message"]["aside"] for row in rows if row["message"].get("aside")]
         assert any("keeper" in text for text in told)
         listed = person.call("process", action="list")
-        assert "keeper: went with the gateway" in listed
+        assert "keeper: ended with the gateway" in listed
         assert "again: runs" in listed
 
 
@@ -176,7 +176,7 @@ def test_what_runs_on_another_machine_dies_with_a_killed_gateway_and_the_agent_i
         with gateway(home) as running:
             person = Person(running, "work")
             assert person.run("basename $PWD && echo $TIDE").rstrip().endswith("deep\nhigh")
-            assert "keeper: went with the gateway" in person.call("process", action="list")
+            assert "keeper: ended with the gateway" in person.call("process", action="list")
 
 
 DIES_BEFORE_IT_TELLS = """

@@ -18,7 +18,7 @@ from tests.store.rows import count, new_session
 from tidegate.memory.extraction import LEARNT, TRIES, bounded, read_answer
 from tidegate.models import NOTES_TASK
 from tidegate.sessions import lifecycle
-from tidegate.store import Db, SummaryRow, endings, messages, notes, summaries, turns, usage
+from tidegate.store import Db, SummaryRow, sessions, sessions, sessions, summaries, turns, usage
 from tidegate.values import Message, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +44,7 @@ async def talk(house: Core, *texts: str, name: str = "talk") -> str:
 async def settled(house: Core) -> None:
     """Until nothing is owed any more: what runs behind an end has come to its own."""
     with anyio.fail_after(WAIT):
-        while await house.store.read(endings.pending):
+        while await house.store.read(sessions.pending_hooks):
             await anyio.lowlevel.checkpoint()
 
 
@@ -135,11 +135,11 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
         async with core(home, model=model, tools=TOOLS) as house:
             await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
             await over(house)
-            assert [hook for _, hook in await house.store.read(endings.pending)] == ["memory"]
+            assert [hook for _, hook in await house.store.read(sessions.pending_hooks)] == ["memory"]
         async with core(home, model=model, tools=TOOLS) as house:
             with anyio.fail_after(WAIT):
-                while await house.store.read(endings.pending):
-                    await house.components.endings.finish_slow()
+                while await house.store.read(sessions.pending_hooks):
+                    await house.components.sessions.finish_slow()
             assert len(asked(house)) >= TRIES, "a connection that was closed is opened once more each time"
     said = [each["event"] for each in logs if "nothing" in each["event"]]
     assert said == ["notes could not be extracted yet; will try again"] * (TRIES - 1) + [
@@ -172,8 +172,8 @@ async def test_an_answer_that_is_no_list_leaves_nothing_and_is_not_paid_for_twic
         await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
         await over(house)
         for _ in range(TRIES):
-            await house.components.endings.finish_slow()
-        assert await house.store.read(endings.pending) == []
+            await house.components.sessions.finish_slow()
+        assert await house.store.read(sessions.pending_hooks) == []
         assert await kept(house) == [] and await kept(house, "agent", "main") == []
 
 
@@ -251,8 +251,8 @@ async def test_no_model_is_asked_when_the_budget_is_spent(home: Path, model: Scr
         await house.service.end(session, ANNA, "new")
         await over(house)
         for _ in range(TRIES):
-            await house.components.endings.finish_slow()
-        assert asked(house) == [] and await house.store.read(endings.pending) == []
+            await house.components.sessions.finish_slow()
+        assert asked(house) == [] and await house.store.read(sessions.pending_hooks) == []
 
 
 async def test_a_conversation_that_goes_on_after_an_end_is_not_learnt_from_twice(
@@ -286,8 +286,8 @@ async def test_many_ends_at_once_ask_few_models_at_once_and_leave_the_rest_to_th
         model.release("gate")
         await over(house)
         assert len(asked(house)) == lifecycle.SLOW_AT_ONCE
-        await house.components.endings.finish_slow()
-        assert len(asked(house)) == many and await house.store.read(endings.pending) == []
+        await house.components.sessions.finish_slow()
+        assert len(asked(house)) == many and await house.store.read(sessions.pending_hooks) == []
 
 
 def test_an_answer_is_read_as_a_list_of_texts_or_not_at_all() -> None:

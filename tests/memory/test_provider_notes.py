@@ -15,7 +15,7 @@ from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tests.tools.contexts import bare
 from tidegate.errors import Misconfigured, Refused, ToolFailed
 from tidegate.memory import provider_notes
-from tidegate.store import endings, notes
+from tidegate.store import notes, sessions
 from tidegate.tools.memory_provider import find
 
 pytestmark = pytest.mark.anyio
@@ -140,7 +140,7 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
             book = await memory.notebook(mine)
             await memory.rewrite(ANNA, mine, "[100] likes black tea\nand cake\n", book.version)
             assert [note["text"] for note in there.notes] == ["likes black tea", "and cake"]
-            with pytest.raises(Refused, match="changed meanwhile"):
+            with pytest.raises(Refused, match="changed in the meantime"):
                 await memory.rewrite(ANNA, mine, "", book.version)
             await memory.drop(OWNER, mine, 100)
             assert [note["text"] for note in there.notes] == ["and cake"]
@@ -159,7 +159,7 @@ async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: 
             session = (await house.say(text)).session
         await house.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
-            while await house.store.read(endings.pending):
+            while await house.store.read(sessions.pending_hooks):
                 await anyio.lowlevel.checkpoint()
         row = await house.service.row(session, ANNA)
         assert house.components.extractor is not None and house.service.memory is not None
@@ -197,8 +197,8 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
     [
         ("far", "1 / 0", "ZeroDivisionError"),
         ("far", "x = 1", "has no function provide"),
-        ("near", "", "names nothing"),
-        ("../far", "", "is no name"),
+        ("near", "", "was not found"),
+        ("../far", "", "is not a valid name"),
     ],
 )
 def test_a_provider_that_is_not_there_is_told_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:

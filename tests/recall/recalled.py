@@ -71,7 +71,7 @@ class Memories:
     async def spooled(self, session: str, text: str) -> str:
         """A long result; its id."""
         shown = await self.spool.of(session, None).text("terminal", text, max_bytes=200)
-        return shown.partition("the whole is ")[2].partition(",")[0]
+        return shown.partition("the full text is ")[2].partition(",")[0]
 
 
 def add(db: Db, session: str, said: tuple[Message | str, ...], turn: str | None) -> None:

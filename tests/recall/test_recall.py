@@ -115,7 +115,7 @@ async def test_a_regular_expression_goes_through_all_of_it(past: Memories, monke
 async def test_a_regular_expression_that_runs_away_is_ended(past: Memories, monkeypatch: pytest.MonkeyPatch) -> None:
     """L20: in a child, in bounded time; the gateway does not hang, and it is said where it was."""
     monkeypatch.setattr(seeking, "PATTERN_SECONDS", 0.3)
-    monkeypatch.setattr("tidegate.spool.search_many.GRACE", 0.7)
+    monkeypatch.setattr("tidegate.spool.search.GRACE", 0.7)
     await past.say("s_1", "a" * 60)
     with pytest.raises(ToolFailed, match=r"takes too long, at message 1 .*simpler"):
         await past.search(r"^(a+)+$b", regex=True)

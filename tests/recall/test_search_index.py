@@ -218,7 +218,8 @@ def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
     (tmp_path / "tidegate.toml").write_text(tools.format("clock"))
     preflight.examine(tmp_path, {})
     (tmp_path / "tidegate.toml").write_text(tools.format("context"))
-    with pytest.raises(Misconfigured, match=r"tidegate\.toml: \[context\] index names nothing: there is no file"):
+    missing = r"tidegate\.toml: \[context\] index = '\w+' was not found: there is no file"
+    with pytest.raises(Misconfigured, match=missing):
         preflight.examine(tmp_path, {})
 
 

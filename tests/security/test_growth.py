@@ -15,9 +15,9 @@ from tidegate.models.http.sse import EventParser
 from tidegate.security import Redactor, Secret
 from tidegate.security.policy import Action, parse
 from tidegate.skills import InvalidSkill, frontmatter
-from tidegate.tools.files.edit import replaced
-from tidegate.tools.web.http_access import content_type
-from tidegate.tools.web.search_engines import SearXNG
+from tidegate.tools.builtin.files.edit import replaced
+from tidegate.tools.builtin.web.http_access import content_type
+from tidegate.tools.builtin.web.search_engines import SearXNG
 from tidegate.web.app.request_body import _is_crowded, refuse_duplicates
 from tidegate.web.app.validation_errors import refusal
 from tidegate.workspaces.files.globs import Glob

@@ -15,7 +15,7 @@ from tests.store.rows import ask
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import lifecycle as ending
 from tidegate.sessions.lifecycle import Write
-from tidegate.store import Db, SessionRow, approvals, endings, intents, messages, notices, settings, usage
+from tidegate.store import Db, SessionRow, approvals, intents, messages, notices, sessions, settings, usage
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +57,7 @@ async def entries(house: Core) -> list[tuple[str, int]]:
 async def until_nothing_is_owed(house: Core) -> None:
     """What a start owes to ended sessions is done beside everything else."""
     with anyio.fail_after(WAIT):
-        while await house.store.read(endings.pending):
+        while await house.store.read(sessions.pending_hooks):
             await anyio.lowlevel.checkpoint()
 
 
@@ -252,7 +252,7 @@ async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: Script
         assert (outcome.session, 2) in await entries(house)
         with pytest.raises(NotFound):
             await house.service.session(outcome.session, ANNA)
-        assert await house.store.read(endings.pending) == []
+        assert await house.store.read(sessions.pending_hooks) == []
 
 
 async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_done(
@@ -458,7 +458,7 @@ async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, mode
             while len(await entries(house)) < 3:
                 await anyio.lowlevel.checkpoint()
             assert sorted(session for session, _ in await entries(house)) == sorted(ended)
-            assert {hook for _, hook in await house.store.read(endings.pending)} == {"stuck"}
+            assert {hook for _, hook in await house.store.read(sessions.pending_hooks)} == {"stuck"}
 
 
 async def test_a_hook_that_hung_is_asked_once_in_a_run(

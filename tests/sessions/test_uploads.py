@@ -84,7 +84,7 @@ async def test_what_is_refused_at_the_door_leaves_nothing(home: Path, model: Scr
             await bring(house, principal=BERT.id, name=None, session=first.session)
         with pytest.raises(NotFound):
             await bring(house, name=None, session="../../etc")
-        with pytest.raises(Refused, match="is no PNG") as refused:
+        with pytest.raises(Refused, match="is not a PNG") as refused:
             await bring(house, brought=(Attachment(message=0, name="messages[0].content[0]", data=b"hello"),))
         assert (refused.value.status, refused.value.param) == (400, "messages[0].content[0]")
         assert kept(house) == []

@@ -82,9 +82,9 @@ async def test_a_child_that_cannot_be_started_or_breaks_is_told_in_a_sentence(
 ) -> None:
     """L09: nothing of it is left."""
     order = endless(tmp_path / "file")
-    with pytest.raises(ToolFailed, match="The search job broke off"):
+    with pytest.raises(ToolFailed, match="The search job crashed"):
         await JobRunner().run("search_job", order, within=WAIT, memory=1)
-    with pytest.raises(ToolFailed, match="The nothing broke off"):
+    with pytest.raises(ToolFailed, match="The nothing crashed"):
         await JobRunner().run("nothing", order, within=WAIT, memory=MEMORY)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(ToolFailed, match=r"could not be started \(No such file or directory\)"):

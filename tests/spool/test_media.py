@@ -142,9 +142,9 @@ async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "is no PNG, JPEG, GIF or WebP picture"),
-        (b"hello", "is no PNG, JPEG, GIF or WebP picture"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG, JPEG, GIF or WebP picture"),
+        (b"", "is not a PNG, JPEG, GIF or WebP picture"),
+        (b"hello", "is not a PNG, JPEG, GIF or WebP picture"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not a PNG, JPEG, GIF or WebP picture"),
         (saved(noise(300, 300), "PNG")[:5000], "is damaged"),
         (saved(noise(300, 300), "JPEG")[:2000], "is damaged"),
         (saved(noise(300, 300), "WEBP")[:2000], "is damaged"),
@@ -187,7 +187,7 @@ async def test_over_the_quota_a_picture_goes_with_its_message(store: Store, tmp_
     ):
         mine = spool.of(SESSION, None)
         media = await mine.media("noise", data)
-        assert (media.data, media.spooled, media.note) == (data, "", f"kept in its message, since {why}")
+        assert (media.data, media.spooled, media.note) == (data, "", f"stored in its message, since {why}")
         media = await mine.media("noise", large)
         assert len(media.data) <= UNSPOOLED_BYTES - len(data) and media.note.endswith(f"small, since {why}")
         await decoded(spool, media)
@@ -214,7 +214,7 @@ async def test_media_that_the_spool_refuses_goes_inline_up_to_a_limit(
     assert found["sound"] == found["picture"] == "the same bytes"
     assert why in found["sound note"] and why in found["picture note"]
     for left_out in [found["second sound"], *([] if pillow else [found["large picture"]])]:
-        assert why in left_out and f"({UNSPOOLED_BYTES} bytes in all)" in left_out and left_out.endswith("make room.")
+        assert why in left_out and f"({UNSPOOLED_BYTES} bytes in all)" in left_out and left_out.endswith("free some space.")
     if pillow:
         assert "small, since" in found["large picture"] and why in found["large picture"]
     assert found["inline"] == "within the limit"
@@ -309,6 +309,6 @@ async def test_a_document_that_the_spool_refuses_goes_inline_up_to_a_limit(store
     data = b"%PDF-1.7\n" + bytes(UNSPOOLED_BYTES - 9)
     media = await mine.media("tides.pdf", data)
     assert (media.data, media.spooled) == (data, "")
-    assert media.words.startswith("[document: application/pdf, tides.pdf, kept in its message, since")
+    assert media.words.startswith("[document: application/pdf, tides.pdf, stored in its message, since")
     with pytest.raises(ToolFailed, match=r'The document "more" cannot be given: .*limits.spool_bytes'):
         await mine.media("more", data)

@@ -17,7 +17,7 @@ from tidegate.store import Store
 
 pytestmark = pytest.mark.anyio
 PLACE = re.compile(r"\[(.*)\]\Z")
-GO_ON = re.compile(r"go on (?:in it )?with (offset|byte)=(\d+)\]\Z")
+GO_ON = re.compile(r"continue (?:in it )?with (offset|byte)=(\d+)\]\Z")
 
 
 async def spooled(mine: SessionSpool, data: bytes) -> str:
@@ -31,9 +31,9 @@ async def test_a_page_says_where_it_is_and_how_to_go_on(mine: SessionSpool) -> N
     """D1: by lines, up to the end."""
     id = await spooled(mine, b"".join(b"line %d\n" % number for number in range(1, 101)))
     first = await mine.page(id, lines=3)
-    assert first == "line 1\nline 2\nline 3\n[lines 1 to 3 of 100; go on with offset=3]"
+    assert first == "line 1\nline 2\nline 3\n[lines 1 to 3 of 100; continue with offset=3]"
     assert await mine.page(id, offset=98) == "line 99\nline 100\n[lines 99 to 100 of 100; it ends here]"
-    assert await mine.page(id, offset=49, lines=1) == "line 50\n[line 50 of 100; go on with offset=50]"
+    assert await mine.page(id, offset=49, lines=1) == "line 50\n[line 50 of 100; continue with offset=50]"
     with pytest.raises(ToolFailed, match="past the end: it has 100 lines"):
         await mine.page(id, offset=100)
     with pytest.raises(ToolFailed, match="past the end: it has 792 bytes"):
@@ -44,9 +44,9 @@ async def test_a_line_longer_than_a_page_can_be_read_to_its_end(mine: SessionSpo
     """D1: no part of a result is out of reach."""
     text = "start\n" + "🌊" * 3000 + "\nend\n"
     id = await spooled(mine, text.encode())
-    assert (await mine.page(id, lines=1)).startswith("start\n[line 1 of 3; go on with offset=1]")
+    assert (await mine.page(id, lines=1)).startswith("start\n[line 1 of 3; continue with offset=1]")
     page = await mine.page(id, offset=1)
-    assert "longer than a page; go on in it with byte=" in page
+    assert "longer than a page; continue in it with byte=" in page
     assert "?" not in page
 
 
@@ -94,7 +94,7 @@ async def test_a_file_that_is_gone_is_said_to_be(mine: SessionSpool, spool: Spoo
     id = await spooled(mine, b"x" * 5000)
     spool.file(SESSION, id).unlink()
     for reading in (mine.page(id), mine.search(id, "x"), mine.search(id, "x", regex=True)):
-        with pytest.raises(ToolFailed, match="no longer there"):
+        with pytest.raises(ToolFailed, match="no longer exists"):
             await reading
 
 
@@ -105,17 +105,17 @@ async def test_a_search_tells_line_byte_and_surroundings(mine: SessionSpool) -> 
     """D1: as the text stands, or as a regular expression."""
     id = await spooled(mine, b"".join(b"line %d\n" % number for number in range(1, 1001)))
     with anyio.fail_after(WAIT):
-        assert await mine.search(id, "line 500") == "500 (byte 4383): line 500\n[1 place, up to the end]"
+        assert await mine.search(id, "line 500") == "500 (byte 4383): line 500\n[1 match, up to the end]"
         assert await mine.search(id, "LINE") == "[nothing found, up to the end]"
         found = await mine.search(id, r"(?i)^LINE \d*99$", regex=True, limit=3)
         assert found.splitlines() == [
             "99 (byte 775): line 99",
             "199 (byte 1674): line 199",
             "299 (byte 2574): line 299",
-            "[3 places, and there are more; go on with byte=3474]",
+            "[3 matches, and there are more; continue with byte=3474]",
         ]
-        assert (await mine.search(id, "line", byte=8883)).startswith("1000 (byte 8883): line 1000\n[1 place")
-        assert (await mine.search(id, "line", offset=999)).startswith("1000 (byte 8883): line 1000\n[1 place")
+        assert (await mine.search(id, "line", byte=8883)).startswith("1000 (byte 8883): line 1000\n[1 match")
+        assert (await mine.search(id, "line", offset=999)).startswith("1000 (byte 8883): line 1000\n[1 match")
         assert await mine.search(id, "a.c") == "[nothing found, up to the end]"
         with pytest.raises(ToolFailed, match="no regular expression"):
             await mine.search(id, "(", regex=True)
@@ -195,4 +195,4 @@ async def test_a_long_search_says_how_far_it_came(mine: SessionSpool, monkeypatc
     monkeypatch.setattr("tidegate.spool.search.SECONDS", 0.0)
     id = await spooled(mine, b"line\n" * 100_000)
     shown = await mine.search(id, "line", limit=1)
-    assert shown == "[nothing found in 0 s, and not all was searched; go on with byte=0]"
+    assert shown == "[nothing found in 0 s, and not all was searched; continue with byte=0]"

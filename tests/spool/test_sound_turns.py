@@ -16,7 +16,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core, settings
 from tests.spool.sounds import mp3, wav
 from tidegate.agent import Conversation
-from tidegate.tools import Result, ToolContext, Toolset, extensions, tool
+from tidegate.tools import Result, ToolContext, Toolset, plugins, tool
 from tidegate.values import Media
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +95,7 @@ async def test_the_example_of_the_documentation_is_heard(home: Path, model: Scri
     """D3: a user's own tool, from its file to the model."""
     (code,) = re.findall(r"^```python\n(.*?)^```", RESULTS.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "beeps.py").write_text(code)
-    found = extensions.find("beeps", tmp_path)
+    found = plugins.find_toolset("beeps", tmp_path)
     assert found is not None
     async with core(home, model=model, toolsets={"beeps": found}, tools='"beeps"') as house:
         assert (await house.say("[tool beep {}] one")).state == "answered"
@@ -158,7 +158,7 @@ async def test_what_the_spool_refuses_is_heard_and_what_is_left_out_is_told(
         outcome = await house.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
         assert outcome.state == "answered"
         assert heard(house) == [LARGE]
-        assert "kept in its message, since the disk refused it" in told(house)
+        assert "stored in its message, since the disk refused it" in told(house)
         (notice,) = outcome.notices
         assert notice.startswith('The sound "long.wav" cannot be heard: the disk refused it') and "2097152" in notice
         assert msgspec.json.encode(notice).decode()[1:-1] in told(house)

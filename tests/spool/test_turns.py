@@ -121,8 +121,8 @@ async def test_what_is_left_out_of_a_result_is_read_with_the_tool_output(home: P
         found = msgspec.json.encode({"id": id, "search": "line 4321"}).decode()
         await house.say(f"[together output {page} output {found}] two")
         results = [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool"]
-        assert results[1] == "line 2500\n[line 2500 of 5000; go on with offset=2500]"
-        assert results[2].startswith("4321 (byte 42093): line 4321\n[1 place")
+        assert results[1] == "line 2500\n[line 2500 of 5000; continue with offset=2500]"
+        assert results[2].startswith("4321 (byte 42093): line 4321\n[1 match")
         grows(model)
 
 

@@ -239,5 +239,5 @@ async def test_a_file_that_was_cut_off_behind_its_log_is_put_aside(path: Path, t
     whole = left.read_bytes()
     left.write_bytes(whole[: -2 * 4096])
     error = await refused(left)
-    assert "cut off" in error.message
+    assert "truncated" in error.message
     assert len(aside(tmp_path)) >= 2

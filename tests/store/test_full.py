@@ -27,7 +27,7 @@ async def test_a_full_disk_refuses_clearly_reads_go_on_and_room_makes_it_work_ag
         await store.write(new_session, "s_1")
         await store.write(new_turn, "s_1", "t_1", "before")
         await store.write(room, 2)
-        with pytest.raises(StoreFull, match="no room"):
+        with pytest.raises(StoreFull, match="no space"):
             await store.write(bulk, "s_1", "t_1", 1, 200_000)
         assert store.stats().full and store.alive
         assert await store.read(messages.untaken, "t_1") == 1

@@ -7,19 +7,7 @@ import pytest
 
 from tests.store.rows import OWNER, count, new_session, new_turn, whole_turn
 from tidegate.errors import StoreFailed
-from tidegate.store import (
-    Db,
-    Store,
-    endings,
-    intents,
-    maintenance,
-    messages,
-    outbox,
-    principals,
-    search,
-    sessions,
-    settings,
-)
+from tidegate.store import Db, Store, intents, maintenance, messages, outbox, principals, search, sessions, settings
 from tidegate.values import Prefix
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +80,7 @@ async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> N
     await store.write(sessions.end, "s_long", reason="delete", hooks=("memory",), now=3.0)
     await store.write(sessions.condemn, "s_long")
     assert await store.write(sessions.shed, "s_long", 5) == 0
-    await store.write(endings.done, "s_long", "memory", 4.0)
+    await store.write(sessions.finish_hook, "s_long", "memory", 4.0)
     assert await store.write(sessions.shed, "s_long", 5) == 5
     assert [row.seq for row in await store.read(messages.page, "s_long")] == list(range(6, 15))
     assert await maintenance.delete_session(store, "s_long")

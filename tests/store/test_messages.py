@@ -211,7 +211,7 @@ async def test_answers_do_not_change_what_was_committed(store: Store) -> None:
     await store.write(new_session, "s_1")
     await store.write(new_turn, "s_1", "t_1", "x")
     await store.write(answered, "s_1", "t_1")
-    with pytest.raises(Conflict, match="committed already") as caught:
+    with pytest.raises(Conflict, match="already committed") as caught:
         await store.write(
             lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=said("again"), now=9.0)
         )

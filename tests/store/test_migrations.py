@@ -20,12 +20,12 @@ from tidegate.store import (
     migrations,
     principals,
     processes,
-    projects,
     search,
     sessions,
     settings,
     turns,
     usage,
+    workspaces,
 )
 from tidegate.store.migrations import CURRENT
 from tidegate.values import Usage
@@ -275,4 +275,4 @@ async def test_whoever_worked_in_a_project_folder_before_could_write_in_it(tmp_p
     path = tmp_path / "tidegate.db"
     await anyio.to_thread.run_sync(as_of_eight, path)
     async with Store.open(path) as store:
-        assert await store.read(projects.known) == (frozenset({("/shared", "p_anna")}), frozenset())
+        assert await store.read(workspaces.project_trust) == (frozenset({("/shared", "p_anna")}), frozenset())

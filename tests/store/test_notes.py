@@ -89,7 +89,7 @@ def test_a_note_says_who_wrote_it_by_the_name_that_people_know(db: apsw.Connecti
 
 
 def test_there_is_a_bound_and_the_refusal_says_what_to_do(db: apsw.Connection) -> None:
-    with pytest.raises(TooLarge, match="say it shorter"):
+    with pytest.raises(TooLarge, match="shorten it"):
         put(db, "é" * (notes.NOTE_BYTES // 2 + 1))
     first = put(db, "x" * 60, most=100)
     with pytest.raises(TooLarge, match=r"60 of 100 bytes.*Forget a note, or replace"):
@@ -152,7 +152,7 @@ def test_all_can_be_rewritten_at_once_by_who_saw_them(db: apsw.Connection) -> No
     assert (by_text["one"].author, by_text["one"].source) == ("p_anna", "tool")
     assert (by_text["drei"].author, by_text["drei"].source, by_text["drei"].id) == ("p_owner", "person", three.id)
     before = texts(db)
-    with pytest.raises(Conflict, match="changed meanwhile"):
+    with pytest.raises(Conflict, match="changed in the meantime"):
         rewrite(db, [], seen)
     for lines, says in (
         ([(two.id, "gone")], "no note"),
@@ -175,12 +175,12 @@ def test_a_rewrite_makes_room_before_it_takes_some(db: apsw.Connection) -> None:
 def tell(db: Db, session: str, now: float = 5.0, turn: str = "t_now") -> str:
     row = sessions.get(db, session)
     assert row is not None
-    return notes.tell(db, row, turn, now)
+    return notes.take_changes(db, row, turn, now)
 
 
 def remembering(db: Db, id: str, principal: str = "p_anna") -> str:
     new_session(db, id, principal=principal)
-    notes.see(db, id, notes.latest(db) + 1)
+    notes.mark_seen(db, id, notes.latest(db) + 1)
     return id
 
 

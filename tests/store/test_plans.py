@@ -18,7 +18,6 @@ from tidegate.store import (
     SummaryRow,
     approvals,
     audit,
-    endings,
     intents,
     maintenance,
     messages,
@@ -108,10 +107,10 @@ def scenario(db: apsw.Connection) -> None:
     sessions.end(db, "s_1", reason="new", hooks=("h",), now=4.0)
     sessions.end(db, "s_1", reason="expiry", hooks=("h",), now=4.0, only_idle_since=3.0)
     sessions.condemn(db, "s_1")
-    endings.pending(db)
-    endings.pending(db, 10, ("s_1", "h"))
-    endings.owed(db, "s_1")
-    endings.done(db, "s_1", "h", 4.0)
+    sessions.pending_hooks(db)
+    sessions.pending_hooks(db, 10, ("s_1", "h"))
+    sessions.owed_hooks(db, "s_1")
+    sessions.finish_hook(db, "s_1", "h", 4.0)
     upkeep(db)
     sessions.delete(db, "s_1")
 

@@ -10,7 +10,6 @@ from tidegate.store import (
     Db,
     Store,
     approvals,
-    endings,
     intents,
     maintenance,
     messages,
@@ -159,13 +158,13 @@ async def test_a_long_prompt_of_a_session_takes_its_size_once_and_comes_back_equ
 async def test_a_rebuilt_prompt_keeps_what_the_session_began_with(store: Store) -> None:
     """S33: the session's own part is the end of every prompt it ever has."""
     row = await store.write(new_session, "s_1", prefix=Prefix(prompt="Base.\n\nBe brief."), extra="Be brief.")
-    with pytest.raises(Conflict, match="began with"):
+    with pytest.raises(Conflict, match="own part"):
         await store.write(sessions.refreeze, "s_1", RUDE, 1)
     await store.write(sessions.refreeze, "s_1", Prefix(prompt="Another base.\n\nBe brief."), 1)
     again = await store.read(sessions.get, "s_1")
     assert again is not None and again.prefix != row.prefix
     assert await store.read(sessions.extra, again) == "Be brief."
-    with pytest.raises(Conflict, match="began with"):
+    with pytest.raises(Conflict, match="own part"):
         await store.write(new_session, "s_2", prefix=PREFIX, extra="Be brief.")
 
 
@@ -216,10 +215,10 @@ async def test_an_end_happens_once_with_everything_that_dies_with_the_session(st
     *_, last = await store.read(messages.page, "s_1")
     assert (last.turn, last.seq, last.message.text, last.message.unanswered) == ("t_2", 3, "too late", True)
     assert await store.read(messages.untaken, "t_2") == 0
-    assert await store.read(endings.pending) == [("s_1", "memory"), ("s_1", "trash")]
-    assert await store.write(endings.done, "s_1", "memory", 7.0)
-    assert not await store.write(endings.done, "s_1", "memory", 8.0)
-    assert await store.read(endings.pending) == [("s_1", "trash")]
+    assert await store.read(sessions.pending_hooks) == [("s_1", "memory"), ("s_1", "trash")]
+    assert await store.write(sessions.finish_hook, "s_1", "memory", 7.0)
+    assert not await store.write(sessions.finish_hook, "s_1", "memory", 8.0)
+    assert await store.read(sessions.pending_hooks) == [("s_1", "trash")]
 
 
 async def test_an_ended_session_takes_nothing_more_but_the_end_of_its_running_turn(store: Store) -> None:
@@ -323,7 +322,7 @@ async def test_an_end_for_idleness_looks_once_more(store: Store) -> None:
         for id in ("s_spoken_to", "s_queued", "s_idle")
     ]
     assert ended == [None, None, sessions.SessionEnd(())]
-    assert await store.read(endings.pending) == [("s_idle", "memory")]
+    assert await store.read(sessions.pending_hooks) == [("s_idle", "memory")]
 
 
 async def test_activity_counts_until_the_last_row_of_a_turn(store: Store) -> None:
@@ -338,7 +337,7 @@ async def test_retention_waits_for_the_hooks_of_the_end(store: Store) -> None:
     for id in ("s_1", "s_2"):
         await store.write(new_session, id)
         await store.write(sessions.end, id, reason="new", hooks=("memory",), now=5.0)
-    await store.write(endings.done, "s_1", "memory", 6.0)
+    await store.write(sessions.finish_hook, "s_1", "memory", 6.0)
     assert await store.read(sessions.ended_before, 100.0, 10) == ["s_1"]
 
 

@@ -133,7 +133,7 @@ class Turns(RuleBasedStateMachine):
         messages.append(self.db, session=session, turn=turn, step=name, message=ANSWER, now=self.tick())
         self.steps += 1
         self.db.execute("SAVEPOINT one")
-        with pytest.raises(Conflict, match="committed already"):
+        with pytest.raises(Conflict, match="already committed"):
             messages.append(self.db, session=session, turn=turn, step=name, message=ANSWER, now=self.tick())
         self.db.execute("ROLLBACK TO one")
         self.db.execute("RELEASE one")

@@ -18,7 +18,7 @@ from tidegate.config import WebSettings
 from tidegate.security import Secret
 from tidegate.store import Store
 from tidegate.tools import Result, ToolContext, builtin_toolsets
-from tidegate.tools.web.http_access import WebAccess
+from tidegate.tools.builtin.web.http_access import WebAccess
 from tidegate.workspaces import Files, Mount, Workspace
 from tidegate.workspaces.files.local import LocalFiles
 from tidegate.workspaces.processes.children import Spawner

@@ -5,7 +5,7 @@ import codecs
 import pytest
 
 from tests.scaling import LINEAR, growth
-from tidegate.tools.web.charsets import CODECS, codec
+from tidegate.tools.builtin.web.charsets import CODECS, codec
 
 HOSTILE = {"invalid": b"\xff", "lead": b"\x81", "escapes": b"\x1b$B", "pairs": b"\x00\xd8", "letters": b"a"}
 

@@ -11,7 +11,7 @@ from tests.recall.recalled import Memories, memories, summarise
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.tools import Tool, builtin_toolsets
-from tidegate.tools.context import context_describe, context_expand, context_search
+from tidegate.tools.builtin.context import context_describe, context_expand, context_search
 
 pytestmark = pytest.mark.anyio
 

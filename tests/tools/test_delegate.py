@@ -59,7 +59,7 @@ async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None
 
 def test_nothing_of_it_is_loaded_where_no_agent_gives_tasks() -> None:
     """L22: an idle gateway does not grow by what it does not use."""
-    names = ("tidegate.tools.delegate", "tidegate.turns.delegation")
+    names = ("tidegate.tools.builtin.delegate", "tidegate.turns.delegation")
     code = f"import sys, tidegate.gateway.gateway; print([name for name in {names!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert run.stdout.strip() == "[]"

@@ -18,13 +18,13 @@ from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, bound_text
 from tidegate.store import Store
 from tidegate.tools import builtin_toolsets
-from tidegate.tools.files import listing
-from tidegate.tools.files import read as reading
-from tidegate.tools.files import write as writing
-from tidegate.tools.files.listing import listed
-from tidegate.tools.files.read import PAGE_BYTES
-from tidegate.tools.files.search import searched
-from tidegate.tools.files.write import write
+from tidegate.tools.builtin.files import listing
+from tidegate.tools.builtin.files import read as reading
+from tidegate.tools.builtin.files import write as writing
+from tidegate.tools.builtin.files.listing import listed
+from tidegate.tools.builtin.files.read import PAGE_BYTES
+from tidegate.tools.builtin.files.search import searched
+from tidegate.tools.builtin.files.write import write
 from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern, search_input
 
 pytestmark = pytest.mark.anyio
@@ -93,12 +93,12 @@ async def test_an_empty_file_and_the_end_of_a_file_are_told(yard: Yard, spool: S
 async def test_pages_say_which_lines_they_are_and_how_to_go_on(yard: Yard, spool: SessionSpool) -> None:
     yard.put({"ten": "".join(f"{number}\n" for number in range(1, 11)), "open": "1\n2\n3"})
     assert await read(yard, spool, "ten", lines=10) == "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n"
-    assert await read(yard, spool, "ten", lines=4) == "1\n2\n3\n4\n[lines 1 to 4; more follow, go on with offset=4]"
+    assert await read(yard, spool, "ten", lines=4) == "1\n2\n3\n4\n[lines 1 to 4; more follow, continue with offset=4]"
     assert await read(yard, spool, "ten", offset=4, lines=5) == (
-        "5\n6\n7\n8\n9\n[lines 5 to 9; more follow, go on with offset=9]"
+        "5\n6\n7\n8\n9\n[lines 5 to 9; more follow, continue with offset=9]"
     )
     assert await read(yard, spool, "ten", offset=9, lines=5) == "10\n[lines 10 to 10; the file ends here]"
-    assert await read(yard, spool, "open", lines=2) == "1\n2\n[lines 1 to 2; more follow, go on with offset=2]"
+    assert await read(yard, spool, "open", lines=2) == "1\n2\n[lines 1 to 2; more follow, continue with offset=2]"
     assert await read(yard, spool, "open", offset=1) == "2\n3\n[lines 2 to 3; the file ends here]"
 
 
@@ -136,7 +136,7 @@ async def test_a_page_is_bounded_in_bytes_and_fits_a_tools_output(yard: Yard, sp
     assert len(page.encode()) <= PAGE_BYTES + 200
     assert bound_text(page, 16 * 1024, 400) == page
     count = page.count("\n")
-    assert page.endswith(f"[lines 1 to {count}; more follow, go on with offset={count}]")
+    assert page.endswith(f"[lines 1 to {count}; more follow, continue with offset={count}]")
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1, 2, 3])
@@ -148,12 +148,12 @@ async def test_a_line_longer_than_a_page_is_shown_in_part_and_can_be_passed(
     yard.put({"long": line + "\nnext\n"})
     page = await read(yard, spool, "long")
     if len(line.encode()) + 1 <= PAGE_BYTES:
-        assert page == line + "\n[lines 1 to 1; more follow, go on with offset=1]"
+        assert page == line + "\n[lines 1 to 1; more follow, continue with offset=1]"
     else:
         shown, _, place = page.rpartition("\n")
         assert line.startswith(shown)
         assert len(shown.encode()) > PAGE_BYTES - 4
-        assert place == "[line 1 is longer than a page, this is its beginning; what follows is at offset=1]"
+        assert place == "[line 1 is longer than a page, this is its beginning; the next line is at offset=1]"
     assert (await read(yard, spool, "long", offset=1)).startswith("next\n")
 
 
@@ -222,7 +222,7 @@ async def test_a_write_tells_what_it_did(yard: Yard, monkeypatch: pytest.MonkeyP
         await write(files, "a/b.txt", "\ud800")
     monkeypatch.setattr(writing, "WRITTEN_BYTES", 4)
     await write(files, "a/b.txt", "éé")
-    with pytest.raises(ToolFailed, match="has 5 bytes, more than the 4"):
+    with pytest.raises(ToolFailed, match="has 5 bytes; at most 4 are written"):
         await write(files, "a/b.txt", "ééx")
     assert (yard.work / "a/b.txt").read_text() == "éé"
 
@@ -293,4 +293,4 @@ async def test_a_file_changed_while_it_was_searched_is_told(yard: Yard, monkeypa
         return real(*arguments)
 
     monkeypatch.setattr(search_input, "hits", changing)
-    assert (await found(yard, "hit")).startswith("a\n[it was changed while it was searched: search again]\n")
+    assert (await found(yard, "hit")).startswith("a\n[changed during the search: search again]\n")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.workspaces.filing import Yard
 from tidegate.errors import ToolFailed
-from tidegate.tools.files import diffs
-from tidegate.tools.files import edit as editing
-from tidegate.tools.files.diffs import NO_BREAK, Span, bounded, unified
-from tidegate.tools.files.edit import edit, replaced
+from tidegate.tools.builtin.files import diffs
+from tidegate.tools.builtin.files import edit as editing
+from tidegate.tools.builtin.files.diffs import NO_BREAK, Span, bounded, unified
+from tidegate.tools.builtin.files.edit import edit, replaced
 
 pytestmark = pytest.mark.anyio
 
@@ -75,11 +75,11 @@ async def test_every_place_is_replaced_on_request(yard: Yard) -> None:
 
 def test_several_places_are_told_with_their_lines() -> None:
     assert refusal("x\nold\nold\ny old\n", "old", "new") == (
-        'The old text occurs 3 times in "f", at lines 2, 3, 4; give more of what is around the one you mean, '
+        'The old text occurs 3 times in "f", at lines 2, 3, 4; include more of the surrounding text, '
         "or set all=true."
     )
     assert "occurs 20 times" in (said := refusal("old\n" * 20, "old", "new"))
-    assert "9, 10, …; give" in said
+    assert "9, 10, …; include" in said
 
 
 def test_places_that_overlap_are_several() -> None:
@@ -122,9 +122,9 @@ async def test_a_file_changed_in_between_is_not_overwritten(yard: Yard, monkeypa
 
 
 async def test_very_long_texts_are_replaced_without_a_diff(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(editing, "DIFFED", 10)
+    monkeypatch.setattr(editing, "DIFFED_CHARACTERS", 10)
     yard.put({"f": "x" * 11})
-    assert "too long for their difference to be shown" in await edit(yard.files(), "f", "x" * 11, "y")
+    assert "too long to show their difference" in await edit(yard.files(), "f", "x" * 11, "y")
     assert (yard.work / "f").read_text() == "y"
 
 

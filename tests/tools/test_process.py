@@ -11,7 +11,7 @@ from tests.tools.test_terminal import Hands
 from tests.workspaces.making import alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result
-from tidegate.tools.process import process
+from tidegate.tools.builtin.process import process
 
 pytestmark = pytest.mark.anyio
 
@@ -34,33 +34,33 @@ async def test_a_server_is_started_once_watched_and_stopped(tool_runner: Hands) 
     serve = f"echo listening; while read line; do echo got $line; done; sleep {mark}"
     assert (
         await call(tool_runner, "start", name="server", command=serve)
-    ).text == "[server runs]\nlistening\n[next: since=10]"
+    ).text == "[server is running]\nlistening\n[next: since=10]"
     again = await call(tool_runner, "start", name="server", command=serve)
-    assert (again.text, again.failed) == ("[server runs already]", False)
+    assert (again.text, again.failed) == ("[server is already running]", False)
     other = await call(tool_runner, "start", name="server", command="sleep 5")
     assert other.failed and "with another command: echo listening" in other.text
     assert (await call(tool_runner, "write", name="server", input="hello\n")).text == "[6 bytes were written]"
     waited = await call(tool_runner, "wait", name="server", pattern="got (hello|bye)", since=10)
-    assert waited.text == "[server has put out: got hello]\ngot hello\n[next: since=20]"
+    assert waited.text == "[server printed: got hello]\ngot hello\n[next: since=20]"
     listed = (await call(tool_runner, "list")).text
-    assert listed.startswith("server: runs for ") and "20 bytes of output" in listed
+    assert listed.startswith("server: has been running for ") and "20 bytes of output" in listed
     await call(tool_runner, "write", name="server", input="", close=True)
     stopped = await call(tool_runner, "stop", name="server")
     assert stopped.text.startswith("[server was stopped") and alive(mark) == []
-    assert "was ended" in (await call(tool_runner, "list")).text
+    assert "was stopped" in (await call(tool_runner, "list")).text
     assert (await call(tool_runner, "output", name="server", since=20)).text == "[next: since=20]"
 
 
 async def test_what_ends_at_once_is_said_at_once(tool_runner: Hands) -> None:
     result = await call(tool_runner, "start", name="typo", command="no-such-program")
-    assert result.failed and "has ended at once with exit code 127" in result.text
+    assert result.failed and "ended immediately with exit code 127" in result.text
     assert "no-such-program: command not found" in result.text
 
 
 async def test_waiting_says_how_it_ended(tool_runner: Hands) -> None:
     await call(tool_runner, "start", name="slow", command="sleep 1000")
     late = await call(tool_runner, "wait", name="slow", timeout=0.2)
-    assert late.failed and late.text == "[0.2 s are over; slow still runs]\n[next: since=0]"
+    assert late.failed and late.text == "[0.2 s have passed; slow is still running]\n[next: since=0]"
     await call(tool_runner, "start", name="job", command="read x; exit 4")
     await call(tool_runner, "write", name="job", input="", close=True)
     over = await call(tool_runner, "wait", name="job", pattern="never")
@@ -99,7 +99,7 @@ async def test_no_more_finished_ones_are_listed_than_are_kept(tmp_path: Path) ->
     rooms.clock.now += 1
     async with room(tmp_path / "home", kept_processes=3, clock=rooms.clock) as rooms:
         listed = (await call(Hands(rooms, tool_runner.session), "list")).text
-        assert len(listed.splitlines()) == 3 and listed.count("went with the gateway") == 3
+        assert len(listed.splitlines()) == 3 and listed.count("ended with the gateway") == 3
 
 
 async def test_a_process_that_runs_too_long_is_ended_and_the_agent_told(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_a_process_may_be_allowed_to_run_for_ever(tmp_path: Path) -> None:
         tool_runner = Hands(rooms, session := await rooms.new_session())
         started = await call(tool_runner, "start", name="server", command="read line; echo $line")
         site = rooms.workspaces.present(session)
-        assert started.text.startswith("[server runs]") and site is not None and not site.running["server"].late
+        assert started.text.startswith("[server is running]") and site is not None and not site.running["server"].late
         await call(tool_runner, "write", name="server", input="still here\n")
         assert "still here" in (await call(tool_runner, "wait", name="server")).text
 

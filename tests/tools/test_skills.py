@@ -13,7 +13,7 @@ from tidegate.errors import ToolFailed
 from tidegate.skills import SkillLibrary
 from tidegate.skills.library import FILES_LISTED, READ_BYTES
 from tidegate.tools import ToolRegistry, ToolServices, builtin_toolsets
-from tidegate.tools.skills import skill as tool
+from tidegate.tools.builtin.skills import skill as tool
 from tidegate.turns.skill_reader import SkillReader
 
 pytestmark = pytest.mark.anyio

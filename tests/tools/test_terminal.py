@@ -11,8 +11,8 @@ import pytest
 from tests.workspaces.making import Room, alive, room, token, until
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result, ToolContext
-from tidegate.tools.output import output
-from tidegate.tools.terminal import terminal
+from tidegate.tools.builtin.output import output
+from tidegate.tools.builtin.terminal import terminal
 from tidegate.values import new_id
 
 pytestmark = pytest.mark.anyio

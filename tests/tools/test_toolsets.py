@@ -135,7 +135,7 @@ def test_an_unknown_toolset_is_refused_with_the_nearest_name() -> None:
     registry = ToolRegistry(builtin_toolsets())
     with pytest.raises(Misconfigured) as caught:
         registry.resolve(["clock", "fils"], where="agents.main.tools")
-    assert caught.value.message == "agents.main.tools names no toolset: there is no 'fils'; did you mean 'files'?"
+    assert caught.value.message == "agents.main.tools: there is no toolset 'fils'; did you mean 'files'?"
     with pytest.raises(Misconfigured, match="known: ask, clock, "):
         registry.resolve(["qqq"])
     assert registry.resolve([]).definitions == ()

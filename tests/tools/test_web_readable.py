@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.spool import JobRunner
-from tidegate.tools.web import html_text
-from tidegate.tools.web.html_text import Converter
+from tidegate.tools.builtin.web import html_text
+from tidegate.tools.builtin.web.html_text import Converter
 
 URL = "https://example.org/a/b"
 FOLDER = Path(html_text.__file__).parent

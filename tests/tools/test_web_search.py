@@ -155,7 +155,7 @@ async def test_an_answer_of_another_form_is_told_in_a_sentence(tmp_path: Path, n
 
     if name == "brave" and body == b'{"results": [1]}':
         return  # without `web` there is nothing found
-    assert "not of the form" in await failure(tmp_path, name, handler)
+    assert "an unexpected form" in await failure(tmp_path, name, handler)
 
 
 async def test_an_answer_without_results_says_so(tmp_path: Path) -> None:

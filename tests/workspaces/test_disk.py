@@ -14,8 +14,8 @@ from tests.tools.sites import Agent, agent, site
 from tests.workspaces.filing import Yard
 from tests.workspaces.making import WAIT, room, until
 from tidegate.errors import ToolFailed
-from tidegate.tools.files.edit import edit
-from tidegate.tools.files.write import write
+from tidegate.tools.builtin.files.edit import edit
+from tidegate.tools.builtin.files.write import write
 from tidegate.workspaces.files.filesystem import Filesystem
 from tidegate.workspaces.folders import DiskUsage, disk_usage
 

@@ -11,8 +11,8 @@ import pytest
 from tests.logs import capture_logs
 from tests.workspaces.making import room, until
 from tidegate.errors import ToolFailed
-from tidegate.tools.files.edit import edit
-from tidegate.tools.files.write import write
+from tidegate.tools.builtin.files.edit import edit
+from tidegate.tools.builtin.files.write import write
 from tidegate.workspaces import protected_mounts
 from tidegate.workspaces.backends import bubblewrap_sandbox
 from tidegate.workspaces.files.file_user import acting_as, gateway_user

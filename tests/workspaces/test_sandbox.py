@@ -7,8 +7,8 @@ import pytest
 
 from tests.workspaces.making import Room, alive, room, token, until
 from tidegate.errors import ToolFailed
-from tidegate.tools.files.edit import edit
-from tidegate.tools.files.write import write
+from tidegate.tools.builtin.files.edit import edit
+from tidegate.tools.builtin.files.write import write
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,6 @@ from tidegate.store import (
     notices,
     sessions,
     settings,
-    switches,
     turns,
 )
 from tidegate.values import Call, Frozen, Message, OnDisconnect
@@ -123,9 +122,9 @@ def begin_at_once(
 
 def _tell(db: Db, session: SessionRow, turn: str, held: tuple[SettingRow, ...], now: float) -> list[MessageRow]:
     """What happened meanwhile joins the turn as a message of its own, behind what was said."""
-    texts = [notices.take(db, session.id), switches.take(db, session.id, held, now)]
+    texts = [notices.take(db, session.id), settings.take_switches(db, session.id, held, now)]
     if session.memory_seen:
-        texts.append(notes.tell(db, session, turn, now))
+        texts.append(notes.take_changes(db, session, turn, now))
     text = "\n".join(filter(None, texts))
     if not text:
         return []

@@ -26,7 +26,6 @@ from tidegate.store import (
     SessionRow,
     Store,
     SummaryRow,
-    endings,
     messages,
     notes,
     principals,
@@ -125,9 +124,9 @@ class NoteExtractor:
         material = await self._store.read(_material, session.id, session.principal)
         if material.said < LEAST_SAID:
             return None
-        tries = await self._store.write(endings.attempt, session.id, HOOK)
+        tries = await self._store.write(sessions.attempt_hook, session.id, HOOK)
         if tries > TRIES:  # the process died in the last one
-            self._give_up(session, "the last attempt did not finish")
+            self._give_up(session, "the last attempt_hook did not finish")
             return None
         try:
             texts = await self._ask(session, material)

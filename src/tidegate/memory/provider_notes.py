@@ -86,7 +86,7 @@ class ProviderNotes:
     async def remember(self, draft: Draft) -> tuple[Note, bool]:
         draft = msgspec.structs.replace(draft, text=notes.clean(draft.text))
         note = await self._ask(lambda provider: provider.remember(draft), draft.replaces)
-        told = notes.told_of(note.id, draft.source, draft.by, notes.clean(note.text), new=draft.replaces is None)
+        told = notes.change_text(note.id, draft.source, draft.by, notes.clean(note.text), new=draft.replaces is None)
         await self._tell(draft.about, draft.whose, told, draft.session if draft.source == "tool" else None)
         return note, True
 
@@ -95,7 +95,7 @@ class ProviderNotes:
         if note not in known:
             raise _missing(note)
         await self._ask(lambda provider: provider.forget(about, whose, note), note)
-        await self._tell(about, whose, notes.told_gone(note), session)
+        await self._tell(about, whose, notes.removal_text(note), session)
         return known[note]
 
     async def rewrite(
@@ -176,7 +176,7 @@ class ProviderNotes:
 
     async def _tell(self, about: About, whose: str, text: str, session: str | None) -> None:
         await self._store.write_then(
-            self._marks.moved, notes.changed, about, whose, text[: 2 * notes.NOTE_BYTES], session, self._clock()
+            self._marks.moved, notes.add_change, about, whose, text[: 2 * notes.NOTE_BYTES], session, self._clock()
         )
 
     def _unanswered(self) -> ProviderUnanswered:

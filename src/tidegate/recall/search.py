@@ -13,7 +13,7 @@ from tidegate.errors import ToolFailed
 from tidegate.recall import render
 from tidegate.recall.search_index import IndexHits, IndexUnanswered, PluginIndex
 from tidegate.spool import Spool
-from tidegate.spool.search_many import SearchMatches, SearchTerms, search_files, search_texts
+from tidegate.spool.search import SearchMatches, SearchTerms, search_files, search_texts
 from tidegate.store import Db, SpooledRow, Store, messages, search, sessions, spooled
 from tidegate.store.tables.search import Mention
 from tidegate.values import Frozen, Message

@@ -94,7 +94,7 @@ def find_index(name: str, home: Path) -> Make:
     """The function `make` of the file indexes/NAME.py in the home folder, or the entry point of that name in a
     package."""
     file = home / FOLDER / f"{name}.py"
-    found: Make = plugins.function_of(name, file, "make", group=GROUP, kind="index", setting="[context] index")
+    found: Make = plugins.load_function(name, file, "make", group=GROUP, kind="index", setting="[context] index")
     return found
 
 

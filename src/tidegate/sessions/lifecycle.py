@@ -21,7 +21,7 @@ from tidegate.engine import EmbeddedEngine
 from tidegate.errors import NotYet
 from tidegate.lifetimes import Presence, Scope, gather
 from tidegate.log import Log
-from tidegate.store import Db, SessionKind, SessionRow, Store, endings, maintenance, sessions, turns
+from tidegate.store import Db, SessionKind, SessionRow, Store, maintenance, sessions, turns
 from tidegate.values import Outcome
 
 log = Log(__name__)
@@ -117,7 +117,7 @@ class SessionEndings:
         # Also if another call has ended it: that call may still be waiting for the turn.
         await self._release(session, refused, "delete")
         await self.finish(session)
-        owed = await self._store.read(endings.owed, session)
+        owed = await self._store.read(sessions.owed_hooks, session)
         if owed:
             log.warning("a session will be deleted when its end hooks have run", session=session, owed=owed)
         return not owed
@@ -127,11 +127,11 @@ class SessionEndings:
         many took effect. Slow hooks are skipped unless they do not apply."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
-            owed = await self._store.read(endings.owed, session)
+            owed = await self._store.read(sessions.owed_hooks, session)
             return sum(await gather([self._run(run, session, hook) for hook in owed]))
         done, last = 0, ("", "")
         for _ in range(BATCHES):
-            found = await self._store.read(endings.pending, BATCH, last)
+            found = await self._store.read(sessions.pending_hooks, BATCH, last)
             done += sum(await gather([self._run(run, owing, hook) for owing, hook in found]))
             if len(found) < BATCH:
                 break
@@ -160,12 +160,12 @@ class SessionEndings:
 
     async def _pending_slow(self, session: str | None) -> list[tuple[str, str]]:
         if session is not None:
-            hooks = await self._store.read(endings.owed, session)
+            hooks = await self._store.read(sessions.owed_hooks, session)
             return [(session, hook) for hook in hooks if hook in self._slow]
         found: list[tuple[str, str]] = []
         last = ("", "")
         for _ in range(BATCHES):
-            batch = await self._store.read(endings.pending, BATCH, last)
+            batch = await self._store.read(sessions.pending_hooks, BATCH, last)
             found += [owing for owing in batch if owing[1] in self._slow]
             if len(batch) < BATCH or len(found) >= SLOW_IN_A_RUN:
                 break
@@ -265,10 +265,10 @@ def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: floa
     """The mark and the effect commit together, so neither exists without the other. So does the deletion, if no other
     hook is pending and no turn has yet to be settled. Returns whether the hook took effect, and whether the session was
     deleted."""
-    effect = hook != endings.DELETE and endings.done(db, session, hook, now)
+    effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
         write(db)
-    is_due = endings.owed(db, session) == [endings.DELETE] and turns.is_idle(db, session)
+    is_due = sessions.owed_hooks(db, session) == [sessions.DELETE_HOOK] and turns.is_idle(db, session)
     return effect, is_due and sessions.delete(db, session)
 
 

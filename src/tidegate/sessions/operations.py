@@ -14,7 +14,7 @@ from tidegate.security import Principal
 from tidegate.sessions import queries
 from tidegate.sessions.admission import NewSession
 from tidegate.sessions.components import Components
-from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, switches, turns
+from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, turns
 from tidegate.turns import COOLDOWN, WANTED
 from tidegate.values import Acceptance, new_id
 

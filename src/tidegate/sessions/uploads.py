@@ -34,7 +34,7 @@ async def accept_media(inbound: Inbound, store: Store, spool: Spool, accept: Acc
 
 async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Acceptance:
     known = await store.read(_session, inbound)
-    arrivals = spool.arrivals(known or new_id("s"), is_new=known is None)
+    arrivals = spool.upload_folder(known or new_id("s"), is_new=known is None)
     taken: bool | None = None
     try:
         accepted = await accept(await _ready(inbound, arrivals), arrivals)

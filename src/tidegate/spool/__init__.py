@@ -1,7 +1,7 @@
-"""The spool: long results and media on disk, and the excerpts that stand for them.
+"""The spool: long results and media on disk, and their excerpts.
 
-Guarantee: what a model is shown is bounded, what was left out can be read for as long as the transcript names it, and
-memory never holds more of it than the excerpt.
+Models are shown bounded excerpts. The rest can be read for as long as the transcript refers to it. Memory never holds
+more of a result than the excerpt.
 """
 
 from tidegate.spool.excerpts import bound_text

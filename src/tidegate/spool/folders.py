@@ -1,6 +1,6 @@
-"""The folders of the spool: what lies there, sharing it, and removing what nobody owns. All of it blocks: for threads.
+"""The folders of the spool: listing, sharing, and removing orphans. All functions block: call them in threads.
 
-Guarantee: only what has a name of ours is looked at, so that what an operator or a file system keeps here stays. What
+Only files with the spool's own names are touched, so that files of an operator or a file system stay. A file that
 cannot be removed is logged and left to the next sweep. No link is followed.
 """
 
@@ -16,11 +16,11 @@ log = Log(__name__)
 
 _FOLDER = re.compile(r"s_\w+")
 _FILE = re.compile(r"((?:sp|pr)_\w+)(?:\.\w+)*")
-"""Results by their own id; the output of a process by that of the process."""
+"""Results are named by their own id; the output of a process by the id of the process."""
 
 
 def folders(root: Path) -> dict[str, float]:
-    """Sessions that have a folder, each with the time at which something came or went in it."""
+    """Sessions that have a folder, each with the time of the last change in it."""
     found: dict[str, float] = {}
     try:
         with os.scandir(root) as entries:
@@ -33,7 +33,7 @@ def folders(root: Path) -> dict[str, float]:
 
 
 def files(folder: Path, before: float) -> dict[str, str]:
-    """Files in it that were last written before that time, each with the id that it belongs to."""
+    """Files in the folder that were last written before that time, each with the id that it belongs to."""
     found: dict[str, str] = {}
     try:
         with os.scandir(folder) as entries:
@@ -41,13 +41,13 @@ def files(folder: Path, before: float) -> dict[str, str]:
                 named = _FILE.fullmatch(entry.name)
                 if named is not None and entry.stat(follow_symlinks=False).st_mtime < before:
                     found[entry.name] = named[1]
-    except FileNotFoundError:  # its session was deleted meanwhile
+    except FileNotFoundError:  # its session was deleted in the meantime
         return {}
     return found
 
 
 def link(source: Path, target: Path) -> None:
-    """The results of one folder in another as well. Logs of processes stay where they are: they are no results."""
+    """Links the results of one folder into another. Logs of processes are not linked: they are not results."""
     names = [name for name, id in files(source, math.inf).items() if id.startswith("sp_")]
     if names:
         target.mkdir(mode=0o700, exist_ok=True)
@@ -67,7 +67,7 @@ def remove_files(folder: Path, names: list[str]) -> int:
 
 
 def remove_folder(folder: Path) -> bool:
-    """Whether it is gone."""
+    """Returns whether the folder is gone."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Pictures, sounds and documents for a model: within what every provider takes, small ones inline, larger ones in the
+"""Pictures, sounds and documents for models, within the limits of every provider: small ones inline, larger ones in the
 spool.
 
-Guarantee: whoever brings one, a local file, a server or a caller, it obeys the same bounds, and what it is, its first
-bytes say and never its name. The gateway never decodes one and never holds more of it than a piece: a child reads it
-from a descriptor and leaves what a model may be given in memory that is the kernel's. Pictures may be made smaller;
-sounds and documents go as they are or not at all. Nothing of a document is parsed. What the spool refuses goes into its
-message up to UNSPOOLED_BYTES in one turn, and says so. What is refused is a sentence for the model.
+The same bounds apply to media from files, servers and callers. The first bytes decide the type, never the name. The
+gateway never decodes media and never holds more than a chunk: a child process reads it from a descriptor and leaves the
+result in an anonymous file in memory. Pictures may be scaled down; sounds and documents are passed unchanged or not at
+all. Documents are not parsed. Media that the spool refuses goes into its message, up to UNSPOOLED_BYTES per turn, with
+a note about it. A refusal is one sentence for the model.
 """
 
 import contextlib
@@ -25,47 +25,47 @@ from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import PDF, Media
 
 SIDE = 2000
-"""Pixels of a side: what every provider takes without scaling by itself."""
+"""The longest side of a picture in pixels: every provider accepts it without scaling."""
 
 SHOWN_BYTES = 4_500_000
-"""Of a picture as it is sent: the strictest provider takes 5 MB."""
+"""The largest picture that is sent: the strictest provider accepts 5 MB."""
 
 SOUND_BYTES = 20_000_000
-"""Of a sound: what providers take, and what one request can hold (agent/conversation.py)."""
+"""The largest sound: what providers accept, and what one request can hold (agent/conversation.py)."""
 
 SOUND_SECONDS = 3600
-"""That a sound may last: most of what the models that hear can hold."""
+"""The longest sound: most of what models with audio input can hold."""
 
 DOCUMENT_BYTES = 20_000_000
-"""Of a document: the strictest provider takes requests of 32 MB, and base64 makes it a third larger. One request can
-hold it (agent/conversation.py)."""
+"""The largest document: the strictest provider accepts requests of 32 MB, and base64 adds a third. One request can hold
+it (agent/conversation.py)."""
 
 INLINE_BYTES = 256 * 1024
-"""Of a picture, a sound or a document that is stored in its message, and held in memory with it."""
+"""The largest picture, sound or document that is stored in its message, and held in memory with it."""
 
 PIXELS = 50_000_000
-"""That are decoded: the largest cameras; more is a mistake or an attack."""
+"""The largest picture that is decoded: that of the largest cameras; more is a mistake or an attack."""
 
 SOURCE_BYTES = 256 * 1024 * 1024
-"""Of a file that is looked at."""
+"""The largest picture file that is read."""
 
 MEMORY_BYTES = 768 * 1024 * 1024
-"""Of the child: as many pixels, decoded, and a second time while they are converted."""
+"""Memory of the child process: that many pixels decoded, and again while they are converted."""
 
 SECONDS = 30.0
-"""For one of them, on a slow machine too."""
+"""The deadline for one job, on a slow machine too."""
 
-PIECE = 256 * 1024
-"""That is copied at once."""
+CHUNK_BYTES = 256 * 1024
+"""Bytes that are copied at once."""
 
 NAME_CHARACTERS = 200
-"""Of a name in a message about it, and of the name that a document keeps."""
+"""Characters of a name in a message about it, and of the name that a document keeps."""
 
 LOADED_BYTES = max(SHOWN_BYTES, SOUND_BYTES, DOCUMENT_BYTES)
-"""Of the largest that is ever kept."""
+"""The largest media that is ever kept."""
 
 CONVERT = 'a command like "ffmpeg -i IN -ac 1 OUT.mp3" makes a small one that can be'
-"""What to do with a sound that is not taken."""
+"""Advice for a sound that is not accepted."""
 
 
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
@@ -73,15 +73,15 @@ _DOCUMENT = b"%PDF-"
 
 
 def seems_media(head: bytes) -> bool:
-    """Whether a file that begins so should be given as a picture or a sound, and not be read as text. Sounds of kinds
-    that no model is given are among them: whoever gives them is told what to do."""
+    """Whether a file that begins so should be passed as a picture or a sound instead of being read as text. This
+    includes audio formats that models are not given: the error says what to do."""
     return (
         bool(audio_header.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
     )
 
 
 def media_type_of(data: bytes) -> str:
-    """What it is by its first bytes; nothing when it is none of the kinds that are given to models."""
+    """The media type by the first bytes; empty for types that are not given to models."""
     if data.startswith(_DOCUMENT):
         return PDF
     sound = audio_header.kind(data[: audio_header.HEAD_BYTES])
@@ -92,14 +92,14 @@ def media_type_of(data: bytes) -> str:
 
 
 class MediaPreparer:
-    """Makes what a model may be given."""
+    """Prepares media for models."""
 
     def __init__(self, workers: JobRunner) -> None:
         self._workers = workers
 
     async def media(self, name: str, source: bytes | int, place: EntryFolder, *, filename: str) -> Media:
-        """`source` is all of it, or a descriptor of its file, which stays the caller's. `place` is where a large one
-        goes. `name` names it in a refusal, `filename` is the name that a document keeps."""
+        """`source` is the content, or a descriptor of its file, which the caller still owns. `place` is the destination
+        of large media. `name` is used in error messages, `filename` is the name that a document keeps."""
         named = f'"{name[:NAME_CHARACTERS]}"'
         async with _described(source) as input:
             head = os.pread(input, audio_header.HEAD_BYTES, 0)
@@ -118,13 +118,13 @@ class MediaPreparer:
             return kept
         if not await to_thread.run_sync(_pillow):
             raise _left_out(shown, lost, size)
-        # What cannot be kept on disk can still be shown, if it is made small enough to go with its message.
-        room = max(place.unspooled.left, INLINE_BYTES)
+        # A picture that cannot be stored on disk can still be shown if it is small enough to go into its message.
+        space = max(place.unspooled.left, INLINE_BYTES)
         with _anonymous() as output:
-            made = await self._scaled(input, output, room, f"{shown} ({lost})")
+            made = await self._scaled(input, output, space, f"{shown} ({lost})")
             size = os.fstat(output).st_size
             if size > INLINE_BYTES and not place.unspooled.take(size):
-                raise _left_out(shown, lost, size)  # others have taken the room meanwhile
+                raise _left_out(shown, lost, size)  # other media took the space in the meantime
             return _inline(made, output, size, f"small, since {lost}")
 
     async def _sound(self, input: int, heard: str, place: EntryFolder) -> Media:
@@ -142,9 +142,9 @@ class MediaPreparer:
         if size > DOCUMENT_BYTES:
             raise ToolFailed(f"{given}: it has {size} bytes, more than the {DOCUMENT_BYTES} that a model can be given.")
         with _anonymous() as output:
-            # A copy, since a file may change while it is kept.
-            for start in range(0, size, PIECE):
-                os.sendfile(output, input, start, min(PIECE, size - start))
+            # A copy, since the file may change while it is stored.
+            for start in range(0, size, CHUNK_BYTES):
+                os.sendfile(output, input, start, min(CHUNK_BYTES, size - start))
                 await lowlevel.checkpoint()
             size = os.fstat(output).st_size
             made = Media(media_type=PDF, name=_printable(filename), size=size)
@@ -174,13 +174,13 @@ class MediaPreparer:
 
 
 async def _kept(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
-    """With its bytes, or with the name that they have in the spool; or why they could not be kept."""
+    """The media with its bytes or its name in the spool, and the reason if it could not be kept."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
         return _inline(made, output, size), ""
     entry = await _spooled(output, size, made.media_type, place)
     if entry.lost and place.unspooled.take(size):
-        return _inline(made, output, size, f"kept in its message, since {entry.lost}"), ""
+        return _inline(made, output, size, f"stored in its message, since {entry.lost}"), ""
     return msgspec.structs.replace(made, spooled=entry.id), entry.lost
 
 
@@ -195,19 +195,19 @@ def _printable(name: str) -> str:
 
 def _left_out(what: str, lost: str, size: int) -> MediaLeftOut:
     return MediaLeftOut(
-        f"{what}: {lost}, and its {size} bytes are more than may go with the messages of one turn instead "
-        f"({UNSPOOLED_BYTES} bytes in all); make it smaller, or make room."
+        f"{what}: {lost}, and its {size} bytes are more than may go into the messages of one turn instead "
+        f"({UNSPOOLED_BYTES} bytes in all); make it smaller, or free some space."
     )
 
 
 async def _spooled(output: int, size: int, media_type: str, place: EntryFolder) -> SpoolEntry:
-    """Written in pieces, each read here: a thread that is left behind by a cancelled caller must not hold a descriptor
-    that is closed meanwhile."""
+    """Writes an entry in chunks that are read here: a thread left behind by a cancelled caller must not use a
+    descriptor that is closed in the meantime."""
     entry = SpoolEntry(place)
     try:
         await entry.begin()
-        for start in range(0, size, PIECE):
-            await entry.put(os.pread(output, PIECE, start))
+        for start in range(0, size, CHUNK_BYTES):
+            await entry.put(os.pread(output, CHUNK_BYTES, start))
         await entry.keep(bytes=size, media_type=media_type)
     finally:
         await entry.drop()
@@ -221,15 +221,15 @@ async def _described(source: bytes | int) -> AsyncIterator[int]:
         return
     with _anonymous() as fd:
         view = memoryview(source)
-        for start in range(0, len(view), PIECE):
-            os.write(fd, view[start : start + PIECE])
+        for start in range(0, len(view), CHUNK_BYTES):
+            os.write(fd, view[start : start + CHUNK_BYTES])
             await lowlevel.checkpoint()
         yield fd
 
 
 @contextlib.contextmanager
 def _anonymous() -> Iterator[int]:
-    """A file without a name, in memory that counts as the kernel's and is gone when it is closed."""
+    """An anonymous file in memory, which vanishes when it is closed."""
     fd = os.memfd_create("media")
     try:
         yield fd
@@ -238,6 +238,6 @@ def _anonymous() -> Iterator[int]:
 
 
 def _pillow() -> str:
-    """The folder that Pillow is imported from, or nothing."""
+    """The folder that Pillow is imported from, or an empty string."""
     found = importlib.util.find_spec("PIL")
     return "" if found is None or found.origin is None else str(Path(found.origin).parent.parent)

@@ -1,10 +1,10 @@
-"""Output recorded as it streams in.
+"""A recorder for output that streams in.
 
-Guarantee: whatever the length of the output, memory holds its beginning, its end and one buffer; the whole goes to the
-session's spool as soon as it is longer than what a model is shown, byte for byte. At the threshold it is inline, one
+Whatever the length of the output, memory holds its beginning, its end and one buffer. As soon as the output is longer
+than what a model is shown, all of it goes to the session's spool, byte for byte. At the threshold it is inline, one
 byte above it is spooled. If the disk refuses or the session's quota is used up, the excerpt is kept and says so, and
-whoever records goes on. A recorder that is left without `finish` leaves nothing behind. How the output was cut into
-pieces makes no difference to any of it.
+recording continues. A recorder that is exited without `finish` leaves nothing behind. The sizes of the pieces in which
+the output arrives make no difference.
 """
 
 from types import TracebackType
@@ -13,7 +13,7 @@ from tidegate.spool.entry import EntryFolder, SpoolEntry
 from tidegate.spool.excerpts import clean, excerpt
 
 BUFFER_BYTES = 256 * 1024
-"""Written at once: few enough to hold, many enough that a gigabyte costs four thousand writes."""
+"""Bytes written at once: few enough to hold, enough that a gigabyte costs only four thousand writes."""
 
 
 class OutputRecorder:
@@ -37,7 +37,7 @@ class OutputRecorder:
 
     @property
     def spooled(self) -> str:
-        """The id of the whole, once it is finished; empty when it is inline or was not kept."""
+        """The id of the complete output once it is finished; empty if it is inline or was not kept."""
         return self._entry.id
 
     async def __aenter__(self) -> "OutputRecorder":
@@ -72,7 +72,7 @@ class OutputRecorder:
             await self._entry.put(data)
 
     async def finish(self) -> str:
-        """The excerpt that a model is shown; with the name under which the whole can be had, when that is longer."""
+        """Returns the excerpt that a model is shown. If the output is longer, the excerpt names its id in the spool."""
         if self._inline:
             return clean(bytes(self._head)).decode()
         await self._flush()
@@ -80,7 +80,7 @@ class OutputRecorder:
         if self._entry.lost:
             hint = f"the rest was not kept: {self._entry.lost}"
         else:
-            hint = f"the whole is {self._entry.id}, read it with the tool output"
+            hint = f"the full text is {self._entry.id}, read it with the tool output"
         head, tail = clean(bytes(self._head)), clean(bytes(self._tail))
         return excerpt(head, tail, self.bytes, self.lines, self._max_bytes, self._max_lines, hint=hint)
 

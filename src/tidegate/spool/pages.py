@@ -1,7 +1,7 @@
-"""A page of a spooled result.
+"""Pages of a spooled result.
 
-Guarantee: every byte of the file is on some page, and each page says how to get the next: by lines, or by bytes within
-a line that is longer than a page. A page is bounded in bytes and lines; to find it, at most a chunk is in memory.
+Every byte of the file is on some page, and each page says how to get the next one: by lines, or by bytes within a line
+that is longer than a page. A page is bounded in bytes and lines; finding it takes at most one chunk of memory.
 """
 
 import os
@@ -17,7 +17,8 @@ CHUNK = 256 * 1024
 
 
 class PageRequest(Frozen, frozen=True):
-    """Which part: `lines` lines, after `offset` lines or, if given, from the byte `byte` on; at most `max_bytes`."""
+    """The requested part: `lines` lines after `offset` lines or, if given, from the byte `byte` on; at most
+    `max_bytes`."""
 
     offset: int
     lines: int
@@ -26,7 +27,7 @@ class PageRequest(Frozen, frozen=True):
 
 
 def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
-    """Blocks: for a thread that anyio started. FileNotFoundError when it is gone."""
+    """Reads a page. Blocks: call it in a thread that anyio started. Raises FileNotFoundError if the file is gone."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if wanted.byte is None:
@@ -35,7 +36,7 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
             start = wanted.byte
         else:
             raise ToolFailed(f"The byte {wanted.byte} is past the end: it has {size} bytes.")
-        # One more than fits, to tell whether something follows.
+        # One byte more than fits, to see whether anything follows.
         data = os.pread(file.fileno(), wanted.max_bytes + 1, start)
     end, lines = _cut(data, wanted.lines, wanted.max_bytes)
     text = clean(data[:end]).decode()
@@ -44,7 +45,7 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
 
 
 def _seek(fd: int, offset: int, total_lines: int) -> int:
-    """Where the line after `offset` lines begins."""
+    """The start of the line after `offset` lines."""
     if offset == 0:
         return 0
     if offset >= total_lines:
@@ -65,7 +66,7 @@ def _seek(fd: int, offset: int, total_lines: int) -> int:
 
 
 def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
-    """Where the page ends, and how many lines it has: whole ones, or the beginning of one that is too long."""
+    """The end of the page, and its number of lines: complete ones, or the beginning of one that is too long."""
     end = count = 0
     while count < lines:
         following = data.find(b"\n", end) + 1
@@ -79,7 +80,7 @@ def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
     if end or not data:
         return end, count
     end = min(most, len(data))
-    for _ in range(3):  # no character in two; what is no text has no characters
+    for _ in range(3):  # does not split a character
         if end < len(data) and end > 1 and data[end] & 0xC0 == 0x80:
             end -= 1
     return end, 1
@@ -94,7 +95,7 @@ def _place(wanted: PageRequest, start: int, end: int, size: int, lines: int, tot
     if end >= size:
         return f"{where}; it ends here"
     if wanted.byte is not None:
-        return f"{where}; go on with byte={end}"
+        return f"{where}; continue with byte={end}"
     if not whole:
-        return f"{where}, which is longer than a page; go on in it with byte={end}"
-    return f"{where}; go on with offset={wanted.offset + lines}"
+        return f"{where}, which is longer than a page; continue in it with byte={end}"
+    return f"{where}; continue with offset={wanted.offset + lines}"

@@ -1,31 +1,38 @@
-"""A search in a spooled result.
+"""Searches in spooled results and in texts.
 
-Guarantee: it takes bounded time, memory and text, whatever the pattern: it runs in a child, which is ended when the
-pattern runs away. What is shown says where each place is and how to go on; nothing is left out silently.
+`search` searches one result for a model; `search_files` and `search_texts` search several results, or texts in memory.
+Time, memory and output are bounded, whatever the pattern: a search runs in a child process, which is killed if the
+pattern takes too long. A search that did not cover everything says where to continue.
 """
 
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
+
 from tidegate.errors import ToolFailed
 from tidegate.spool.jobs.runner import JobRunner
+from tidegate.spool.jobs.search_job import LENGTH_BYTES
 from tidegate.values import Frozen
 
 SECONDS = 10.0
-"""After which a search says how far it came: a gigabyte of short lines takes about as long."""
+"""The time after which a search reports how far it got: a gigabyte of short lines takes about that long."""
 
 GRACE = 5.0
-"""More, for the child to begin and to notice that its time is over; then the pattern has run away."""
+"""Further seconds for the child process to start, and to notice that its time is up; after that the pattern is taken to
+run without end."""
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""Of the child; it holds a piece of a line at a time."""
+"""Memory of the child process, which holds a piece of a line at a time."""
 
 PATTERN_CHARACTERS = 1000
 
 
 class ResultQuery(Frozen, frozen=True):
-    """What is looked for, and where: `pattern` as it stands or as a regular expression, after `offset` lines or `byte`
-    bytes; at most `limit` places, in `max_bytes` and `max_lines`."""
+    """A search in one result: `pattern` as plain text or as a regular expression, after `offset` lines or `byte` bytes;
+    at most `limit` matches, in `max_bytes` and `max_lines`."""
 
     pattern: str
     regex: bool
@@ -37,7 +44,7 @@ class ResultQuery(Frozen, frozen=True):
 
 
 async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
-    """FileNotFoundError when it is gone."""
+    """Searches one result. Raises FileNotFoundError if the file is gone."""
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
         raise ToolFailed(f"A search needs a text of 1 to {PATTERN_CHARACTERS} characters.")
     order = {
@@ -57,18 +64,108 @@ async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
     if "gone" in found:
         raise FileNotFoundError(path)
     if "wrong" in found:
-        raise ToolFailed(f"This is no regular expression: {found['wrong']}.")
+        raise ToolFailed(f"This is not a valid regular expression: {found['wrong']}.")
     return _shown(found)
 
 
 def _shown(found: dict[str, Any]) -> str:
     places = found["places"]
     lines = [f"{place['line']} (byte {place['byte']}): {place['text']}" for place in places]
-    count = f"{len(places)} place{'s' * (len(places) != 1)}" if places else "nothing found"
+    count = f"{len(places)} match{'es' * (len(places) != 1)}" if places else "nothing found"
     if "more" in found:
-        lines.append(f"[{count}, and there are more; go on with byte={found['more']}]")
+        lines.append(f"[{count}, and there are more; continue with byte={found['more']}]")
     elif "stopped" in found:
-        lines.append(f"[{count} in {SECONDS:g} s, and not all was searched; go on with byte={found['stopped']}]")
+        lines.append(f"[{count} in {SECONDS:g} s, and not all was searched; continue with byte={found['stopped']}]")
     else:
         lines.append(f"[{count}, up to the end]")
     return "\n".join(lines)
+
+
+# -- several results, and texts --
+
+
+class SearchTerms(Frozen, frozen=True):
+    """A search in several results: for all of the `words`, or else for the regular expression `pattern`; at most
+    `limit` matches, in `max_bytes`, in about `seconds`."""
+
+    limit: int
+    max_bytes: int
+    seconds: float
+    words: tuple[str, ...] = ()
+    pattern: str = ""
+
+    @property
+    def order(self) -> dict[str, Any]:
+        what: dict[str, Any] = {"words": self.words} if self.words else {"pattern": self.pattern, "regex": True}
+        return {**what, "limit": self.limit, "bytes": self.max_bytes, "seconds": self.seconds}
+
+
+class SearchMatch(Frozen, frozen=True):
+    """A match in the n-th of the searched items; in a file, with its line and byte."""
+
+    number: int
+    text: str
+    line: int = 0
+    byte: int = 0
+
+
+class SearchMatches(Frozen, frozen=True):
+    """`next` is where to continue: the n-th of the searched items, and the byte in it; None if all were searched.
+    `late` says that the time was up. `gone` are the files that do not exist."""
+
+    found: tuple[SearchMatch, ...]
+    next: tuple[int, int] | None = None
+    late: bool = False
+    gone: tuple[int, ...] = ()
+
+
+async def search_files(workers: JobRunner, paths: Sequence[Path], terms: SearchTerms, byte: int = 0) -> SearchMatches:
+    """Searches these files, from a byte of the first on. Raises TimeoutError if a regular expression takes too long."""
+    order = {**terms.order, "paths": list(map(str, paths)), "byte": byte}
+    found = await _run_job(workers, order, terms.seconds)
+    end = found.get("more", found.get("stopped"))
+    return SearchMatches(
+        found=tuple(
+            SearchMatch(number=each["file"], text=each["text"], line=each["line"], byte=each["byte"])
+            for each in found["places"]
+        ),
+        next=None if end is None else (end[0], end[1]),
+        late="stopped" in found,
+        gone=tuple(found["gone"]),
+    )
+
+
+async def search_texts(workers: JobRunner, texts: Iterable[str], terms: SearchTerms) -> SearchMatches:
+    """Searches these texts, for at most one match in each. Raises TimeoutError if a regular expression takes too
+    long."""
+    fd = os.memfd_create("texts")
+    try:
+        await to_thread.run_sync(_put, fd, texts)
+        found = await _run_job(workers, terms.order, terms.seconds, fd)
+    finally:
+        os.close(fd)
+    end = found.get("more", found.get("stopped"))
+    return SearchMatches(
+        found=tuple(SearchMatch(number=each["text_at"], text=each["text"]) for each in found["places"]),
+        next=None if end is None else (end, 0),
+        late="stopped" in found,
+    )
+
+
+def _put(fd: int, texts: Iterable[str]) -> None:
+    with os.fdopen(os.dup(fd), "wb") as file:
+        for text in texts:
+            data = text.encode("utf-8", "replace")
+            file.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+    os.lseek(fd, 0, os.SEEK_SET)
+
+
+async def _run_job(
+    workers: JobRunner, order: dict[str, Any], seconds: float, input: int | None = None
+) -> dict[str, Any]:
+    found: dict[str, Any] = await workers.run(
+        "search_job", order, within=seconds + GRACE, memory=MEMORY_BYTES, input=input
+    )
+    if "wrong" in found:
+        raise ToolFailed(f"This is not a valid regular expression: {found['wrong']}.")
+    return found

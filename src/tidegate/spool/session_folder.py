@@ -1,8 +1,8 @@
-"""Where something goes that is kept: a session's folder, its quota, and the row that says that it is there.
+"""A session's folder in the spool, with its quota and its rows.
 
-Guarantee: a row is written only within the session's quota. What comes with a message (`UploadFolder`) gets its rows in the
-transaction that takes the message in, or is gone: then its files are removed, or left to the sweep where nobody can
-know whether that transaction was committed.
+A row is written only within the session's quota. Uploads of a message (`UploadFolder`) get their rows in the
+transaction that accepts the message. Otherwise their files are removed, or left to the sweep if it is unknown whether
+that transaction was committed.
 """
 
 import contextlib
@@ -12,8 +12,7 @@ from anyio import CancelScope, to_thread
 
 from tidegate.errors import Busy, DiskFailed, Refused, StoreFailed, StoreFull, TooLarge, ToolFailed
 from tidegate.log import Log
-from tidegate.spool.entry import QUOTA, InlineAllowance
-from tidegate.spool.file_writer import FileWriter
+from tidegate.spool.entry import QUOTA, FileWriter, InlineAllowance
 from tidegate.store import Db, disk_failure, spooled
 from tidegate.values import Media, new_id
 
@@ -24,7 +23,7 @@ log = Log(__name__)
 
 
 class SessionFolder:
-    """Where one result of a session goes."""
+    """The destination of one result of a session."""
 
     def __init__(self, spool: "Spool", session: str, turn: str | None, name: str, unspooled: InlineAllowance) -> None:
         self._spool = spool
@@ -62,7 +61,7 @@ class SessionFolder:
         self._spool.store.problems.resolve("spool")
 
     def _add(self, db: Db, id: str, bytes: int, lines: int, media_type: str) -> bool:
-        """False if others have used up the quota meanwhile."""
+        """Returns False if other results have used up the quota in the meantime."""
         if spooled.total(db, self.session) + bytes > self._spool.quota:
             return False
         spooled.add(
@@ -80,27 +79,27 @@ class SessionFolder:
         return True
 
 
-class _Arrived(NamedTuple):
+class _Upload(NamedTuple):
     id: str
     bytes: int
     media_type: str
 
 
 class UploadFolder(SessionFolder):
-    """What comes with one message. Its owner ends it with `close`."""
+    """The uploads of one message. The owner must call `close`."""
 
     def __init__(self, spool: "Spool", session: str, *, is_new: bool) -> None:
         super().__init__(spool, session, None, "message", InlineAllowance())
         self.is_new = is_new
-        """Whether the session is to be made with the message, under this id."""
-        self._arrived: list[_Arrived] = []  # lint: allow a message's parts are bounded by its bytes
+        """Whether the session is created with the message, under this id."""
+        self._uploads: list[_Upload] = []  # lint: allow a message's parts are bounded by its bytes
         self._refused: OSError | None = None
 
     async def media(self, name: str, data: bytes, filename: str = "") -> Media:
-        """As it goes with the message; `name` is where it stands in the request, `filename` the caller's name for it.
-        Refused says why it cannot be taken."""
+        """Prepares media for the message. `name` is its position in the request, `filename` the caller's name for it.
+        Raises `Refused` with the reason if it cannot be accepted."""
         try:
-            return await self._spool.presenter.media(name, data, self, filename=filename)
+            return await self._spool.media_preparer.media(name, data, self, filename=filename)
         except ToolFailed as error:
             if QUOTA in error.message:
                 limit = "limits.spool_bytes"
@@ -110,12 +109,12 @@ class UploadFolder(SessionFolder):
             raise Refused(error.message, param=name) from error
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """What came with the same message counts towards the quota, although it has no row yet."""
-        id, sink, room = await super().begin()
-        return id, sink, room - sum(arrived.bytes for arrived in self._arrived)
+        """Other uploads of the same message count towards the quota, although they have no row yet."""
+        id, sink, space = await super().begin()
+        return id, sink, space - sum(upload.bytes for upload in self._uploads)
 
     async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
-        self._arrived.append(_Arrived(id, bytes, media_type))
+        self._uploads.append(_Upload(id, bytes, media_type))
         return ""
 
     def refuse(self, error: OSError | None) -> None:
@@ -123,36 +122,36 @@ class UploadFolder(SessionFolder):
         self._refused = error
 
     def leave(self, id: str) -> None:
-        """What waits for its row is left alone by the sweep a while longer."""
-        if all(arrived.id != id for arrived in self._arrived):
+        """The sweep still ignores an upload that waits for its row."""
+        if all(upload.id != id for upload in self._uploads):
             super().leave(id)
 
     def commit(self, db: Db, session: str) -> None:
-        """Writes the rows, in the transaction that takes the message into this session."""
+        """Writes the rows, in the transaction that accepts the message into this session."""
         if session != self.session:
             raise SessionChanged
-        for arrived in self._arrived:
-            if not self._add(db, arrived.id, arrived.bytes, 0, arrived.media_type):
+        for upload in self._uploads:
+            if not self._add(db, upload.id, upload.bytes, 0, upload.media_type):
                 limit = "limits.spool_bytes"
                 raise TooLarge(f"This is too much: {QUOTA}.", limit=limit, value=self._spool.quota, param="messages")
 
     async def close(self, *, taken: bool | None) -> None:
-        """`taken` says whether the rows were committed; None that nobody knows."""
-        for arrived in self._arrived:
-            super().leave(arrived.id)
+        """Ends the uploads. `taken` says whether the rows were committed; None means unknown."""
+        for upload in self._uploads:
+            super().leave(upload.id)
             if taken:
-                self._count(arrived.bytes)
+                self._count(upload.bytes)
         if taken is False:
             with CancelScope(shield=True):
                 await to_thread.run_sync(self._remove)
 
     def _remove(self) -> None:
-        for arrived in self._arrived:
+        for upload in self._uploads:
             try:
-                self._spool.file(self.session, arrived.id).unlink(missing_ok=True)
+                self._spool.file(self.session, upload.id).unlink(missing_ok=True)
             except OSError as error:
-                log.warning("a file of the spool is left to the sweep", id=arrived.id, error=error.strerror)
-        with contextlib.suppress(OSError):  # others lie there
+                log.warning("a file of the spool is left to the sweep", id=upload.id, error=error.strerror)
+        with contextlib.suppress(OSError):  # it has other files
             (self._spool.root / self.session).rmdir()
 
 
@@ -161,7 +160,8 @@ def _failure(error: OSError) -> StoreFailed:
 
 
 class SessionChanged(Busy):
-    """The message goes to another session than its media was written for: one of that name began or ended meanwhile."""
+    """The media was written for another session than the one the message goes to: a session of that name began or ended
+    in the meantime."""
 
     def __init__(self) -> None:
-        super().__init__("Conversations of this name begin and end faster than media can be taken in; send it again.")
+        super().__init__("Conversations of this name begin and end faster than media can be stored; send it again.")

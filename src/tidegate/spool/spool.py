@@ -1,8 +1,8 @@
-"""The spool: what is too long to be shown whole, on disk, a folder per session.
+"""The spool: long results and media on disk, one folder per session.
 
-Guarantee: a session's spool dies with its transcript and not before; nothing that a live transcript names is deleted.
-What no session owns is swept at start and on the timer. Files are the gateway's alone (0600, in folders 0700), named by
-ids of ours. The spool owns the folder that it was given; opening it makes nothing.
+A session's folder is deleted with its transcript and not before; nothing that a live transcript refers to is deleted.
+Files that belong to no session are swept at start and on the timer. Files are private to the gateway (0600, in folders
+0700) and named by generated ids. The spool owns its folder; opening it creates nothing.
 """
 
 import contextlib
@@ -31,22 +31,23 @@ from tidegate.store import Db, SpooledRow, Store, processes, sessions, spooled
 from tidegate.values import Frozen, Media, media_kind
 
 RESERVE = 512
-"""Bytes and, of lines, a few, that whoever shows an excerpt has for a line of its own."""
+"""Bytes that are reserved for further lines beside an excerpt."""
 
 RESERVED_LINES = 4
+"""Lines that are reserved beside an excerpt."""
 
 YOUNG_SECONDS = 600.0
-"""What was written so recently is left alone by the sweep: somebody may be about to write its row."""
+"""The sweep ignores files younger than this: their row may be about to be written."""
 
 BATCH = 200
-"""Names that the store is asked about at once."""
+"""Names that one read looks up in the store."""
 
 _ID = re.compile(r"sp_\w{1,64}")
 
 
 class SpoolStats(Frozen, frozen=True):
-    """For status and metrics; all but `writing` count since the start. `swept_at` is the time of the last sweep, and
-    0.0 before the first."""
+    """Figures for status and metrics; all but `writing` count since the start. `swept_at` is the time of the last
+    sweep, 0.0 before the first."""
 
     writing: int
     kept: int
@@ -57,7 +58,7 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """`cores` are those that the gateway was given, for the children that scale and search."""
+    """`cores` are the gateway's, for the child processes that scale and search."""
 
     def __init__(
         self,
@@ -77,9 +78,9 @@ class Spool:
         self.store = store
         self.clock = clock
         self.workers = JobRunner(cores)
-        self.presenter = MediaPreparer(self.workers)
+        self.media_preparer = MediaPreparer(self.workers)
         self.writing: set[str] = set()
-        """Ids whose files are being written: they have no row yet, and are no orphans."""
+        """Ids whose files are being written: they have no row yet, and are not orphans."""
         self.kept = self.kept_bytes = self.refused = 0
         self._swept = 0
         self._swept_at = 0.0
@@ -87,36 +88,36 @@ class Spool:
     def of(self, session: str, turn: str | None) -> "SessionSpool":
         return SessionSpool(self, session, turn)
 
-    def arrivals(self, session: str, *, is_new: bool) -> UploadFolder:
-        """For what comes with a message to this session, which may have to be made with it."""
+    def upload_folder(self, session: str, *, is_new: bool) -> UploadFolder:
+        """The folder for uploads of a message to this session, which may be created with the message."""
         return UploadFolder(self, session, is_new=is_new)
 
     def file(self, session: str, id: str) -> Path:
-        """Where it lies. Both names are ids of ours, which hold no separator."""
+        """The path of a result. Both names are generated ids, which contain no separator."""
         return self.root / session / id
 
-    def nameless(self) -> BinaryIO:
-        """A file for what is in use and must not outlive the process: it has no name. To be called in a thread."""
+    def temporary_file(self) -> BinaryIO:
+        """Opens an unnamed file for data that must not outlive the process. Blocks: call it in a thread."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self.root, buffering=0)
 
     async def load(self, session: str, id: str) -> bytes:
-        """Media, to be sent with a request and let go. OSError when it cannot be read."""
+        """Reads media that is to be sent with a request. Raises OSError if it cannot be read."""
         if not _ID.fullmatch(id):
             raise FileNotFoundError(id)
         return await to_thread.run_sync(_read_whole, self.file(session, id), LOADED_BYTES)
 
     async def share(self, source: str, target: str) -> None:
-        """What one session has is another's too: the same files under both, until the last of them is gone."""
+        """Shares one session's results with another: both have the same files, until the last of them is deleted."""
         await to_thread.run_sync(folders.link, self.root / source, self.root / target)
 
     async def remove(self, session: str) -> None:
-        """Everything of a session that is no more."""
+        """Removes everything of a deleted session."""
         await to_thread.run_sync(folders.remove_folder, self.root / session)
 
     async def sweep(self) -> int:
-        """Removes what belongs to no session, and in the sessions' folders what has no row; how many files and folders.
-        After the first time it looks only into folders in which something came or went since."""
+        """Removes folders that belong to no session, and files in the sessions' folders that have no row. Returns the
+        number of files and folders removed. After the first time it reads only folders that have changed since."""
         begun = self.clock()
         if self.store.problems.stands("spool"):
             await to_thread.run_sync(self._try_writing)
@@ -135,15 +136,15 @@ class Spool:
         return removed
 
     def _try_writing(self) -> None:
-        """The problem is resolved when the disk takes a file again, also if nobody has one to keep."""
+        """Resolves the problem if the disk accepts a file again, even if there is no result to keep."""
         with contextlib.suppress(OSError):
-            with self.nameless() as file:
+            with self.temporary_file() as file:
                 file.write(bytes(io.DEFAULT_BUFFER_SIZE))
             self.store.problems.resolve("spool")
 
     async def _sweep_files(self, session: str, before: float) -> int:
-        """The rows are read after the files were listed and after who is writing was asked: a file that got its row
-        meanwhile has it by then."""
+        """Removes files without a row. The rows are read after the files were listed and after `writing` was checked: a
+        file that got its row in the meantime has it by then."""
         found = await to_thread.run_sync(folders.files, self.root / session, before)
         orphans: list[str] = []
         for names in _batches([name for name, id in found.items() if id not in self.writing]):
@@ -163,7 +164,7 @@ class Spool:
 
 
 class SessionSpool:
-    """One session's part of it, for one turn. It owns nothing, and counts the media that it could not keep."""
+    """One session's part of the spool, for one turn. It owns nothing, and counts the media that it could not keep."""
 
     def __init__(self, spool: Spool, session: str, turn: str | None) -> None:
         self._spool = spool
@@ -171,11 +172,11 @@ class SessionSpool:
         self.turn = turn
         self._unspooled = InlineAllowance()
 
-    # -- in --
+    # -- writing --
 
     def record(self, name: str, *, max_bytes: int | None = None, reserve: int = RESERVE) -> OutputRecorder:
-        """For output that streams. `name` says what it is the output of; `max_bytes` is for who shows less, and
-        `reserve` bytes of that are left for what is said beside it."""
+        """Returns a recorder for streaming output. `name` is its origin; `max_bytes` lowers the limit of the excerpt,
+        of which `reserve` bytes are left for text beside it."""
         limit = max_bytes or self._spool.excerpt_bytes
         lines = self._spool.excerpt_lines
         return OutputRecorder(
@@ -185,7 +186,7 @@ class SessionSpool:
         )
 
     async def text(self, name: str, text: str, *, max_bytes: int | None = None) -> str:
-        """The text itself when it may be shown whole, else its excerpt, and the whole in the spool."""
+        """Returns the text if it may be shown completely; otherwise its excerpt, and all of it goes to the spool."""
         limit = max_bytes or self._spool.excerpt_bytes
         data = text.encode("utf-8", "replace")
         if len(data) <= limit and count_lines(data) <= self._spool.excerpt_lines:
@@ -195,25 +196,26 @@ class SessionSpool:
             return await recorder.finish()
 
     async def media(self, name: str, source: bytes | int) -> Media:
-        """A picture as a model may be shown it, or a sound (WAV, MP3) or a document (PDF) as it is: its first bytes say
-        which it is. `source` is all of it, or a descriptor of its file, which stays the caller's. The last part of
-        `name` is the name that a document keeps. ToolFailed says why it cannot be given."""
-        return await self._spool.presenter.media(name, source, self._place(name), filename=Path(name).name)
+        """Prepares a picture, a sound (WAV, MP3) or a document (PDF) for a model; the first bytes decide which it is.
+        Only pictures are converted. `source` is the content, or a descriptor of its file, which the caller still owns.
+        The last part of `name` is the name that a document keeps. Raises `ToolFailed` with the reason if it cannot be
+        used."""
+        return await self._spool.media_preparer.media(name, source, self._place(name), filename=Path(name).name)
 
     def _place(self, name: str) -> SessionFolder:
         return SessionFolder(self._spool, self.session, self.turn, name, self._unspooled)
 
-    # -- out --
+    # -- reading --
 
     async def row(self, id: str) -> SpooledRow:
-        """What is known of a spooled result of this session."""
+        """The row of a spooled result of this session."""
         found: SpooledRow | None = await self._spool.store.read(spooled.get, id, self.session)
         if found is None:
             raise ToolFailed(f"There is no result {id[:60]!r} in this conversation.")
         return found
 
     async def page(self, id: str, *, offset: int = 0, lines: int = 200, byte: int | None = None) -> str:
-        """Some of its lines, after `offset` lines or from a byte on, and a last line that says how to go on."""
+        """Lines of a result, after `offset` lines or from a byte on, and a last line that says how to continue."""
         row = await self._text(id)
         wanted = PageRequest(offset=offset, lines=min(lines, self._lines), byte=byte, max_bytes=self._bytes)
         path = self._spool.file(self.session, row.id)
@@ -225,7 +227,7 @@ class SessionSpool:
     async def search(
         self, id: str, pattern: str, *, limit: int = 50, regex: bool = False, offset: int = 0, byte: int = 0
     ) -> str:
-        """Places in it where `pattern` stands, each with its line and byte, and a last line that says how to go on."""
+        """Matches of `pattern`, each with its line and byte, and a last line that says how to continue."""
         row = await self._text(id)
         query = ResultQuery(
             pattern=pattern,
@@ -251,7 +253,7 @@ class SessionSpool:
 
     @property
     def _bytes(self) -> int:
-        """Of a page, so that with the line about its place it is shown whole."""
+        """The size of a page: with the line about its position it is shown completely."""
         return max(self._spool.excerpt_bytes - RESERVE, self._spool.excerpt_bytes // 2)
 
     @property
@@ -278,4 +280,4 @@ def _read_whole(path: Path, most: int) -> bytes:
 
 
 def _gone(row: SpooledRow) -> ToolFailed:
-    return ToolFailed(f"The file of {row.id} is no longer there; run what made it again.")
+    return ToolFailed(f"The file of {row.id} no longer exists; run the call that produced it again.")

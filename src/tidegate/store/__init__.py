@@ -1,8 +1,8 @@
-"""The store: the truth about every conversation, in one SQLite file.
+"""The store: the durable state of every conversation, in one SQLite file.
 
-Guarantee: what was acknowledged is on disk before its caller is told, and survives the death of the process (with
-`durability = "power"`, of the machine). Other rooms send functions to a `Store`; the functions of the modules named
-here are made to be sent, each module works on one noun, and nothing else knows a table.
+A write is on disk before it is acknowledged, and survives the death of the process (with `durability = "power"`, of the
+machine). Other packages send functions to a `Store`. The modules exported here consist of such functions, one module
+per noun; no other code knows the tables.
 """
 
 from tidegate.store import maintenance
@@ -51,7 +51,6 @@ from tidegate.store.sqlite.writer import Fault
 from tidegate.store.tables import (
     approvals,
     audit,
-    endings,
     intents,
     messages,
     notes,
@@ -59,14 +58,12 @@ from tidegate.store.tables import (
     outbox,
     principals,
     processes,
-    projects,
     receipts,
     search,
     sessions,
     settings,
     spooled,
     summaries,
-    switches,
     turns,
     usage,
     workspaces,
@@ -119,7 +116,6 @@ __all__ = [
     "audit",
     "check_file",
     "disk_failure",
-    "endings",
     "intents",
     "maintenance",
     "messages",
@@ -128,14 +124,12 @@ __all__ = [
     "outbox",
     "principals",
     "processes",
-    "projects",
     "receipts",
     "search",
     "sessions",
     "settings",
     "spooled",
     "summaries",
-    "switches",
     "turns",
     "usage",
     "workspaces",

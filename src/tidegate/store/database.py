@@ -1,10 +1,10 @@
 """The store: one SQLite file, one writer, a few readers.
 
-Guarantee: `write` returns when what the function did is committed, and the function is completed even if its caller is
-cancelled; `read` sees one consistent snapshot that holds every write acknowledged before it. Functions sent in run in
-another thread and get the connection for the length of the call: they touch nothing but it and their arguments, neither
-begin nor commit, and may be run again: a write when a full disk took the whole group with it, a read when its snapshot
-kept the log from being emptied. The store owns its threads and connections, and no other process may open the file
+`write` returns when the function's changes are committed; the function completes even if its caller is cancelled.
+`read` sees one consistent snapshot that includes every write acknowledged before it. Functions run in another thread
+and may use the connection for the length of the call. They touch nothing but the connection and their arguments, and
+neither begin nor commit. They may be run again: a write if a full disk rolled back its whole group, a read if its
+snapshot kept the log from being emptied. The store owns its threads and connections. No other process may open the file
 while it is open.
 """
 
@@ -33,16 +33,15 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 CLOSE_SECONDS = 8.0
-"""How long closing waits for the reads, and for the writes that are queued; a disk that hangs longer must not hang the
-shutdown."""
+"""How long closing waits for reads, and for queued writes; a disk that hangs longer must not block the shutdown."""
 CHECK_SECONDS = 120.0
 """How long the check of one table may hold its snapshot."""
 log = Log("tidegate.store")
 
 
 class StoreStats(Frozen, frozen=True):
-    """What the store is doing, for status and metrics. Counters count since the store was opened; `bytes` is the size
-    of the file when its log was last moved into it. `checked` is when the last full check ended."""
+    """Figures for status and metrics. Counters start when the store is opened; `bytes` is the size of the file after
+    the last checkpoint. `checked` is the end of the last full check."""
 
     path: str
     alive: bool
@@ -63,14 +62,14 @@ class StoreStats(Frozen, frozen=True):
     reads_refused: int
     reads_interrupted: int
     reads_repeated: int
-    """Attempts that had to make way for the log and were made again."""
+    """Attempts that were interrupted to empty the log and then repeated."""
     connections: int
     checkpoints: int
     wal_bytes: int
     wal_peak: int
     wal_overruns: int
     memory: int
-    """Bytes that SQLite holds itself: page caches, statements, what a query sorts."""
+    """Bytes that SQLite itself holds: page caches, statements, sort buffers."""
 
 
 class Store:
@@ -114,8 +113,9 @@ class Store:
         queue: int = 4096,
         fault: Fault | None = None,
     ) -> AsyncIterator["Store"]:
-        """`queue` bounds the writes, and the reads, that may wait; more are refused with StoreFailed. `fault` is for
-        tests: called as fault(point, names of the group's functions) at before-write, before-commit, after-commit."""
+        """Opens the store. `queue` bounds the writes, and the reads, that may wait; further ones are refused with
+        `StoreBusy`. `fault` is for tests: it is called as fault(point, names of the group's functions) at before-write,
+        before-commit, after-commit."""
         store = cls(
             path,
             durability=durability,
@@ -133,26 +133,26 @@ class Store:
             await store.close()
 
     async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `fn(db, …)` in the writer's current transaction; its result, once that is committed."""
+        """Runs `fn(db, …)` in the writer's current transaction. Returns its result after the commit."""
         result: T = await self._writer.submit(fn, args, kwargs)
         return result
 
     async def write_then(
         self, then: Callable[[T], U], fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> U:
-        """As `write`, for what must not be committed and forgotten: `then(result)` is called on the loop as soon as
-        the write is committed, whether or not the caller is still there; its value is the caller's."""
+        """Like `write`, for writes that need a follow-up: `then(result)` is called on the loop as soon as the write is
+        committed, even if the caller was cancelled. Returns its value."""
         result: U = await self._writer.submit(fn, args, kwargs, then)
         return result
 
     async def read(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `fn(db, …)` on a snapshot. StoreBusy when that takes longer than a snapshot may live."""
+        """Runs `fn(db, …)` on a snapshot. Raises `StoreBusy` if that takes longer than a snapshot may live."""
         result: T = await self._readers.read(fn, args, kwargs)
         return result
 
     async def integrity(self) -> list[str]:
-        """The full check, table by table, so that no snapshot is held for long. What is wrong; empty when all is well.
-        A table that could not be checked in time is logged and left out. The result stands as a problem of the store
+        """Runs the full check and returns the problems found. It works table by table, so that no snapshot is held for
+        long. A table that could not be checked in time is logged and left out. The result stays a problem of the store
         until a later check passes. Checks run one at a time, so that reads always have a connection."""
         async with self._checking:
             self._writer.files.touched = False
@@ -168,7 +168,7 @@ class Store:
         return found
 
     async def _check(self) -> tuple[list[str], bool]:
-        """What is wrong, and whether everything could be looked at."""
+        """The problems found, and whether every table was checked."""
         found: list[str] = []
         complete = True
         try:
@@ -189,17 +189,17 @@ class Store:
 
     @property
     def alive(self) -> bool:
-        """Whether writes are being worked on."""
+        """Whether the writer works."""
         return self._writer.alive
 
     @property
     def note(self) -> str | None:
-        """What an operator should know about how the file was found at start."""
+        """A note for the operator about the state of the file at start."""
         return self._writer.note
 
     @property
     def lost(self) -> str | None:
-        """Why nothing is accepted any more, with what to do, once the path is no longer the open file."""
+        """If the path is no longer the open file: why nothing is accepted any more, and what to do."""
         return self._problems.text("lost") or None
 
     @property
@@ -209,7 +209,8 @@ class Store:
 
     @property
     def problems(self) -> Problems:
-        """What stands wrong with the file or its disk. The spool, whose rows are here, records its own with them."""
+        """Current problems of the file or its disk. The spool, whose rows are in this store, records its problems here
+        too."""
         return self._problems
 
     def stats(self) -> StoreStats:
@@ -243,12 +244,12 @@ class Store:
         )
 
     async def close(self) -> None:
-        """Completes the writes that are queued, stops the reads, and closes the file: the readers first, so that the
-        writer is the last to close and leaves no log behind. Idempotent."""
+        """Completes queued writes, stops reads, and closes the file. Idempotent. The readers close first, so that the
+        writer closes last and leaves no log behind."""
         with anyio.CancelScope(shield=True):
             try:
-                whole = await self._readers.stop(CLOSE_SECONDS)
+                readers_closed = await self._readers.stop(CLOSE_SECONDS)
             finally:
-                written = await self._writer.stop(CLOSE_SECONDS)
-        if not (whole and written):
+                writer_closed = await self._writer.stop(CLOSE_SECONDS)
+        if not (readers_closed and writer_closed):
             raise StoreFailed(f"The store did not close within {CLOSE_SECONDS:g} s; its last writes may be missing.")

@@ -1,7 +1,7 @@
-"""Upkeep of the file: what the maintenance timer does, in small pieces.
+"""Upkeep of the file, run by the maintenance timer in small pieces.
 
-Guarantee: each write does a bounded amount of work, so that no turn's write waits long behind it; what has to be looked
-for is looked for by a reader. Whatever is begun here may be broken off and begun anew.
+Each write does a bounded amount of work, so that no turn's write waits long behind it; searches run on a reader. All
+work here can be interrupted and started again.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ FORGET_KEYS = 86400.0
 BATCH = 500
 """Rows that one write removes: some milliseconds, which a turn's write may have to wait."""
 BATCHES = 200
-"""Of one kind in one run: far more than a run of every few minutes ever has to do, and an end to it."""
+"""Batches of one kind in one run: far more than a run every few minutes needs, but finite."""
 
 
 class MaintainedStore(Protocol):
-    """What a `Store` is here: named by what is asked of it, since the store itself imports nothing of its nouns."""
+    """The methods of `Store` that are used here."""
 
     async def write(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
     async def read(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
@@ -30,26 +30,26 @@ class MaintainedStore(Protocol):
 
 @outside
 def checkpoint(db: Db) -> tuple[int, int]:
-    """Moves the log's pages into the file, as far as readers let it and without waiting for any; (pages in the log,
+    """Moves the log's pages into the file as far as possible without waiting for readers. Returns (pages in the log,
     pages moved)."""
     return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
 @outside
 def look(db: Db) -> None:
-    """Nothing but what the writer does before each write: see whether the file is still in its place."""
+    """Does nothing itself: before each write, the writer checks that the file is still in its place."""
 
 
 def vacuum(db: Db, pages: int) -> int:
-    """Gives up to that many free pages back to the disk; how many are still free."""
+    """Returns up to that many free pages to the disk. Returns how many are still free."""
     db.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
     return int(db.execute("PRAGMA freelist_count").get)
 
 
 async def tidy(store: MaintainedStore, now: float) -> int:
-    """Removes what nothing refers to any more: settings past their time, codes and cookies that stopped working a day
-    ago, intents of turns that are over, prompts that no session uses. Goes on until nothing is left, in writes of at
-    most `BATCH` rows between which turns get in. How many."""
+    """Removes unreferenced rows: expired settings, codes and cookies that stopped working a day ago, intents of turns
+    that have ended, prompts that no session uses. Continues until nothing is left, in writes of at most `BATCH` rows,
+    so that turns can write in between. Returns the number of rows removed."""
     total = 0
     for remove, *values in (
         (settings.expire, now, BATCH),
@@ -62,7 +62,7 @@ async def tidy(store: MaintainedStore, now: float) -> int:
             if removed < BATCH:
                 break
     after: bytes | None = b""
-    while after is not None:  # once through the table: each look begins after the last
+    while after is not None:  # once through the table: each read begins after the last
         unused, after = await store.read(unused_prompts, after)
         if unused:
             total += await store.write(drop_prompts, unused)
@@ -70,16 +70,16 @@ async def tidy(store: MaintainedStore, now: float) -> int:
 
 
 async def delete_session(store: MaintainedStore, id: str) -> bool:
-    """`sessions.delete` of one that has ended, its transcript first, in writes of at most `BATCH` rows; a crash on the
-    way leaves a session that has ended and whose deletion is begun anew."""
+    """Deletes an ended session, its transcript first, in writes of at most `BATCH` rows. After a crash on the way the
+    session is still there, ended, and its deletion is started again."""
     while await store.write(sessions.shed, id, BATCH) == BATCH:
-        pass  # each leaves fewer
+        pass  # each batch leaves fewer
     gone: bool = await store.write(sessions.delete, id)
     return gone
 
 
 def forget_intents(db: Db, limit: int) -> int:
-    """Up to `limit` of the intents whose turn is over or gone; how many."""
+    """Removes up to `limit` intents whose turn has ended or is gone. Returns how many."""
     db.execute(
         "DELETE FROM intents WHERE (turn, step) IN (SELECT turn, step FROM intents WHERE NOT EXISTS("
         "SELECT 1 FROM turns WHERE turns.id = intents.turn AND state IN ('queued', 'running')) LIMIT ?)",
@@ -88,23 +88,23 @@ def forget_intents(db: Db, limit: int) -> int:
     return db.changes()
 
 
-def unused_prompts(db: Db, after: bytes, look: int = BATCH) -> tuple[list[bytes], bytes | None]:
-    """Of the next `look` prompts those that no session uses, and where to go on."""
+def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes], bytes | None]:
+    """Those of the next `limit` prompts that no session uses, and where to continue."""
     rows: list[Any] = db.execute(
         "SELECT id, EXISTS(SELECT 1 FROM sessions WHERE sessions.prefix = prefixes.id) FROM prefixes WHERE id > ?"
         " ORDER BY id LIMIT ?",
-        (after, look),
+        (after, limit),
     ).fetchall()
-    return [id for id, used in rows if not used], rows[-1][0] if len(rows) == look else None
+    return [id for id, used in rows if not used], rows[-1][0] if len(rows) == limit else None
 
 
 def drop_prompts(db: Db, ids: Sequence[bytes]) -> int:
-    """Those of these prompts that no session uses, now that nothing can come between; how many."""
+    """Removes those of these prompts that no session uses, checked again in this write. Returns how many."""
     return sum(sessions.drop_unused_prefix(db, id) for id in ids)
 
 
 def probe(db: Db, now: float) -> None:
-    """The smallest write there is: when it returns, writing works."""
+    """The smallest possible write: if it returns, writing works."""
     db.execute(
         "INSERT INTO meta VALUES('probed', ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value", (int(now),)
     )

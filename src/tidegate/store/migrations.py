@@ -1,8 +1,8 @@
-"""The shape of the store, as the steps that lead to it.
+"""The schema of the store, as a series of migrations.
 
-Guarantee: each function here was or will be applied to a file exactly once, in this order, each in one transaction with
-the rise of `user_version`; a step that was released is never edited, only followed. A file whose version is above
-`CURRENT` was written by a newer program and is none of our business.
+Each function is applied to a file exactly once, in this order, each in one transaction with the increase of
+`user_version`. A released migration is never edited; a later one corrects it. A file whose version is above `CURRENT`
+was written by a newer program and is not opened.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 APPLICATION_ID = 0x54494447
-"""Bytes 68-71 of the file: says that it is ours ("TIDG")."""
+"""Bytes 68-71 of the file, which mark it as ours ("TIDG")."""
 
 
 def v1_first_schema(db: apsw.Connection) -> None:
@@ -22,13 +22,14 @@ def v1_first_schema(db: apsw.Connection) -> None:
 
 
 def v2_what_an_agent_owns(db: apsw.Connection) -> None:
-    """Approvals get their step, what is shown and who may answer; processes, workspaces and the spool get rows."""
+    """Approvals get their step, their summary and the right to answer; processes, workspaces and the spool get rows."""
     for statement in _V2:
         db.execute(statement)
 
 
 def v3_prompts_once(db: apsw.Connection) -> None:
-    """A session's own prompt stood in its row and, unpacked, in its prefix: now it is the known end of the latter."""
+    """A session's own prompt was stored in its row and, uncompressed, in its prefix; now it is the known end of the
+    prefix."""
     for statement in _V3:
         db.execute(statement)
     for (number,) in db.execute("SELECT rowid FROM sessions WHERE trim(extra) != ''").fetchall():
@@ -54,28 +55,28 @@ def v3_prompts_once(db: apsw.Connection) -> None:
 
 
 def v4_whose_process_it_is(db: apsw.Connection) -> None:
-    """A process knows the channel of the turn that started it, which is that of the turn that its end begins: until now
-    such turns had a channel of their own. What lies in the trash is measured once."""
+    """A process records the channel of the turn that started it. The turn that reports its end uses this channel; until
+    now such turns had a channel of their own. The contents of the trash are measured once."""
     for statement in _V4:
         db.execute(statement)
 
 
 def v5_what_it_costs(db: apsw.Connection) -> None:
-    """A model call has a price and may belong to a job; what was spent is kept by the hour too, for sums."""
+    """A model call has a price and may belong to a job; spending is also summed by the hour."""
     for statement in _V5:
         db.execute(statement)
 
 
 def v6_what_is_remembered(db: apsw.Connection) -> None:
-    """Summaries stand for old messages in a request; notes are kept of people and of agents' work; a turn may be part
-    of another one. The search index is made anew: its entries are now numbered by conversation and by whose it is."""
+    """Summaries replace old messages in requests; notes about people and agents' work are stored; a turn may be part of
+    another one. The search index is rebuilt: its entries are now numbered by conversation and principal."""
     for statement in _V6:
         db.execute(statement)
 
 
 def v7_intents_say_what_a_tool_may_do(db: apsw.Connection) -> None:
-    """An intent says whether its tool only reads and may be run again. One of an older format counts as having effects;
-    whether it may be run again is then decided by the tool."""
+    """An intent says whether its tool only reads and whether it may be run again. An intent of an older format counts
+    as having effects, and its tool decides whether it may be run again."""
     for statement in _V7:
         db.execute(statement)
 
@@ -92,17 +93,17 @@ def v9_roles_and_audit(db: apsw.Connection) -> None:
 
 
 def v10_audit_is_appended_to(db: apsw.Connection) -> None:
-    """A row of the audit log gets the next number and no other: REPLACE would remove one without any trigger."""
+    """A row of the audit log always gets the next number: REPLACE would remove a row without firing a trigger."""
     db.execute(_V10)
 
 
 def v11_receipts_tell_of_tools(db: apsw.Connection) -> None:
-    """A receipt keeps what its response said of the caller's tools, so that a replay says it again."""
+    """A receipt stores what its response said about the caller's tools, so that a replay says the same."""
     db.execute("ALTER TABLE receipts ADD COLUMN tools BLOB")
 
 
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
-    """The session's own prefix, as it was ever made; one that was lost, or has another end, is made to end so."""
+    """The session's existing prefix, if it ends with `extra`; otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
     parts = {} if body is None else msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     prompt = msgspec.json.decode(parts["prompt"], type=str) if "prompt" in parts else ""
@@ -136,7 +137,7 @@ def version(db: apsw.Connection) -> int:
 
 
 def migrate(db: apsw.Connection) -> None:
-    """Brings the file to `CURRENT`. The caller has made sure that it is not beyond it."""
+    """Migrates the file to `CURRENT`. The caller has made sure that it is not newer."""
     for number, step in enumerate(MIGRATIONS, start=1):
         if number <= version(db):
             continue
@@ -146,9 +147,10 @@ def migrate(db: apsw.Connection) -> None:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-# Tables with a text key and short rows have no rowid, which saves a second tree per insert. What is looked up only
-# while something is open (waiting messages, open turns, live sessions) has a partial index, so that it stays as small
-# as what is open. The indexes that lead with `session` also serve the cascades: without them a delete would scan.
+# Tables with a text key and short rows have no rowid, which saves a second tree per insert. Rows that are looked up
+# only while something is open (waiting messages, open turns, live sessions) have a partial index, which stays as small
+# as the number of open rows. The indexes that lead with `session` also serve the cascades: without them a delete would
+# scan.
 _V1 = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "INSERT INTO meta VALUES('indexed', 0)",

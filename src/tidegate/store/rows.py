@@ -1,8 +1,8 @@
-"""What the store hands out: one frozen value per row, and the one way a value becomes bytes in a column.
+"""Rows of the store as frozen values, and their encoding in columns.
 
-Guarantee: a message that was stored comes back equal, whatever its text holds; a text that has no UTF-8 form (a lone
-surrogate) is refused before it reaches a row. A body is packed only when it is long and packing saves space. Rows are
-plain values: they own nothing and refer to no connection.
+A stored message is read back equal, whatever its text contains. Text that has no UTF-8 form (a lone surrogate) is
+refused before it reaches a row. A body is compressed only if it is long and compression saves space. Rows are plain
+values: they own nothing and refer to no connection.
 """
 
 import zlib
@@ -17,14 +17,14 @@ from tidegate.security import UserRole
 from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, ToolsNote, TurnState, Usage
 
 Db = apsw.Connection
-"""What a function that runs in the store is given; it is valid for the length of that call."""
+"""The argument of functions that run in the store; valid for the length of that call."""
 
 PACK_ABOVE = 1024
-"""Bytes. Below this a packed body saves less than the work of packing costs."""
+"""Bytes. Below this, compression costs more than it saves."""
 PACK_LEVEL = 1
-"""Level 1 already gives most of what zlib can give on text, at a third of the time of the default."""
+"""Level 1 already gives most of zlib's gain on text, in a third of the default's time."""
 LISTED = 200
-"""Rows of a list, where its caller does not say: what a page shows, and some milliseconds at most."""
+"""The default length of a list: what a page shows, and some milliseconds at most."""
 
 SessionKind = Literal["named", "ephemeral"]
 ApprovalKind = Literal["approval", "question"]
@@ -39,22 +39,22 @@ KeyKind = Literal["key", "code", "cookie"]
 AuditKind = Literal["sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting"]
 SummaryState = Literal["prepared", "applied"]
 SummaryHow = Literal["model", "terse", "cut"]
-"""A summary by a model, one that was asked to be short, or a list made without a model."""
+"""The way a summary was made: by a model, by a model that was asked to be brief, or without a model as a list."""
 ElisionKind = Literal["payload", "text", "media"]
 About = Literal["person", "agent"]
 Origin = Literal["tool", "person", "end"]
-"""Who wrote a note: an agent in a conversation, a person, or the model step at a conversation's end."""
+"""The author of a note: an agent in a conversation, a person, or the model step at a conversation's end."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row as a value; its fields stand in the order of the columns that are selected for it."""
+    """A row as a value; its fields are in the order of the selected columns."""
 
 
 class SessionRow(Row, frozen=True):
-    """`prefix` is the identity of the frozen prompt and tools. What the session brought of its own is the last
-    `extra_length` characters of that prompt, known by their digest. `encoder` is the version of the wire format in
-    which its last request was made. `memory_seen` is the first change of notes that it was not told of, 0 where its
-    agent has no memory. `caller_tools` is the digest of the caller tools in its prefix, empty without any."""
+    """`prefix` is the identity of the frozen prompt and tools. The session's own part of the prompt is its last
+    `extra_length` characters, identified by their digest. `encoder` is the version of the wire format of its last
+    request. `memory_seen` is the first change of notes that the session has not been told about, 0 if its agent has no
+    memory. `caller_tools` is the digest of the caller tools in its prefix, empty if there are none."""
 
     id: str
     principal: str
@@ -78,8 +78,8 @@ class SessionRow(Row, frozen=True):
 
 
 class ParentTurn(Row, frozen=True):
-    """Of a turn that another has given as a task: that turn, how many turns it is within, the session of the outermost
-    of them, which it is a part of, and the job that all of it comes from."""
+    """The origin of a delegated turn: the delegating turn, the delegation depth, the session of the outermost turn (the
+    conversation that the task is part of), and the job of all of them."""
 
     turn: str
     depth: int
@@ -88,8 +88,8 @@ class ParentTurn(Row, frozen=True):
 
 
 class TurnRow(Row, frozen=True):
-    """`usage` is what it has used; while it runs, what the tasks that it gave and that are over have used. `within` is
-    the turn that gave it its task, `conversation` the session of the outermost one; None for a turn of its own."""
+    """`usage` is the turn's usage; while it runs, the usage of its finished tasks. `within` is the turn that delegated
+    it, `conversation` the session of the outermost turn; both are None for a turn that was not delegated."""
 
     id: str
     session: str
@@ -113,7 +113,7 @@ class TurnRow(Row, frozen=True):
 
     @property
     def payer(self) -> str:
-        """The session that what it uses is written down to."""
+        """The session to which the turn's usage is charged."""
         return self.conversation or self.session
 
 
@@ -129,13 +129,13 @@ class MessageRow(Row, frozen=True):
 
 
 class IntentRow(Row, frozen=True):
-    """`repeatable` is None in a row of an older format: then the tool of today decides."""
+    """`repeatable` is None in a row of an older format: then the current tool decides."""
 
     tool: str
     read_only: bool
     repeatable: bool | None
     digest: bytes | None = None
-    """Of the exact action, where it is recorded in the audit log."""
+    """Digest of the exact action, if it is recorded in the audit log."""
 
 
 class ReceiptRow(Row, frozen=True):
@@ -160,8 +160,8 @@ class SettingRow(Row, frozen=True):
 
 
 class ApprovalRow(Row, frozen=True):
-    """What a person is asked. `digest` is of the exact action, `summary` what is shown of it. `may_answer` is the id of
-    a principal or `role:<role>`."""
+    """A request for approval, or a question. `digest` identifies the exact action, `summary` is shown to the person.
+    `may_answer` is the id of a principal or `role:<role>`."""
 
     id: str
     session: str
@@ -182,8 +182,8 @@ class ApprovalRow(Row, frozen=True):
 
 
 class SummaryRow(Row, frozen=True):
-    """Covers the places `first` to `last`: messages at level 0, summaries of a lower level above it. `parent` is the
-    number of the one that covers it; `how` says who wrote it."""
+    """Covers the positions `first` to `last`: messages at level 0, summaries of a lower level at higher levels.
+    `parent` is the number of the summary that covers it; `how` says how it was made."""
 
     number: int
     level: int
@@ -198,8 +198,8 @@ class SummaryRow(Row, frozen=True):
 
 
 class ElisionRow(Row, frozen=True):
-    """In the places `first` to `last` results that are longer than `characters` (`payload`), all long text (`text`) or
-    all pictures and sounds (`media`) are shown by an excerpt."""
+    """In the positions `first` to `last`, results longer than `characters` (`payload`), all long text (`text`) or all
+    pictures and sounds (`media`) are shown as excerpts."""
 
     first: int
     last: int
@@ -208,8 +208,8 @@ class ElisionRow(Row, frozen=True):
 
 
 class NoteRow(Row, frozen=True):
-    """`whose` is a principal's id or an agent's name; `author` is the principal who wrote it, himself or by the
-    conversation `session`, and `by` what people call him."""
+    """`whose` is a principal's id or an agent's name. `author` is the principal who wrote the note, directly or in the
+    conversation `session`; `by` is the author's name for display."""
 
     id: int
     about: About
@@ -223,8 +223,8 @@ class NoteRow(Row, frozen=True):
 
 
 class NewApproval(Frozen, frozen=True):
-    """What a step wants to ask. `digest` is `approvals.action_digest` of the exact action. `may_answer` is the id of a
-    principal or `role:<role>`; None is the session's owner. Only a question has choices."""
+    """A request that a step wants to make. `digest` is `approvals.action_digest` of the exact action. `may_answer` is
+    the id of a principal or `role:<role>`; None is the session's owner. Only a question has choices."""
 
     kind: ApprovalKind
     tool: str
@@ -235,18 +235,18 @@ class NewApproval(Frozen, frozen=True):
 
 
 class ApprovalAnswer(Row, frozen=True):
-    """What became of an answer. `counted`: it is the one that holds. `repeated`: this principal has given this very
-    answer before. `closed`: somebody was quicker, or it was cancelled. `expired`: it came too late. `unknown`: there is
-    nothing of that id that this principal may answer. The row is as it stands now."""
+    """The effect of an answer. `counted`: it was accepted. `repeated`: this principal has given the same answer before.
+    `closed`: somebody else answered first, or the request was cancelled. `expired`: it came too late. `unknown`: there
+    is no request of that id that this principal may answer. `row` is the current row."""
 
     how: Literal["counted", "repeated", "closed", "expired", "unknown"]
     row: ApprovalRow | None
 
 
 class ProcessRow(Row, frozen=True):
-    """A background process of a session. `pid` and `start_ticks` (its start, as the kernel counts) are known once it
-    runs, and only together name it. `log` is the name of its output in the spool; `channel` is that of the turn which
-    started it, empty where that is not known."""
+    """A background process of a session. `pid` and `start_ticks` (its start time in kernel ticks) are set once it runs,
+    and identify it only together. `log` is the name of its output in the spool; `channel` is that of the turn which
+    started it, empty if unknown. `told` says whether the agent knows of its end."""
 
     id: str
     session: str
@@ -267,7 +267,7 @@ class ProcessRow(Row, frozen=True):
 
 
 class WorkspaceRow(Row, frozen=True):
-    """Where a session works. `project` says that the folder is the user's own: it is never moved nor removed."""
+    """A session's folder. `project` says that the folder is the user's own: it is never moved or removed."""
 
     session: str
     backend: str
@@ -278,7 +278,7 @@ class WorkspaceRow(Row, frozen=True):
 
 
 class SpooledRow(Row, frozen=True):
-    """A result or medium whose content lies in the spool."""
+    """A result, picture or sound whose content is in the spool."""
 
     id: str
     session: str
@@ -316,7 +316,7 @@ class PrincipalRow(Row, frozen=True):
 
 
 class KeyRow(Row, frozen=True):
-    """A key without its digest: nothing that was handed out can be rebuilt from it."""
+    """A key without its digest: the credential cannot be reconstructed from it."""
 
     id: str
     principal: str
@@ -329,8 +329,8 @@ class KeyRow(Row, frozen=True):
 
 
 class AuditRow(Row, frozen=True):
-    """One event of the audit log. `principal` is whoever acted, None for the gateway itself; `subject` holds ids,
-    separated by spaces."""
+    """One event of the audit log. `principal` is the actor, None for the gateway itself; `subject` holds ids, separated
+    by spaces."""
 
     id: int
     at: float
@@ -343,8 +343,8 @@ class AuditRow(Row, frozen=True):
 
 
 class UsageTotal(Row, frozen=True):
-    """Sums of `calls` model calls under one key; `name` is what people call it, where that is something else. `cost` is
-    in billionths of a dollar; of so many calls as `estimated` says, tokens were not counted by their provider."""
+    """Sums of `calls` model calls under one key; `name` is the key's display name if it has one. `cost` is in
+    billionths of a dollar. `estimated` is the number of calls whose tokens their provider did not count."""
 
     key: str
     name: str
@@ -359,7 +359,7 @@ class UsageTotal(Row, frozen=True):
 
 
 class SpentTotal(Row, frozen=True):
-    """What was used up of a budget: tokens, and billionths of a dollar."""
+    """The amount spent of a budget: tokens, and billionths of a dollar."""
 
     tokens: int
     cost: int
@@ -380,16 +380,16 @@ def encode(value: object) -> bytes:
     try:
         return _encode(value)
     except UnicodeEncodeError:
-        raise Refused("The text holds a lone surrogate, which no UTF-8 text can; send valid Unicode.") from None
+        raise Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.") from None
 
 
 def encode_ids(ids: Sequence[str]) -> str:
-    """For `json_each`: however many there are, the statement is the same one."""
+    """For `json_each`: the statement is the same for any number of ids."""
     return encode(tuple(ids)).decode()
 
 
 def squeeze(body: bytes) -> tuple[bytes, int]:
-    """The bytes to store and whether they are packed."""
+    """The bytes to store, and whether they are compressed."""
     if len(body) > PACK_ABOVE:
         packed = zlib.compress(body, PACK_LEVEL)
         if len(packed) < len(body):
@@ -402,7 +402,7 @@ def unsqueeze(body: bytes, packed: int) -> bytes:
 
 
 def pack(message: Message) -> tuple[bytes, int]:
-    """The body of a message row and whether it is packed."""
+    """The body of a message row, and whether it is compressed."""
     return squeeze(encode(message))
 
 
@@ -411,7 +411,7 @@ def unpack(body: bytes, packed: int) -> Message:
 
 
 decode_message = _message
-"""The message of a body that is not packed."""
+"""Decodes a body that is not compressed."""
 
 
 def encode_call(call: Call) -> bytes:

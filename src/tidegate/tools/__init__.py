@@ -1,17 +1,18 @@
-"""Tools: what an agent can do besides talking, as immutable values.
+"""Tools: the actions that agents can perform, as immutable values.
 
-Guarantee: names are unique and in a fixed order before they reach a model; nothing that a caller gets can change what
-another one gets; a tool is told who it works for by its context argument and by nothing else. A tool's output is
-bounded by whoever shows it (`bound_text`), and says what was left out.
+Tool names are unique and in a fixed order before they reach a model. Nothing that one caller gets can change what
+another caller gets. A tool learns whom it works for from its context argument only. Code that shows a tool's output
+bounds it (`bound_text`) and reports the omission.
+
+`builtin/` holds the toolsets that come with the gateway; `plugins` loads the user's own.
 """
 
 from tidegate.spool import bound_text
-from tidegate.tools import extensions
+from tidegate.tools import plugins
 from tidegate.tools.registry import ToolRegistry, builtin_toolsets
 from tidegate.tools.services import Delegates, Notes, Recall, Skills, ToolServices
 from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
-from tidegate.tools.tool_names import fit_name
-from tidegate.tools.toolset import Toolset
+from tidegate.tools.toolset import Toolset, fit_name
 
 __all__ = [
     "Delegates",
@@ -27,7 +28,7 @@ __all__ = [
     "Toolset",
     "bound_text",
     "builtin_toolsets",
-    "extensions",
     "fit_name",
+    "plugins",
     "tool",
 ]

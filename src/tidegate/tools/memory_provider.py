@@ -1,9 +1,9 @@
-"""Where notes are kept: what a memory provider is, and how one of the user's own is found.
+"""The interface of memory providers, which store notes, and the loading of the user's own provider.
 
-Guarantee: only the provider that `[memory] provider` names is looked for and run. A file `memories/NAME.py` in the home
-folder, or else a package's entry point `tidegate.memories`, gives a function `provide(home)`. What is wrong with it is
-the operator's to mend, in one sentence that names the file or the package. Who may write what is no provider's to
-decide: it is asked only for what the gateway has allowed.
+Only the provider that `[memory] provider` names is looked up and run. The function `provide(home)` comes from the file
+`memories/NAME.py` in the home folder or else from a package's entry point in the group `tidegate.memories`. A faulty
+provider raises `Misconfigured` with one sentence that names the file or the package. Providers do not check
+permissions: the gateway calls them only for actions that it has allowed.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,8 +20,8 @@ FUNCTION = "provide"
 
 
 class Note(Frozen, frozen=True):
-    """One note: a line of text under a number. `author` is the id of the principal who wrote it, himself or in the
-    conversation `session`; `by` is what people call him."""
+    """One note: a line of text with a number. `author` is the id of the principal who wrote it, directly or in the
+    conversation `session`; `by` is the author's name for display."""
 
     id: int
     text: str
@@ -33,8 +33,8 @@ class Note(Frozen, frozen=True):
 
 
 class Draft(Frozen, frozen=True):
-    """What is to be remembered. `whose` is a principal's id or an agent's name. With `replaces` it takes the place of
-    the note of that number. What comes under a `key` a second time is not remembered a second time."""
+    """A note to be stored. `whose` is a principal's id or an agent's name. `replaces` is the number of the note that it
+    replaces. A draft whose `key` was used before is not stored again."""
 
     about: About
     whose: str
@@ -48,12 +48,12 @@ class Draft(Frozen, frozen=True):
 
 
 class MemoryProvider(Protocol):
-    """Keeps notes. What it raises is told to people as "the memory does not answer"; `LookupError` means that there is
-    no note of that number."""
+    """Stores notes. `LookupError` means that there is no note of that number; users see any other exception as "the
+    memory does not answer"."""
 
     async def part(self, agent: str, principal: str) -> str:
-        """What a conversation of this agent with this person begins with: notes as lines of text, the most important
-        first; empty when there are none."""
+        """The notes at the beginning of this agent's conversations with this person, as lines of text, the most
+        important first; empty if there are none."""
         ...
 
     async def listing(self, about: About, whose: str) -> Sequence[Note]: ...
@@ -66,11 +66,13 @@ class MemoryProvider(Protocol):
 
 
 Provide = Callable[[Path], Awaitable[MemoryProvider]]
-"""Opens a provider; it is given the gateway's home folder."""
+"""Opens a provider. Called with the gateway's home folder."""
 
 
 def find(name: str, home: Path) -> Provide:
-    """The function that opens the provider of that name; Misconfigured when there is none."""
+    """Returns the function that opens the provider of that name; raises `Misconfigured` if there is none."""
     file = home / FOLDER / f"{name}.py"
-    found: Provide = plugins.function_of(name, file, FUNCTION, group=GROUP, kind="memory", setting="[memory] provider")
-    return found
+    provide: Provide = plugins.load_function(
+        name, file, FUNCTION, group=GROUP, kind="memory", setting="[memory] provider"
+    )
+    return provide

@@ -1,7 +1,7 @@
 """All toolsets of the process, by the names that the configuration uses.
 
-Guarantee: a registry never changes once made. Resolving the same names gives an equal, immutable toolset every time,
-in whatever order they are given; at most `RESOLVED` resolved ones are kept.
+A registry never changes. Resolving the same names, in any order, returns an equal, immutable toolset every time; at
+most `MOST_RESOLVED` composed toolsets are cached.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,40 +13,40 @@ from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.tools.tool import Tool
 from tidegate.tools.toolset import Toolset
 
-RESOLVED = 8
+MOST_RESOLVED = 8
 """Agents share few combinations of toolsets, and composing one is cheap."""
 
 
-READS_THE_REST = "output"
-SPOOLING = frozenset({"delegate", "files", "skills", "terminal", "web"})
-"""Toolsets whose results may be too long to be shown whole: with them comes the tool that reads the rest."""
+OUTPUT_TOOLSET = "output"
+SPOOLING_TOOLSETS = frozenset({"delegate", "files", "skills", "terminal", "web"})
+"""Toolsets whose results may be too long to show completely. They imply the toolset that reads the rest."""
 
 
 class ToolRegistry:
-    """Toolset names to toolsets, and the composition of several."""
+    """Toolsets by name, and their composition."""
 
     def __init__(self, toolsets: Mapping[str, Toolset]) -> None:
         self._toolsets: Mapping[str, Toolset] = MappingProxyType(dict(toolsets))
-        self._resolved: BoundedCache[tuple[str, ...], Toolset] = BoundedCache("resolved toolsets", cap=RESOLVED)
+        self._resolved: BoundedCache[tuple[str, ...], Toolset] = BoundedCache("resolved toolsets", cap=MOST_RESOLVED)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._toolsets))
 
     def resolve(self, names: Iterable[str], *, where: str = "tools") -> Toolset:
-        """The composition of the named toolsets. `where` is the setting that names them, for the message when one is
-        not known or two are in conflict."""
+        """Composes the named toolsets. `where` is the setting that names them, for the error message if one is unknown
+        or two are in conflict."""
         key = tuple(sorted(set(names)))
         if (known := self._resolved.get(key)) is not None:
             return known
         for name in key:
             if name not in self._toolsets:
-                import difflib  # only a mistake needs it
+                import difflib  # needed only for the error message
 
                 every = sorted({*self.names, *BUILTIN})
                 close = difflib.get_close_matches(name, every, n=1, cutoff=0.6)
                 hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(every)}"
-                raise Misconfigured(f"{where} names no toolset: there is no {name!r}; {hint}")
+                raise Misconfigured(f"{where}: there is no toolset {name!r}; {hint}")
         try:
             resolved = Toolset.compose(*(self._toolsets[name] for name in (*key, *self._implied(key))))
         except Misconfigured as error:
@@ -55,7 +55,8 @@ class ToolRegistry:
         return resolved
 
     def _implied(self, names: Iterable[str]) -> tuple[str, ...]:
-        return (READS_THE_REST,) if SPOOLING.intersection(names) and READS_THE_REST in self._toolsets else ()
+        spooling = SPOOLING_TOOLSETS.intersection(names) and OUTPUT_TOOLSET in self._toolsets
+        return (OUTPUT_TOOLSET,) if spooling else ()
 
     def stats(self) -> CacheStats:
         return self._resolved.stats()
@@ -81,19 +82,20 @@ BUILTIN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "web": ("web.web_fetch", "web.web_search"),
     }
 )
-"""The toolsets that come with the gateway, each with its tools by module and name: what nobody uses is not loaded."""
+"""The toolsets that come with the gateway, with the module and name of each tool: unused modules are not loaded."""
 
 
 def builtin_toolsets(names: Iterable[str] = BUILTIN) -> dict[str, Toolset]:
-    """Those of the named ones that come with the gateway, and what they imply. The dictionary is the caller's own."""
+    """Loads the named toolsets that come with the gateway, and those that they imply. The caller owns the
+    dictionary."""
     wanted = set(names)
-    if SPOOLING & wanted:
-        wanted.add(READS_THE_REST)
+    if SPOOLING_TOOLSETS & wanted:
+        wanted.add(OUTPUT_TOOLSET)
     return {name: Toolset(map(_load, tools)) for name, tools in BUILTIN.items() if name in wanted}
 
 
 def _load(place: str) -> Tool:
     module, _, name = place.partition(".")
-    found = getattr(import_module(f"tidegate.tools.{module}"), name)
+    found = getattr(import_module(f"tidegate.tools.builtin.{module}"), name)
     assert isinstance(found, Tool)
     return found

@@ -1,8 +1,8 @@
-"""What tools may reach of the house beside workspace and spool: what was said, what is remembered, skills, agents.
+"""Services of the gateway that tools may use, besides workspace and spool: recall, notes, skills, delegation.
 
-Guarantee: these are protocols of whole-process services; what a call may see or change is decided by them, from the
-context that they are given (session, principal, agent), never from a tool's arguments. A service that no agent of this
-gateway uses is None, and nothing of it is loaded.
+These are protocols of services with process lifetime. The services decide what a call may see or change, from the
+context that they receive (session, principal, agent) and never from a tool's arguments. A service that no agent of this
+gateway uses is None and is not loaded.
 """
 
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Recall(Protocol):
-    """Looks up what was said."""
+    """Looks up earlier messages."""
 
     async def search(
         self, ctx: "ToolContext", query: str, *, regex: bool, everywhere: bool, after: str, limit: int
@@ -28,7 +28,7 @@ class Recall(Protocol):
 
 
 class Notes(Protocol):
-    """What is remembered."""
+    """Adds and removes notes."""
 
     async def remember(
         self, ctx: "ToolContext", text: str, *, about: Literal["person", "agent"], replaces: int | None
@@ -38,16 +38,16 @@ class Notes(Protocol):
 
 
 class Skills(Protocol):
-    """Reads a skill, or a file of its folder."""
+    """Reads a skill, or a file in its folder."""
 
     async def read(self, ctx: "ToolContext", name: str, file: str) -> str: ...
 
 
 class Delegates(Protocol):
-    """Has another agent work on a task, inside the turn."""
+    """Gives tasks to other agents, inside the turn."""
 
     async def work(self, ctx: "ToolContext", agent: str, task: str) -> str:
-        """Its answer, said to be that; ToolFailed when it has none."""
+        """Returns the agent's answer, marked as such; raises `ToolFailed` if it gave none."""
         ...
 
 

@@ -1,8 +1,8 @@
 """One tool: its definition for the model, its effect, and the function that runs it.
 
-Guarantee: a tool made with `@tool` runs only with arguments of the declared types; anything else a model sends is a
-`ToolFailed` in one sentence that names the argument. A tool holds no state and no identity: whom it works for is in
-the context that it is called with. Its deadline is kept by whoever runs it.
+A tool made with `@tool` runs only with arguments of the declared types; anything else a model sends raises `ToolFailed`
+with one sentence that names the argument. A tool holds no state and no identity: the context of each call says whom it
+works for. The tool runner enforces the deadline.
 """
 
 import inspect
@@ -19,10 +19,10 @@ from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
 
 if TYPE_CHECKING:
-    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.tools.builtin.web.http_access import WebAccess
 
 Effect = Literal["read", "write", "execute", "network"]
-"""What a call may change: nothing, files, anything on the machine, something elsewhere."""
+"""What a call may affect: nothing, files, anything on the machine, other machines."""
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
@@ -40,11 +40,11 @@ _TYPE_NAMES = {
 
 
 Ask = Callable[[str, Sequence[str]], Awaitable[str]]
-"""Puts a question with choices to the person and waits, however long, for the answer."""
+"""Asks the person a question with choices and waits for the answer without a time limit."""
 
 
 class Result(Frozen, frozen=True):
-    """What a call came to. A tool that has only a text to say may return just that."""
+    """The result of a call. A tool whose result is text alone may return a string instead."""
 
     text: str
     media: tuple[Media, ...] = ()
@@ -55,13 +55,13 @@ async def _ask_nobody(question: str, choices: Sequence[str]) -> str:
     raise ToolFailed("There is nobody to ask.")
 
 
-def _tell_nobody(text: str) -> None:
-    """What is put out is not watched, which hosts are contacted is not recorded."""
+def _ignore(text: str) -> None:
+    """Used where nobody follows the output, or contacted hosts are not recorded."""
 
 
 class ToolContext(Frozen, frozen=True):
-    """Whom a call works for, and what it may use: all that a tool knows of the world. `step` and `call` name the very
-    call; `progress` tells whoever watches what it has put out so far."""
+    """The identity and the services of one call; a tool gets nothing else. `step` and `call` identify the call.
+    `progress` is called with new output, for clients that follow the turn."""
 
     session: str
     principal: str
@@ -73,27 +73,27 @@ class ToolContext(Frozen, frozen=True):
     step: str = ""
     call: str = ""
     ask: Ask = _ask_nobody
-    progress: Callable[[str], None] = _tell_nobody
-    contacts: Callable[[str], None] = _tell_nobody
-    """To be called with the name of a host before it is contacted, for the audit log."""
+    progress: Callable[[str], None] = _ignore
+    contacts: Callable[[str], None] = _ignore
+    """A tool must call it with the name of a host before it contacts it, for the audit log."""
     web: "WebAccess | None" = None
-    """None where no agent may reach the web."""
+    """None if no agent may access the web."""
     services: ToolServices = ToolServices()
     depth: int = 0
-    """How many turns this one is within: another agent's may have delegated it."""
+    """The number of turns of other agents that delegated this one."""
 
 
 Run = Callable[[ToolContext, str], Awaitable[str | Result]]
 
 
 class Tool(Frozen, frozen=True):
-    """A tool that an agent can call. `run` takes the context and the model's own argument text (JSON).
+    """A tool that an agent can call. `run` takes the context and the model's argument text (JSON).
 
-    `parallel` allows it to run beside other calls of the same step; `repeatable` allows it to be run again when a crash
-    has left it unknown whether it ran; `timeout` is in seconds, None for a tool that keeps its own time; `output_bytes`
-    is for a tool of which a model is shown less than of others; `contained` says that it changes nothing outside the
-    session's workspace, and executes nothing outside its sandbox, so that it need not be approved; `owner` is who
-    contributes it, for messages about conflicts.
+    `parallel` allows it to run beside other calls of the same step. `repeatable` allows it to run again if a crash left
+    unknown whether it ran. `timeout` is in seconds; None is for a tool that enforces its own deadline. `output_bytes`
+    lowers the limit of the output that a model is shown. `contained` says that it changes nothing outside the session's
+    workspace and executes nothing outside its sandbox, so that it needs no approval. `owner` is its origin, for
+    messages about conflicts.
     """
 
     definition: ToolDefinition
@@ -112,12 +112,12 @@ class Tool(Frozen, frozen=True):
 
     @property
     def read_only(self) -> bool:
-        """Whether a call that was interrupted has certainly changed nothing. A tool that reads but must not be run
-        again has its reason, and does not count."""
+        """Whether an interrupted call has certainly changed nothing. A tool that reads but must not be run again is not
+        counted: there is a reason why it must not."""
         return self.effect == "read" and self.repeatable
 
     def same_as(self, other: "Tool") -> bool:
-        """Whether both are the same tool, whoever contributes it."""
+        """Whether both are the same tool, apart from the owner."""
         return self == (other if other.owner == self.owner else msgspec.structs.replace(other, owner=self.owner))
 
 
@@ -132,10 +132,10 @@ def tool(
     owner: str = "built-in",
     name: str | None = None,
 ) -> Callable[[Callable[..., Awaitable[str | Result]]], Tool]:
-    """Makes a `Tool` of `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. What only reads may
-    be run again unless `repeatable` says otherwise.
+    """Makes a `Tool` of `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. A tool that only
+    reads is repeatable unless `repeatable` says otherwise.
 
-    The first paragraph of its docstring is the description that models see; an argument is described by
+    The first paragraph of the docstring is the description that models see. Arguments are described by
     `Annotated[type, msgspec.Meta(description=…)]`, whose other constraints are checked as well.
     """
 
@@ -143,18 +143,18 @@ def tool(
         called = name or function.__name__
         description = inspect.cleandoc(function.__doc__ or "").split("\n\n", 1)[0].replace("\n", " ")
         if not description:
-            raise TypeError(f"the tool {called} needs a docstring: it is what a model is told")
+            raise TypeError(f"the tool {called} needs a docstring: models see it as the description")
         arguments = _arguments_type(called, function)
         decoder = msgspec.json.Decoder(arguments, strict=False)
         names = tuple(field.encode_name for field in msgspec.structs.fields(arguments))
 
         async def run(ctx: ToolContext, text: str) -> str | Result:
             try:
-                # Some models send nothing at all for a call without arguments.
-                given = decoder.decode(text if text.strip() else "{}")
+                # Some models send an empty text for a call without arguments.
+                values = decoder.decode(text if text.strip() else "{}")
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 raise ToolFailed(f"{called}: {_complaint(error, names)}") from None
-            return await function(ctx, **{field: getattr(given, field) for field in names})
+            return await function(ctx, **{field: getattr(values, field) for field in names})
 
         definition = ToolDefinition(name=called, description=description, parameters=_schema(arguments))
         return Tool(
@@ -196,7 +196,7 @@ def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
 
 
 def _complaint(error: Exception, names: tuple[str, ...]) -> str:
-    """What was wrong with the arguments, as the end of a sentence for the model."""
+    """The error in the arguments, as the end of a sentence for the model."""
     message = str(error)
     takes = f"it takes {', '.join(names)}" if names else "it takes no arguments"
     if not isinstance(error, msgspec.ValidationError):

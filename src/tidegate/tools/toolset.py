@@ -1,10 +1,16 @@
-"""A set of tools as a value.
+"""Immutable sets of tools, and names that every provider accepts.
 
-Guarantee: names in a toolset are unique and acceptable to every provider, the order depends on the names alone, and
-nothing in it can be changed. A tool given twice is there once; two different tools of one name are refused with both
-owners named.
+Names in a toolset are unique and acceptable to every provider; the order depends on the names alone; a toolset cannot
+be changed. A tool that is given twice is included once. Two different tools of the same name are refused with an error
+that names both owners.
+
+`fit_name` makes a name for a tool that comes from elsewhere: 1 to 64 letters, digits, `_` and `-`, the same for the
+same pair in every process, and different for different pairs. A pair that fits stays readable as `server__name`. Every
+other pair gets a digest of the complete pair at its end. So does a name that only looks as if it had one: the two kinds
+of names cannot collide.
 """
 
+import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +23,15 @@ from tidegate.errors import Misconfigured
 from tidegate.tools.tool import Tool
 from tidegate.values import ToolDefinition
 
-ACCEPTED = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LONGEST_NAME = 64
+ACCEPTED_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}")
+
+_SEPARATOR = "__"
+_DIGEST = 16
+"""Base 32 characters, 80 bits: nobody finds two pairs with the same digest."""
+
+_FITS = re.compile(r"[A-Za-z0-9_-]+")
+_LOOKS_DIGESTED = re.compile(rf".*_[a-z2-7]{{{_DIGEST}}}")
 
 
 class Toolset:
@@ -28,21 +42,21 @@ class Toolset:
     tools: tuple[Tool, ...]
     definitions: tuple[ToolDefinition, ...]
     digest: bytes
-    """Tells toolsets apart by what a model sees of them."""
+    """Identifies the definitions that a model sees."""
     _by_name: Mapping[str, Tool]
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         by_name: dict[str, Tool] = {}
         for tool in tools:
-            if not ACCEPTED.fullmatch(tool.name):
+            if not ACCEPTED_NAME.fullmatch(tool.name):
                 raise Misconfigured(
-                    f"{tool.owner} brings a tool named {tool.name!r}; a name has 1 to 64 letters, digits, '_' and '-'"
+                    f"{tool.owner} provides a tool named {tool.name!r}; a name has 1 to 64 letters, digits, '_' and '-'"
                 )
             known = by_name.setdefault(tool.name, tool)
             if known is not tool and not known.same_as(tool):
                 raise Misconfigured(
-                    f"{known.owner} and {tool.owner} both bring a tool named {tool.name!r}, and they differ; "
-                    "take one of the two out"
+                    f"{known.owner} and {tool.owner} both provide a tool named {tool.name!r}, and they differ; "
+                    "remove one of the two"
                 )
         ordered = tuple(by_name[name] for name in sorted(by_name))
         definitions = tuple(tool.definition for tool in ordered)
@@ -79,7 +93,31 @@ class Toolset:
         return f"Toolset({', '.join(self.names)})"
 
     def __setattr__(self, name: str, _value: object) -> NoReturn:
-        raise AttributeError(f"a toolset cannot be changed, nor its {name}; compose a new one")
+        raise AttributeError(f"a toolset is immutable (cannot set {name}); compose a new one")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a toolset cannot be changed, nor its {name}; compose a new one")
+        raise AttributeError(f"a toolset is immutable (cannot delete {name}); compose a new one")
+
+
+def fit_name(server: str, name: str) -> str:
+    """The name under which the tool `name` of `server` is offered to a model."""
+    plain = f"{server}{_SEPARATOR}{name}"
+    fits = _FITS.fullmatch(server) and _FITS.fullmatch(name) and len(plain) <= LONGEST_NAME
+    # If the server's part neither contains the separator nor ends with "_", the pair can be read back from the name.
+    unambiguous = _SEPARATOR not in server and not server.endswith("_")
+    if fits and unambiguous and not _LOOKS_DIGESTED.fullmatch(plain):
+        return plain
+    space = LONGEST_NAME - _DIGEST - 1 - len(_SEPARATOR)
+    head = _clean(server)[: space // 3]
+    readable = f"{head}{_SEPARATOR}{_clean(name)[: space - len(head)]}"
+    return f"{readable}_{_digest(server, name)}"
+
+
+def _clean(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)
+
+
+def _digest(server: str, name: str) -> str:
+    raw = server.encode("utf-8", "surrogatepass")
+    pair = len(raw).to_bytes(8, "big") + raw + name.encode("utf-8", "surrogatepass")
+    return base64.b32encode(hashlib.sha256(pair).digest()).decode().lower()[:_DIGEST]

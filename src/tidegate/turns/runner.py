@@ -100,7 +100,7 @@ class Runner:
         self._clock = clock
         self._tool_env = tool_env
         self.compaction = compaction
-        self.histories = HistoryCache(tool_env.spool.nameless)
+        self.histories = HistoryCache(tool_env.spool.temporary_file)
         self.prefixes: BoundedCache[tuple[bytes, bytes, str], SentPrefix] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda beginning: beginning.bytes
         )
@@ -317,7 +317,7 @@ class Runner:
             tools=tools,
             signature=signature,
             load=partial(self._tool_env.spool.load, taken.session.id),
-            overflow=self._tool_env.spool.nameless,
+            overflow=self._tool_env.spool.temporary_file,
             era=era,
             mark=past.mark,
             keep=partial(self.histories.keep, taken.session.id) if signature else None,

@@ -20,7 +20,7 @@ from tidegate.turns.permissions import TurnPermissions, policies
 from tidegate.workspaces import Workspaces
 
 if TYPE_CHECKING:
-    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.tools.builtin.web.http_access import WebAccess
 
 
 class ToolEnv:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from anyio import to_thread
 
-from tidegate.store import Store, projects
+from tidegate.store import Store, workspaces
 from tidegate.values import Frozen
 
 T = TypeVar("T")
@@ -46,16 +46,16 @@ class Provenance:
         self._store = store
         self._survey = survey
         self._clock = clock
-        self._known: projects.ProjectTrust | None = None
+        self._known: workspaces.ProjectTrust | None = None
         self._changes = 0
 
-    async def known(self) -> projects.ProjectTrust:
+    async def known(self) -> workspaces.ProjectTrust:
         while (known := self._known) is None:
             changes = self._changes
-            found: projects.ProjectTrust = await self._store.read(projects.known)
+            found: workspaces.ProjectTrust = await self._store.read(workspaces.project_trust)
             writers = await to_thread.run_sync(_real, found.writers)
             if changes == self._changes:
-                self._known = projects.ProjectTrust(writers, found.trusted)
+                self._known = workspaces.ProjectTrust(writers, found.trusted)
         return known
 
     async def reader(self, principal: str) -> Reader:
@@ -76,18 +76,18 @@ class Provenance:
 
     async def admit(self, session: str, folder: Path) -> None:
         """Record the session's principal before the session can write in a project folder."""
-        writer = await self._store.read(projects.writer, session)
+        project_writer = await self._store.read(workspaces.project_writer, session)
         if writer is None:
             return
         real = await to_thread.run_sync(os.path.realpath, folder)
         if (real, writer) in (await self.known()).writers:
             return
         files = await to_thread.run_sync(self._survey, Path(real))
-        await self._change(projects.add_writer, real, writer, files)
+        await self._change(workspaces.add_project_writer, real, writer, files)
 
     async def trust(self, files: Mapping[str, bytes]) -> None:
         """Record that the owner accepts these contents."""
-        await self._change(projects.trust, files)
+        await self._change(workspaces.trust_files, files)
 
     async def files(self) -> Mapping[str, bytes]:
         """The digests of the files in folders that anybody other than the owner could write in."""

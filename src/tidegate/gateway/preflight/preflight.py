@@ -15,7 +15,7 @@ from tidegate.config import FILE_NAME, Config, is_reference, load, nearest
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import PreflightFailed, folders, rules
 from tidegate.security import Secret, resolve
-from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, extensions
+from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, plugins
 
 NO_KEY = Secret("no-key-was-needed-here")
 """Stands in for a missing model key in a replay, which sends none."""
@@ -90,7 +90,7 @@ def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
         if name in found:
             continue
         try:
-            if (own := extensions.find(name, config.home / "tools")) is not None:
+            if (own := plugins.find_toolset(name, config.home / "tools")) is not None:
                 found[name] = own
         except Misconfigured as error:
             errors.append(error.message)

@@ -1,1 +1,1 @@
-"""Work on foreign bytes (pictures, sounds, patterns), done in short-lived child processes."""
+"""Jobs on untrusted bytes (pictures, sounds, patterns), run in short-lived child processes."""

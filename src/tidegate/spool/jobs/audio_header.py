@@ -1,27 +1,27 @@
-"""What a sound is, read from its header: its kind and how long it lasts, without decoding anything.
+"""The type and duration of a sound, read from its header without decoding anything.
 
-Guarantee: a few reads at known places, whatever the file holds; what is no WAV or MP3, or makes no sense within its
-header, is a `UnknownAudio` with the end of a sentence that says why. How long it lasts is never more than its bytes can be.
-Runs in a child as well, so it uses nothing but the standard library.
+The number of reads is small, whatever the file contains. A file that is not a WAV or MP3, or whose header is invalid,
+raises `UnknownAudio` with the reason as the end of a sentence. The duration never exceeds what the file's bytes can
+hold. The module also runs in a child process, so it uses the standard library only.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
-"""(how many bytes, from where)."""
+"""(number of bytes, offset)."""
 
 HEAD_BYTES = 12
-"""By which a sound is told from other things."""
+"""Bytes that identify a sound."""
 
 CHUNKS = 64
-"""Of a WAV that are stepped over to its sound: notes of recorders and editors, a handful each."""
+"""Chunks of a WAV that are skipped before its sound: notes of recorders and editors, a handful each."""
 
 TAGS = 4
-"""Of an MP3 that are stepped over: some programs put theirs in front of another's."""
+"""Tags of an MP3 that are skipped: some programs put theirs in front of another's."""
 
-SOUGHT_BYTES = 4096
-"""Behind its tags, in which the first frame of an MP3 begins: tags may be filled up with zeros."""
+SEARCHED_BYTES = 4096
+"""Bytes after the tags in which the first frame of an MP3 must begin: tags may be padded with zeros."""
 
 _FRAME_BYTES = 1441
 """The longest frame of layer III."""
@@ -33,12 +33,12 @@ _BITRATES = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 )
-"""Of layer III in kilobits a second: of MPEG 1, and of the lower rates of MPEG 2 and 2.5."""
+"""Bit rates of layer III in kilobits per second: of MPEG 1, and of the lower rates of MPEG 2 and 2.5."""
 _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _SLOWEST, _FASTEST = 8_000, 320_000
-"""Bits a second of layer III."""
+"""Bits per second of layer III."""
 
-# Long enough that no text begins so.
+# Long enough that no text begins like this.
 _OTHERS = (
     (0, b"OggS\0", "Ogg (Vorbis or Opus)"),
     (0, b"fLaC\0\0\0\x22", "FLAC"),
@@ -61,13 +61,13 @@ class AudioHeader(NamedTuple):
 
 
 class UnknownAudio(Exception):
-    """Why it is not one that is taken, as the end of a sentence that begins with "it"."""
+    """The reason why the sound is not accepted, as the end of a sentence that begins with "it"."""
 
 
 class _Frame(NamedTuple):
     version: int
     bits: int
-    """A second."""
+    """Per second."""
     rate: int
     samples: int
     length: int
@@ -75,8 +75,8 @@ class _Frame(NamedTuple):
 
 
 def kind(head: bytes) -> str:
-    """What a file that begins so seems to be: `audio/wav`, `audio/mpeg`, the name of another kind of sound that no
-    model is given, or nothing when it is no sound."""
+    """The type of a file that begins so: `audio/wav`, `audio/mpeg`, the name of another audio format that models are
+    not given, or an empty string if it is not a sound."""
     if head[8:12] == b"WAVE" and head[:4] in (b"RIFF", b"RIFX"):
         return "audio/wav"
     if _is_tag(head) or _frame(head) is not None:
@@ -87,16 +87,16 @@ def kind(head: bytes) -> str:
 
 
 def sniff(read: Read, size: int) -> AudioHeader:
-    """`size` is the file's. Raises `UnknownAudio`."""
+    """Reads the header; `size` is that of the file. Raises `UnknownAudio`."""
     found = kind(read(HEAD_BYTES, 0))
     if found == "audio/wav":
         seconds = _wav(read, size)
     elif found == "audio/mpeg":
         seconds = _mp3(read, size)
     else:
-        raise UnknownAudio(f"is {found}, and only WAV and MP3 are taken" if found else "is no WAV or MP3 sound")
+        raise UnknownAudio(f"is {found}, and only WAV and MP3 are accepted" if found else "is not a WAV or MP3 sound")
     if seconds <= 0:
-        raise UnknownAudio("holds no sound")
+        raise UnknownAudio("contains no sound")
     return AudioHeader(found, seconds)
 
 
@@ -105,7 +105,7 @@ def sniff(read: Read, size: int) -> AudioHeader:
 
 def _wav(read: Read, size: int) -> float:
     if read(4, 0) != b"RIFF":
-        raise UnknownAudio("is a big-endian WAV (RIFX), and only RIFF is taken")
+        raise UnknownAudio("is a big-endian WAV (RIFX), and only RIFF is accepted")
     place, bytes_a_second = 12, 0
     for _ in range(CHUNKS):
         head = read(8, place)
@@ -117,16 +117,16 @@ def _wav(read: Read, size: int) -> float:
             bytes_a_second = _format(read(16, place))
         elif head[:4] == b"data":
             if not bytes_a_second:
-                raise UnknownAudio("does not say how its sound is written")
-            # Who writes to a pipe cannot come back to put the length in: then it is what follows.
+                raise UnknownAudio("does not describe its sample format")
+            # A program that writes to a pipe cannot fill in the length: then it is the rest of the file.
             stated = length if length not in (0, 0xFFFFFFFF) else size
             return min(stated, max(0, size - place)) / bytes_a_second
         place += length + length % 2
-    raise UnknownAudio(f"has more than {CHUNKS} parts before its sound")
+    raise UnknownAudio(f"has more than {CHUNKS} chunks before its sound")
 
 
 def _format(data: bytes) -> int:
-    """Bytes of a second of it."""
+    """Bytes per second."""
     if len(data) < 16:
         raise UnknownAudio("ends within its header")
     tag, channels, rate, _, block, bits = (
@@ -134,9 +134,10 @@ def _format(data: bytes) -> int:
         for start, end in ((0, 2), (2, 4), (4, 8), (8, 12), (12, 14), (14, 16))
     )
     if tag not in _PCM:
-        raise UnknownAudio(f"is a WAV that holds {_CODECS.get(tag, f'sound of kind {tag}')}, and only PCM is taken")
+        codec = _CODECS.get(tag, f"sound of format {tag}")
+        raise UnknownAudio(f"is a WAV that contains {codec}, and only PCM is accepted")
     if bits not in _WIDTHS or not channels or not rate or block != channels * bits // 8:
-        raise UnknownAudio("is damaged: its header makes no sense")
+        raise UnknownAudio("is damaged: its header is invalid")
     return rate * block
 
 
@@ -145,9 +146,9 @@ def _format(data: bytes) -> int:
 
 def _mp3(read: Read, size: int) -> float:
     place = _behind_tags(read)
-    data = read(SOUGHT_BYTES + _FRAME_BYTES + 4, place)
+    data = read(SEARCHED_BYTES + _FRAME_BYTES + 4, place)
     start, frame = _first_frame(data, size - place)
-    # An old tag of fixed length may stand at the end.
+    # There may be an old tag of fixed length at the end.
     end = size - 128 if size >= 128 and read(3, size - 128) == b"TAG" else size
     sound = max(0, end - place - start)
     steady = sound * 8 / frame.bits
@@ -155,7 +156,7 @@ def _mp3(read: Read, size: int) -> float:
     one = frame.samples / frame.rate
     if sound * 8 / _FASTEST - one <= counted <= sound * 8 / _SLOWEST + one:
         return counted or steady
-    return steady  # what contradicts its size is not believed
+    return steady  # a count that contradicts the size is ignored
 
 
 def _behind_tags(read: Read) -> int:
@@ -172,14 +173,14 @@ def _behind_tags(read: Read) -> int:
 
 
 def _is_tag(head: bytes) -> bool:
-    """Whether an ID3 tag begins here; no text begins so."""
+    """Whether an ID3 tag begins here; no text begins like this."""
     return head[:3] == b"ID3" and len(head) >= 10 and head[3] in (2, 3, 4) and all(byte < 0x80 for byte in head[6:10])
 
 
 def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
-    """It is one if another of its kind, or the end, follows it."""
+    """Finds the first frame: one that is followed by another of its kind, or by the end."""
     start = data.find(b"\xff")
-    while 0 <= start < SOUGHT_BYTES:
+    while 0 <= start < SEARCHED_BYTES:
         frame = _frame(data[start : start + 4])
         if frame is not None:
             behind = start + frame.length
@@ -188,11 +189,11 @@ def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
             if ends or (following is not None and following[:1] + following[2:3] == frame[:1] + frame[2:3]):
                 return start, frame
         start = data.find(b"\xff", start + 1)
-    raise UnknownAudio("is no MP3 after all, or is damaged: no frame of sound is where one should be")
+    raise UnknownAudio("is not an MP3, or is damaged: no frame was found where one should be")
 
 
 def _frame(head: bytes) -> _Frame | None:
-    """A frame of layer III whose header this is."""
+    """The frame of layer III with this header."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
     version, bitrate, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
@@ -206,11 +207,11 @@ def _frame(head: bytes) -> _Frame | None:
 
 
 def _counted(data: bytes, frame: _Frame) -> int:
-    """Frames, where the first one says how many there are; else 0."""
+    """The number of frames if the first one states it, otherwise 0."""
     side = (17 if frame.mono else 32) if frame.version == 3 else (9 if frame.mono else 17)
     if data[36:40] == b"VBRI":
         return int.from_bytes(data[50:54], "big")
-    for place in (4 + side, 6 + side):  # the second behind a checksum
+    for place in (4 + side, 6 + side):  # the second after a checksum
         if data[place : place + 4] in (b"Xing", b"Info") and data[place + 7 : place + 8] and data[place + 7] & 1:
             return int.from_bytes(data[place + 8 : place + 12], "big")
     return 0

@@ -1,7 +1,7 @@
-"""A job for a child: look whether a file is a sound that a model can be given.
+"""A job for a child process: checks that a file is a sound that a model can be given.
 
-Guarantee: what comes out is the WAV or MP3 that went in, byte for byte, within the bounds of size and length, or a
-sentence why not. Nothing of it is decoded.
+The output is the unchanged WAV or MP3, if it is within the bounds of size and duration; otherwise the result gives the
+reason. Nothing is decoded.
 """
 
 import importlib
@@ -13,9 +13,9 @@ _COPIED = 1024 * 1024
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """The order: `bytes` and `seconds`, each the most there may be. The sound is read from the first descriptor and
-    written to the second."""
-    # By its name alone: the child has no package around it.
+    """Runs the job. The order has the limits `bytes` and `seconds`. The sound is read from descriptor 0 and written to
+    descriptor 1."""
+    # By its bare name: in the child process the module is in no package.
     sounds = importlib.import_module("audio_header")
     size, most, longest = os.fstat(_INPUT).st_size, order["bytes"], order["seconds"]
     try:

@@ -1,10 +1,10 @@
-"""A child of the gateway that does one job and ends: this is what it runs.
+"""The main program of a child process that runs one job.
 
-Guarantee: before the job begins, the child has given up what it does not need: it may use so much memory and time and
-write so much, and start no process. It outlives its time by no more than a second, also when the gateway is gone. It
-imports nothing but the job, and the gateway imports nothing of it.
+Before the job begins, the child limits its own memory, time and output, and gives up the right to start processes. It
+exceeds its time by no more than a second, even if the gateway is gone. It imports nothing but the job, and the gateway
+never imports it.
 
-    python -I -S worker.py JOB MEMORY SECONDS WRITTEN ORDER    JOB is its file without the `.py`, ORDER is JSON
+    python -I -S child.py JOB MEMORY SECONDS WRITTEN ORDER    JOB is its file without the `.py`, ORDER is JSON
 """
 
 import importlib
@@ -34,7 +34,7 @@ def main() -> None:
     sys.path.append(folder)
     job = importlib.import_module(name)
     report = json.dumps(job.work(json.loads(order)), ensure_ascii=False)
-    sys.stderr.buffer.write(b"\n" + report.encode("utf-8", "replace"))  # a line of its own, whatever a library has said
+    sys.stderr.buffer.write(b"\n" + report.encode("utf-8", "replace"))  # on a new line, after any output of a library
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""What a picture is, read from its header: its kind and its size in pixels, without decoding anything.
+"""The type and size in pixels of a picture, read from its header without decoding anything.
 
-Guarantee: a few reads at known places, whatever the file holds; what is no PNG, JPEG, GIF or WebP, or ends within its
-header, is None. Runs in a child as well, so it uses nothing but the standard library.
+The number of reads is small, whatever the file contains. The result is None for a file that is not a PNG, JPEG, GIF or
+WebP, or that ends within its header. The module also runs in a child process, so it uses the standard library only.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 SEGMENTS = 4096
-"""Of a JPEG that are stepped over to its size: profiles and thumbnails come in pieces of 64 KiB."""
+"""Segments of a JPEG that are skipped before its size: profiles and thumbnails come in pieces of 64 KiB."""
 
 Read = Callable[[int, int], bytes]
-"""(how many bytes, from where)."""
+"""(number of bytes, offset)."""
 
 
 class ImageHeader(NamedTuple):
@@ -42,13 +42,13 @@ def _jpeg(read: Read) -> ImageHeader | None:
         if len(head) < 4 or head[0] != 0xFF:
             return None
         marker = head[1]
-        if marker == 0xFF:  # filling
+        if marker == 0xFF:  # padding
             place += 1
-        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:  # stand alone
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:  # without a length
             place += 2
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             return ImageHeader("image/jpeg", _big(head[7:9]), _big(head[5:7])) if len(head) == 9 else None
-        elif marker in (0xD9, 0xDA):  # the end, or the content: too late
+        elif marker in (0xD9, 0xDA):  # the end, or the content: the size should have come before
             return None
         else:
             place += 2 + max(2, _big(head[2:4]))

@@ -1,9 +1,10 @@
-"""A job for a child: make of a file a picture that a model can be shown.
+"""A job for a child process: converts a file to a picture that a model can be shown.
 
-Guarantee: what comes out is a PNG, JPEG, GIF or WebP within the bounds of side and size, or a sentence why not. The
-size in pixels is read from the header and refused before anything is decoded. With Pillow the picture is decoded once,
-so that a damaged one is found here and not by a provider, which would refuse the conversation for ever; what fits and
-is upright then goes as it is. Without Pillow what fits goes as it is, and what does not is refused.
+The output is a PNG, JPEG, GIF or WebP within the bounds of side and size; otherwise the result gives the reason. The
+size in pixels is read from the header and checked before anything is decoded. With Pillow the picture is decoded once,
+so that a damaged one is found here and not by a provider, which would refuse the conversation forever; a picture that
+fits and is upright is then passed unchanged. Without Pillow, a picture that fits is passed unchanged, and any other is
+refused.
 """
 
 import importlib
@@ -23,12 +24,12 @@ _ORIENTATION = 0x0112
 
 
 class ImageRefused(Exception):
-    """Why it cannot be shown, as the end of a sentence."""
+    """The reason why the picture cannot be shown, as the end of a sentence."""
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """The order: `side`, `bytes` and `pixels`, each the most there may be, and `pillow`, the folder that it lies in, if
-    there is one. The picture is read from the first descriptor and written to the second."""
+    """Runs the job. The order has the limits `side`, `bytes` and `pixels`, and `pillow`, the folder to import it from,
+    or an empty string. The picture is read from descriptor 0 and written to descriptor 1."""
     try:
         return _work(order)
     except ImageRefused as why:
@@ -37,10 +38,10 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
 
 def _work(order: dict[str, Any]) -> dict[str, Any]:
     side, most, pixels = order["side"], order["bytes"], order["pixels"]
-    # By its name alone: the child has no package around it.
+    # By its bare name: in the child process the module is in no package.
     found = importlib.import_module("image_header").sniff(lambda count, place: os.pread(_INPUT, count, place))
     if found is None:
-        raise ImageRefused("is no PNG, JPEG, GIF or WebP picture")
+        raise ImageRefused("is not a PNG, JPEG, GIF or WebP picture")
     kind, width, height = found
     size = os.fstat(_INPUT).st_size
     if width * height > pixels:
@@ -49,8 +50,8 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     if not order["pillow"]:
         if not fits:
             raise ImageRefused(
-                f"has {width} x {height} pixels and {size} bytes, more than the {side} a side and {most} bytes that a "
-                "model can be shown; it could be made smaller if the operator installed tidegate[images]"
+                f"has {width} x {height} pixels and {size} bytes, more than the {side} per side and {most} bytes that "
+                "a model can be shown; it could be scaled down if the operator installed tidegate[images]"
             )
         _copy()
         return {"media_type": kind, "width": width, "height": height, "note": ""}
@@ -79,7 +80,7 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
     except MemoryError:
         raise ImageRefused(f"has {stated[0]} x {stated[1]} pixels, and takes too much memory to decode") from None
     except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError) as error:
-        raise ImageRefused(f"is damaged, or is no picture after all ({type(error).__name__})") from None
+        raise ImageRefused(f"is damaged, or is not a picture ({type(error).__name__})") from None
     _write(data)
     notes = ["the first picture of an animation"] if moves else []
     if sorted((width, height)) != sorted(stated):
@@ -88,7 +89,8 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
 
 
 def _plain(image: Any) -> Any:
-    """In a mode that can be scaled and saved; the same one where it is, since a large picture is not held twice."""
+    """The image in a mode that can be scaled and saved; unchanged if it already is, so that a large picture is not held
+    twice."""
     if "transparency" in image.info or image.mode in ("LA", "PA", "RGBa"):
         return image.convert("RGBA")
     if image.mode in ("L", "RGB", "RGBA"):
@@ -97,7 +99,7 @@ def _plain(image: Any) -> Any:
 
 
 def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, int], bytes]:
-    """As PNG if it came without loss and fits so, else as JPEG, smaller and smaller."""
+    """Encodes as PNG if the source was lossless and the result fits, otherwise as JPEG, in decreasing sizes."""
     side = max(image.size)
     while side >= _LEAST_SIDE:
         image.thumbnail((side, side), reducing_gap=2.0)
@@ -108,11 +110,11 @@ def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, i
             if len(data := _saved(flat, "JPEG", quality=quality)) <= most:
                 return "image/jpeg", image.size, data
         side = int(side * _SMALLER)
-    raise ImageRefused(f"cannot be made as small as {most} bytes")
+    raise ImageRefused(f"cannot be scaled down to {most} bytes")
 
 
 def _flat(image: Any) -> Any:
-    """On white: a JPEG has no transparency."""
+    """The image on white: a JPEG has no transparency."""
     from PIL import Image
 
     ground = Image.new("RGB", image.size, "white")

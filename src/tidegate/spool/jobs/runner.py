@@ -1,8 +1,9 @@
-"""Work on what others wrote (pictures, patterns), done in a child that can neither hang nor fill the gateway.
+"""Runs jobs on untrusted data (pictures, patterns) in child processes, so that they can neither block nor fill the
+gateway.
 
-Guarantee: a job has ended, and its process is reaped, when `run` returns, also when its caller is cancelled or its time
-is over. At most `AT_ONCE` run at a time; the others wait. The child gets an empty environment and the descriptors that
-it needs. What it says is bounded. Nothing here waits in a thread.
+When `run` returns, the job has ended and its process is reaped, even if the caller was cancelled or the time was up. At
+most `AT_ONCE` jobs run at a time; the others wait. The child gets an empty environment and only the descriptors it
+needs. Its report is bounded. Nothing here waits in a thread.
 """
 
 import asyncio
@@ -22,17 +23,17 @@ from tidegate.log import Log
 log = Log(__name__)
 
 AT_ONCE = 2
-"""Each may take as much memory as a large picture."""
+"""Jobs that run at once: each may use as much memory as a large picture."""
 
 REPORT_BYTES = 256 * 1024
-"""Of what a job may say: many times what a model is shown of it, since it is written as JSON."""
+"""The largest report of a job: many times what a model is shown of it, since it is JSON."""
 
 _HERE = Path(__file__).parent
 _SCRIPT = str(_HERE / "child.py")
 
 
 class JobRunner:
-    """`cores` are those that the gateway was given: it may keep itself to one of them, and a job should not."""
+    """`cores` are all cores of the gateway: it may restrict itself to one of them, and jobs should not."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
         self._starter = ProcessStarter(cores)
@@ -50,28 +51,28 @@ class JobRunner:
         output: int | None = None,
         folder: Path = _HERE,
     ) -> Any:
-        """What the job reports: `work(order)` of the file of that name in `folder`. `input` and `output` become its
-        first two descriptors, and stay the caller's. TimeoutError when it takes longer than `within` seconds;
-        ToolFailed when it broke."""
+        """Runs `work(order)` of the file of that name in `folder`, and returns its report. `input` and `output` become
+        descriptors 0 and 1; the caller still owns them. Raises TimeoutError if it takes longer than `within` seconds,
+        and ToolFailed if it crashes."""
         async with self._places:
             try:
                 limits = (memory, int(within), max(written, REPORT_BYTES))
-                code, said = await self._run(folder / job, order, limits, within, input, output)
+                code, report = await self._run(folder / job, order, limits, within, input, output)
             except OSError as error:
                 raise ToolFailed(f"The {job} could not be started ({error.strerror}); try again later.") from error
         if code is None:
             raise TimeoutError
         if code != 0:
-            log.warning("a job broke", job=job, code=code, said=said[-1000:].decode("utf-8", "replace"))
+            log.warning("a job crashed", job=job, code=code, said=report[-1000:].decode("utf-8", "replace"))
             raise ToolFailed(
-                f"The {job.replace('_', ' ')} broke off, perhaps for want of memory; the operator's log says more."
+                f"The {job.replace('_', ' ')} crashed, perhaps for lack of memory; the operator's log has details."
             )
-        return msgspec.json.decode(said.rpartition(b"\n")[2])
+        return msgspec.json.decode(report.rpartition(b"\n")[2])
 
     async def _run(
         self, job: Path, order: Any, limits: tuple[int, int, int], within: float, input: int | None, output: int | None
     ) -> tuple[int | None, bytes]:
-        """Its exit code, None when its time was over and it was killed; and what it said."""
+        """Its exit code, None if its time was up and it was killed; and its report."""
         command = [sys.executable, "-I", "-S", "-W", "ignore", _SCRIPT, str(job), *map(str, limits)]
         command.append(msgspec.json.encode(order).decode())
         report = os.memfd_create("report")

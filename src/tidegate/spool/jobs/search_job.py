@@ -1,9 +1,8 @@
-"""A job for a child: search files line by line, or texts one by one, for a text, for words or for a regular expression.
+"""A job for a child process: searches files by line, or texts one by one, for a text, words or a regular expression.
 
-Guarantee: at most so many places as asked for are found, in order, each with its line, its byte and what stands around
-it; the search gives up when its time is over and says where it was. It goes through a file in blocks; a line that is
-longer than one is searched in pieces that overlap, so that memory is bounded. A pattern that runs away is the parent's
-to end.
+At most the requested number of matches is found, in order, each with its line, its byte and its surroundings. The
+search stops when its time is up and reports its position. It reads a file in blocks; a line that is longer than a block
+is searched in overlapping pieces, so that memory is bounded. The parent kills the child if a pattern takes too long.
 """
 
 import os
@@ -15,30 +14,35 @@ from typing import Any, BinaryIO
 BLOCK = 256 * 1024
 
 OVERLAP = 4 * 1024
-"""Of the piece before, so that what lies across two pieces of a line is found, if it is no longer than this."""
+"""Bytes of the previous piece that are searched again, so that a match across two pieces of a line is found if it is no
+longer than this."""
 
 AROUND = 120
-"""Bytes that are shown before and after what was found."""
+"""Bytes that are shown before and after a match."""
 
 PLACE_BYTES = 32
-"""For the numbers before what is shown."""
+"""Bytes for the numbers before a match."""
 
 LENGTH_BYTES = 4
-"""Before each of the texts that are given as input: how long it is."""
+"""Bytes before each input text that give its length."""
 
 Find = Callable[[bytes, int], tuple[int, int] | None]
-"""(a line, from where) to (where it begins, where it ends)."""
+"""(a line, an offset) to (start, end) of the next match."""
 
 Hits = Callable[[bytes], list[int]]
-"""Which lines of a block hold something, counted from 0."""
+"""The numbers of the lines of a block with matches, counted from 0."""
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """The order: `words`, or `pattern` and `regex`; `limit`, `bytes` (of all that is shown), `seconds`. To search one
-    file: `path`, `offset` (lines to skip), `byte` (bytes to skip); given are `places`, and `more` or `stopped`: the
-    byte to go on from. To search several: `paths`, `byte` (of the first); each place has its `file`, and `more` or
-    `stopped` is [file, byte]; `gone` are those that were not there. Without any: the texts of the input, in each of
-    which one place is found at most; each has its `text_at`, and `more` or `stopped` is the text to go on from."""
+    """Runs the job. The order has `words`, or `pattern` and `regex`; `limit`, `bytes` (of all that is shown),
+    `seconds`.
+
+    For one file: `path`, `offset` (lines to skip), `byte` (bytes to skip). The result has `places`, and `more` or
+    `stopped`: the byte to continue from. For several files: `paths`, `byte` (of the first); each place has its `file`,
+    `more` or `stopped` is [file, byte], and `gone` are files that do not exist. With neither, the texts of the input
+    are searched for at most one match each; each place has its `text_at`, and `more` or `stopped` is the text to
+    continue from.
+    """
     try:
         if "words" in order:
             find, hits = _words(order["words"])
@@ -83,19 +87,19 @@ def _regex(pattern: str) -> tuple[Find, Hits]:
 
 
 def _words(words: Sequence[str]) -> tuple[Find, Hits]:
-    """Lines that hold every one of the words; what is found is the first of them."""
+    """Finds lines that contain all of the words; the match is the first of them."""
     searches = [re.compile(pattern).search for pattern in map(word_pattern, words)]
     plain = [word.rstrip("*").encode() for word in words if word.isascii()]
 
     def hits(block: bytes) -> list[int]:
-        # A word without accents may be written with them; but not in a block that has none.
+        # A word without accents also matches accented spellings, but not in a block that has only ASCII.
         if block.isascii() and (len(plain) < len(words) or not all(word in block.lower() for word in plain)):
             return []
         lines = block.decode("utf-8", "surrogateescape").split("\n")
         return [index for index, line in enumerate(lines) if all(search(line) for search in searches)]
 
     def once(line: bytes, start: int) -> tuple[int, int] | None:
-        # A line is one place, however often the words stand in it.
+        # A line is one match, however often it contains the words.
         found = first(line, 0)
         return found if found is not None and found[0] >= start else None
 
@@ -105,7 +109,7 @@ def _words(words: Sequence[str]) -> tuple[Find, Hits]:
 
 def _finding(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
     def find(line: bytes, start: int) -> tuple[int, int] | None:
-        # Undecodable bytes count one each, so that places in the text can be told in bytes again.
+        # Undecodable bytes count one each, so that positions in the text can be converted to bytes.
         text = line.decode("utf-8", "surrogateescape")
         found = search(text, len(line[:start].decode("utf-8", "surrogateescape")))
         if found is None:
@@ -117,19 +121,19 @@ def _finding(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
 
 
 def word_pattern(word: str) -> str:
-    """A regular expression for a word as the search index knows it: in either case, with whatever accents, by itself;
-    one that ends in * may go on. It takes time in proportion to the text."""
+    """A regular expression for a word as the search index defines it: case-insensitive, with any accents, as a complete
+    word; a word that ends in * is a prefix. Its time is linear in the text."""
     letters = "".join(f"{_variants(letter)}[\u0300-\u036f]*" for letter in word.rstrip("*"))
     end = "" if word.endswith("*") else r"(?![^\W_])"
     return rf"(?i)(?<![^\W_]){letters}{end}"
 
 
 def _variants(letter: str) -> str:
-    import unicodedata  # a large one, which only words need
+    import unicodedata  # large, and needed for words only
 
     if not ("a" <= letter <= "z"):
         return re.escape(letter)
-    # Latin letters with accents lie in these two blocks.
+    # Latin letters with accents are in these two blocks.
     accented = (chr(code) for block in (range(0xC0, 0x250), range(0x1E00, 0x1F00)) for code in block)
     return f"[{letter}{''.join(each for each in accented if unicodedata.normalize('NFD', each)[0].lower() == letter)}]"
 
@@ -162,8 +166,8 @@ def _search(file: BinaryIO, find: Find, hits: Hits, order: dict[str, Any]) -> di
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes, int]]:
-    """(number of its first line from 0, where it begins, whole lines without the last break or a piece of one line,
-    how much of its beginning was in the piece before)."""
+    """Yields (number of the first line from 0, offset, complete lines without the last line break or a piece of one
+    line, bytes of the beginning that were in the previous piece)."""
     line = byte = seen = 0
     buffer = b""
     while data := file.read(BLOCK):
@@ -185,8 +189,8 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def _in_line(find: Find, line: bytes, first: int, seen: int) -> Iterator[tuple[int, int]]:
-    """Places in one line, from `first` on, that were not found in the piece before. What is shown with one is not found
-    once more."""
+    """Matches in one line, from `first` on, that were not found in the previous piece. Text shown with a match is not
+    matched again."""
     start = max(0, first)
     while start <= len(line) and (found := find(line, start)) is not None:
         if found[1] > seen or not seen:
@@ -195,9 +199,9 @@ def _in_line(find: Find, line: bytes, first: int, seen: int) -> Iterator[tuple[i
 
 
 def _around(line: bytes, start: int, end: int) -> str:
-    """What was found, with what stands around it."""
+    """The match with its surroundings."""
     first, last = max(0, start - AROUND), min(len(line), min(end, start + AROUND) + AROUND)
-    for _ in range(3):  # no character in two
+    for _ in range(3):  # does not split a character
         first -= first > 0 and line[first] & 0xC0 == 0x80
         last -= last < len(line) and last > start and line[last] & 0xC0 == 0x80
     text = line[first:last].decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()

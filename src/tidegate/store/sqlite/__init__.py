@@ -1,1 +1,1 @@
-"""SQLite behind the store: connections, the writer thread, the readers, and the health of the files."""
+"""SQLite for the store: connections, the writer thread, the reader threads, and the health of the files."""

@@ -1,7 +1,7 @@
-"""Connections to the store's file: the one that writes, and those that read.
+"""Connections to the store's file: one for writing, several for reading.
 
-Guarantee: each is set up in one place, so that all have the same plans and wait equally long for a lock. Whoever opens
-one owns it, uses it in one thread only, and closes it there.
+All are set up here, so that they have the same query plans and wait equally long for a lock. The opener owns the
+connection, uses it in one thread only, and closes it there.
 """
 
 from pathlib import Path
@@ -14,19 +14,19 @@ from tidegate.errors import StoreFailed
 Durability = Literal["process", "power"]
 
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-"""The log is moved into the file when it has grown by this much: often enough to stay small, seldom enough that a page
-that many turns wrote is moved once."""
+"""The log is moved into the file whenever it has grown by this much: often enough to stay small, rarely enough that a
+page written by many turns is moved once."""
 BUSY_SECONDS = 2.0
-"""How long the emptying of a log that is too large waits for the reads that it has just interrupted to end."""
+"""How long emptying an oversized log waits for the reads that it has just interrupted."""
 WRITER_STATEMENTS = 256
-"""Prepared statements kept; more than there are in this room."""
+"""Prepared statements kept; more than this package has."""
 READER_STATEMENTS = 128
 WRITER_CACHE_KIB = 4096
 READER_CACHE_KIB = 1024
 
 
 def connect(path: Path, durability: Durability, wal_bytes: int) -> apsw.Connection:
-    """The connection that writes. A new file is readable by its owner only."""
+    """Opens the writing connection. A new file is readable by its owner only."""
     if not path.exists():
         path.touch(mode=0o600)
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=WRITER_STATEMENTS)
@@ -35,7 +35,7 @@ def connect(path: Path, durability: Durability, wal_bytes: int) -> apsw.Connecti
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         mode = db.execute("PRAGMA journal_mode = WAL").get
         if mode != "wal":
-            raise StoreFailed(f"The file system of {path} cannot hold a write-ahead log (SQLite says {mode}).")
+            raise StoreFailed(f"The file system of {path} does not support a write-ahead log (SQLite says {mode}).")
         db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         db.execute("PRAGMA foreign_keys = ON")
         db.execute(f"PRAGMA journal_size_limit = {min(wal_bytes, 2 * CHECKPOINT_BYTES)}")
@@ -59,6 +59,6 @@ def connect_reader(path: Path) -> apsw.Connection:
 def _set_up(db: apsw.Connection, cache_kib: int) -> None:
     db.set_busy_timeout(int(BUSY_SECONDS * 1000))
     db.execute(f"PRAGMA cache_size = -{cache_kib}")
-    # Plans do not depend on bound values. Without this, a library built with STAT4 prepares a statement again each time
+    # Plans do not depend on bound values. Without this, a library built with STAT4 prepares a statement again whenever
     # other values are bound to it, which costs ten times as much as running it.
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)

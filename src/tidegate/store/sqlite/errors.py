@@ -1,8 +1,8 @@
 """Maps SQLite's errors to the error tree.
 
-Nothing that SQLite raises leaves this package under a foreign name. A full disk is called full; any other refusal of
-the disk says what it is, with the system's own words where SQLite kept them. A programming error (a TypeError in a
-function that was sent in) passes unchanged: it is no condition of the store.
+No SQLite exception leaves this package untranslated. A full disk is reported as full; any other disk error is reported
+with the system's own message if SQLite kept it. A programming error (a TypeError in a function that was sent in) passes
+unchanged: it is not a condition of the store.
 """
 
 import errno
@@ -15,52 +15,53 @@ import msgspec
 
 from tidegate.errors import Conflict, DiskFailed, Refused, StoreBusy, StoreDamaged, StoreFailed, StoreFull
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What the system says when there is no room: on the disk, in a quota, or for a file of this size."""
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""No space: on the disk, in a quota, or for a file of this size."""
 _DAMAGE = (apsw.CorruptError, apsw.NotADBError, zlib.error, msgspec.DecodeError, UnicodeDecodeError)
-"""By a page, or by a row whose content cannot be decoded."""
+"""Errors of a damaged page, or of a row whose content cannot be decoded."""
 
 
 def translate_opening(error: Exception) -> BaseException:
-    """As `translate`, for what goes wrong while the file is being opened."""
+    """Like `translate`, for errors while the file is being opened."""
     if isinstance(error, OSError):
         return StoreFailed(f"The store's file cannot be used ({error}); check the home folder and its permissions.")
     return translate(error)
 
 
 def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseException:
-    """Our name for `error`; `error` itself where it has none. `db` is the connection that has just met it."""
+    """The store's error for `error`; `error` itself if there is none. `db` is the connection that has just raised
+    it."""
     if isinstance(error, UnicodeEncodeError):
-        return Refused("The text holds a lone surrogate, which no UTF-8 text can; send valid Unicode.")
+        return Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.")
     if isinstance(error, _DAMAGE):
         return StoreDamaged(
-            "A part of the database that this needs is damaged; other conversations may still work, so begin a new one,"
+            "A part of the database that this needs is damaged; other conversations may still work, so start a new one,"
             " and have the operator run `tidegate doctor`."
         )
     if not isinstance(error, apsw.Error):
         return error
     code = getattr(error, "extendedresult", 0)
     if isinstance(error, apsw.ConstraintError):
-        return Conflict("This contradicts what is stored already.")
+        return Conflict("This conflicts with the stored data.")
     if isinstance(error, apsw.NoMemError) or code == apsw.SQLITE_IOERR_NOMEM:
-        return StoreFailed("The store has not enough memory for this; ask for less at a time, or try again later.")
+        return StoreFailed("The store has not enough memory for this; request less at a time, or try again later.")
     if isinstance(error, (apsw.FullError, apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
         return _refused_by_disk(error, db)
     if isinstance(error, apsw.InterruptError):
-        return StoreFailed("The read took longer than a snapshot may live and was interrupted; ask for less at a time.")
+        return StoreFailed("The read took longer than a snapshot may live and was interrupted; request less at a time.")
     if isinstance(error, apsw.TooBigError):
         return Refused("The value is larger than the store can hold in one row.")
-    return StoreFailed(f"The store could not do it ({type(error).__name__}: {error}).")
+    return StoreFailed(f"The store failed ({type(error).__name__}: {error}).")
 
 
 def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull | DiskFailed | StoreBusy:
-    """The error for what the system refuses with this errno, in the words `why`."""
+    """The error for a system call that failed with this errno; `why` is the reason in words."""
     if number in (errno.EMFILE, errno.ENFILE):
         return StoreBusy(f"No file descriptor is left for {what}; try again soon.")
-    if number in NO_ROOM:
-        return StoreFull(f"The disk has no room for {what} ({why}); free some space, then try again.")
+    if number in NO_SPACE:
+        return StoreFull(f"The disk has no space for {what} ({why}); free some space, then try again.")
     return DiskFailed(
-        f"The disk refuses {what} ({why}); what was acknowledged is kept: have the operator look at the system's log"
+        f"The disk refuses {what} ({why}); acknowledged data is safe: have the operator check the system log"
         " and run `tidegate doctor`."
     )
 
@@ -68,7 +69,7 @@ def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull
 def _refused_by_disk(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | DiskFailed | StoreBusy:
     number = 0
     if db is not None and isinstance(error, (apsw.IOError, apsw.CantOpenError)):
-        number = db.system_errno  # that of the last such error; of others SQLite keeps none
+        number = db.system_errno  # SQLite keeps the errno of these errors only
     if isinstance(error, apsw.FullError) or (number == 0 and db is not None and _no_space(db)):
         number = errno.ENOSPC
     code = apsw.mapping_extended_result_codes.get(getattr(error, "extendedresult", 0), type(error).__name__)
@@ -76,7 +77,7 @@ def _refused_by_disk(error: apsw.Error, db: apsw.Connection | None) -> StoreFull
 
 
 def _no_space(db: apsw.Connection) -> bool:
-    """Whether the file system is full: SQLite keeps no errno of some of its own files."""
+    """Whether the file system is full: SQLite keeps no errno for some of its own files."""
     try:
         found = os.statvfs(Path(db.filename).parent)
     except OSError:

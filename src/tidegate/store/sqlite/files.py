@@ -1,8 +1,8 @@
-"""The store's files on disk: looked at before SQLite may touch them, and put aside when they are damaged.
+"""The store's files on disk: examined before SQLite opens them, and set aside if they are damaged.
 
-Guarantee: `examine` changes nothing in them. A file that a newer program wrote is left as it is, byte for byte; a
-damaged one is renamed together with its log, never opened for writing, never overwritten. It must run before this
-process has a connection to the file, since closing a second descriptor of it would drop SQLite's locks.
+`examine` does not change the files. A file that a newer program wrote is left as it is, byte for byte. A damaged file
+is renamed together with its log, never opened for writing, never overwritten. `examine` must run before this process
+has a connection to the file, since closing a second descriptor of it would drop SQLite's locks.
 """
 
 import fcntl
@@ -22,15 +22,15 @@ _HEADER = 100
 _WAL_HEADER = 32
 _FRAME_HEADER = 24
 _INDEX_LOCK = 128
-"""The byte of the index that every process which has it open holds a lock on ("dead man switch" in SQLite's words)."""
+"""The byte of the index that every process which has it open locks (SQLite calls it the "dead man switch")."""
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _WAL_MAGICS = (0x377F0682, 0x377F0683)
 SAFE_LIBRARY = (3, 51, 3)
-"""Older ones can corrupt a file in WAL mode when the log is reset while another connection writes."""
+"""Older versions can corrupt a file in WAL mode if the log is reset while another connection writes."""
 
 
 class _Broken(Exception):
-    """What is wrong with the file, in words that fit after "because"."""
+    """The damage of the file, in words that fit after "because"."""
 
 
 def refuse_unsafe_library(version: str) -> None:
@@ -44,7 +44,7 @@ def wal_path(path: Path) -> Path:
 
 
 def examine(path: Path) -> str | None:
-    """Raises StoreNewer, StoreDamaged (the file is put aside then) or StoreFailed; else a note for the operator when
+    """Raises StoreNewer, StoreDamaged (after setting the file aside) or StoreFailed. Returns a note for the operator if
     the end of the log could not be used, with the name of the copy that was kept."""
     try:
         return _examine(path)
@@ -55,7 +55,7 @@ def examine(path: Path) -> str | None:
 
 
 def quarantine(path: Path, why: str) -> str:
-    """Renames the file and what belongs to it; the sentence that says so."""
+    """Renames the file, its log and its index. Returns the message about it."""
     aside = free_name(path, "damaged")
     for suffix in ("", "-wal", "-shm"):
         part = path.with_name(path.name + suffix)
@@ -77,7 +77,7 @@ def free_name(path: Path, what: str) -> Path:
 
 
 def _refuse_second(path: Path) -> None:
-    """Another process that has the database open holds a lock on a byte of its index."""
+    """Raises if another process has the database open: it holds a lock on a byte of the index."""
     try:
         descriptor = os.open(path.with_name(path.name + "-shm"), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _examine(path: Path) -> str | None:
     log = wal.stat().st_size if wal.exists() else 0
     if size == 0:
         if log > _WAL_HEADER:
-            raise _Broken("its log is there, but the file itself is missing or empty")
+            raise _Broken("it has a log, but the file itself is missing or empty")
         return None
     page_size, pages = _read_header(path, size)
     salts = _read_wal_header(wal, page_size) if log > _WAL_HEADER else None
@@ -107,7 +107,7 @@ def _examine(path: Path) -> str | None:
     in_log = {page for page, _, _ in frames[:valid]}
     missing = set(range(size // page_size + 1, pages + 1))
     if not missing <= in_log:
-        raise _Broken(f"it was cut off: {pages} pages of {page_size} bytes are expected, it has {size} bytes")
+        raise _Broken(f"it is truncated: {pages} pages of {page_size} bytes are expected, it has {size} bytes")
     if any(commit and salt == salts for _, commit, salt in frames[valid:]):
         return _keep_log(path, wal, len(frames) - valid)
     return None
@@ -127,14 +127,14 @@ def _read_header(path: Path, size: int) -> tuple[int, int]:
 
 
 def _read_wal_header(wal: Path, page_size: int) -> tuple[int, int] | None:
-    """The log's salts; None when nothing in it was ever durable."""
+    """The log's salts; None if nothing in it was ever durable."""
     with wal.open("rb") as file:
         raw = file.read(_WAL_HEADER)
     if not any(raw):
         return None
     magic, _, log_page, _, salt1, salt2, sum1, sum2 = struct.unpack(">8I", raw)
     if magic not in _WAL_MAGICS or log_page != page_size:
-        raise _Broken("its log begins with something else than a log's header")
+        raise _Broken("its log does not begin with a log header")
     if (sum1, sum2) != _checksum(raw[:24], "<" if magic == _WAL_MAGICS[0] else ">"):
         raise _Broken("the header of its log has a wrong checksum")
     return salt1, salt2
@@ -150,7 +150,7 @@ def _checksum(data: bytes, order: str) -> tuple[int, int]:
 
 
 def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]:
-    """(page, size of the file after this commit or 0, salts) of each whole frame, read without its page."""
+    """(page, size of the file after this commit or 0, salts) of each complete frame, read without its page."""
     found: list[tuple[int, int, tuple[int, int]]] = []
     descriptor = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -165,8 +165,8 @@ def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]
 
 
 def _ask_sqlite(path: Path, *, logged: bool) -> int:
-    """Whether the file is ours and not newer; how many frames of its log are valid. Reads only, and leaves the log; a
-    file without one is opened as immutable, so that SQLite makes none."""
+    """Raises unless the file is ours and not newer. Returns the number of valid frames of its log. Only reads, and
+    leaves the log; a file without a log is opened as immutable, so that SQLite does not create one."""
     name = f"file:{quote(str(path.absolute()))}" + ("" if logged else "?immutable=1")
     db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
@@ -187,8 +187,8 @@ def _ask_sqlite(path: Path, *, logged: bool) -> int:
 
 
 def _keep_log(path: Path, wal: Path, frames: int) -> str:
-    """The log's tail holds a commit that SQLite will not read (lost power, or damage in the middle): a copy is kept,
-    since SQLite goes on from the last valid commit and will write over the rest."""
+    """Copies a log whose tail holds a commit that SQLite will not read (lost power, or damage in the middle): SQLite
+    continues from the last valid commit and will overwrite the rest."""
     aside = free_name(path, "damaged-log")
     with wal.open("rb") as source, aside.open("xb") as target:
         while piece := source.read(1 << 20):

@@ -1,7 +1,7 @@
-"""The full check of the database: its structure, and what is packed in its rows.
+"""The full check of the database: its structure, and the compressed content of its rows.
 
-Reads everything and changes nothing. Each function takes one table, so that a running gateway need not hold a snapshot
-for long; `check_file` looks at a database that nobody has open.
+It reads everything and changes nothing. It works on one table at a time, so that a running gateway need not hold a
+snapshot for long. `check_file` checks a database that no process has open.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tidegate.store.rows import Db, unsqueeze
 from tidegate.store.sqlite.connections import connect_reader
 
 PROBLEMS = 20
-"""Reported per table."""
+"""Problems reported per table."""
 
 
 def tables_of(db: Db) -> list[str]:
@@ -26,10 +26,10 @@ def tables_of(db: Db) -> list[str]:
 
 
 def check_table(db: Db, table: str) -> list[str]:
-    """What is wrong with one table and its indexes; empty when nothing is."""
+    """The problems of one table and its indexes."""
     quoted = table.replace('"', '""')
-    # A full-text index that was searched before is otherwise checked by what this connection remembers of its parts,
-    # and any that were merged since are missed.
+    # Otherwise a full-text index that was searched before is checked by this connection's cached list of its segments,
+    # and segments that were merged since are missed.
     db.execute(f'SELECT 1 FROM "{quoted}" LIMIT 1').fetchall()
     found: list[Any] = db.execute(f'PRAGMA integrity_check("{quoted}")').fetchall()[:PROBLEMS]
     problems = [str(row[0]) for row in found if row[0] != "ok"]
@@ -40,7 +40,7 @@ def check_table(db: Db, table: str) -> list[str]:
 
 
 def check_file(path: Path, *, owned: bool) -> list[str]:
-    """The same for all tables of a database that nobody has open; blocking. `owned`: it must have an owner."""
+    """The problems of all tables of a database that no process has open; blocking. `owned`: it must have an owner."""
     found: list[str] = []
     try:
         with contextlib.closing(connect_reader(path)) as db:
@@ -57,7 +57,7 @@ def check_file(path: Path, *, owned: bool) -> list[str]:
 
 
 def _broken_bodies(db: Db, table: str) -> Iterator[str]:
-    """SQLite checks how pages hang together, not what is in them; packed bodies have a checksum of their own."""
+    """SQLite checks the structure of pages, not their content; compressed bodies have a checksum of their own."""
     for (body,) in db.execute(f'SELECT body FROM "{table}" WHERE packed'):
         try:
             unsqueeze(body, 1)

@@ -1,9 +1,9 @@
-"""Whether the store's path still leads to the files that are open, and a copy of them when it does not.
+"""Checks that the store's path still leads to the open files, and rescues their content if it does not.
 
-A deleted, renamed, replaced or truncated database goes on working in the process that has it open, and everything that
-is written to it is gone when that process ends. `OpenFiles.lost` finds out with one `stat` per file, so that the
-writer can afford it before every commit. `rescue` then writes everything committed so far to a new file beside the old
-path. Neither opens the database a second time: closing such a descriptor would drop SQLite's locks.
+A deleted, renamed, replaced or truncated database still works in the process that has it open, but everything written
+to it is lost when that process ends. `OpenFiles.lost` detects this with one `stat` per file, cheap enough for every
+commit. `rescue` then copies everything committed so far to a new file beside the old path. Neither opens the database a
+second time: closing such a descriptor would drop SQLite's locks.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ _SUFFIXES = ("", "-wal", "-shm")
 
 
 class Loss(NamedTuple):
-    """What became of the files, as the beginning of a sentence; `whole` when what is open still holds everything."""
+    """What happened to the files, as the beginning of a sentence; `intact` if the open files still hold everything."""
 
     text: str
-    whole: bool = True
+    intact: bool = True
 
 
 class OpenFiles:
-    """The database, its log and its index, as they are open. Belongs to the writer's thread."""
+    """The open database, log and index. Belongs to the writer's thread."""
 
     def __init__(self, path: Path) -> None:
         self._paths = tuple(path.with_name(path.name + suffix) for suffix in _SUFFIXES)
@@ -37,21 +37,22 @@ class OpenFiles:
         """Whether another program has written to the database since this was last set to False."""
 
     def remember(self) -> None:
-        """Takes the files as they are now for the open ones; to be called before anybody else knows of them."""
+        """Records the identity of the open files. Call it before any other process can know of them."""
         self._known = tuple(_identity(path.stat()) for path in self._paths)
         self.measure(0)
 
     def measure(self, least: int) -> None:
-        """Only a checkpoint writes to the file: to be called after each. `least` is the length of the database as the
-        connection knows it: a file that became shorter than that was cut off, and is not measured."""
-        with contextlib.suppress(OSError):  # `lost` tells of a file that is gone
+        """Records the size of the file. Call it after each checkpoint, since only checkpoints write to the file.
+        `least` is the length of the database as the connection knows it: a shorter file was truncated, and is not
+        measured."""
+        with contextlib.suppress(OSError):  # `lost` reports a file that is gone
             found = self._paths[0].stat()
             if found.st_size >= min(self.bytes, least):
                 self.bytes, self._modified = found.st_size, found.st_mtime_ns
 
     def lost(self, log_bytes: int, *, index: bool) -> Loss | None:
-        """What is wrong; None when all is as it should be. `log_bytes` is how long the log is at least; `index` says to
-        look at the index too, which holds nothing that is not in the log."""
+        """The loss, or None. `log_bytes` is the least length of the log; `index` says to check the index too, which
+        holds nothing that is not in the log."""
         return self._lost(0, self.bytes) or self._lost(1, log_bytes) or (self._lost(2, 0) if index else None)
 
     def _lost(self, which: int, least: int) -> Loss | None:
@@ -63,25 +64,26 @@ class OpenFiles:
         if (found.st_dev, found.st_ino) != self._known[which]:
             return Loss(f"{path} was replaced by another file")
         if found.st_size < least:
-            return Loss(f"{path} was cut off by another program ({found.st_size} bytes of {least})", whole=False)
+            return Loss(f"{path} was truncated by another program ({found.st_size} bytes of {least})", intact=False)
         if which == 0 and found.st_mtime_ns != self._modified:
             self.touched, self._modified = True, found.st_mtime_ns
         return None
 
     def whereabouts(self) -> str | None:
-        """Where the open database is now, if it still has a name; as the kernel knows it."""
+        """The current path of the open database, as the kernel knows it, if it still has one."""
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 found = entry.stat()
                 if _identity(found) == self._known[0] and found.st_nlink:
                     return str(entry.readlink())
             except OSError:
-                continue  # a descriptor that was closed meanwhile
+                continue  # a descriptor that was closed in the meantime
         return None
 
 
 def rescue(db: apsw.Connection, path: Path) -> Path:
-    """Copies everything that is committed in `db` to a new file beside `path`. OSError or apsw.Error when it cannot."""
+    """Copies everything that is committed in `db` to a new file beside `path`. Raises OSError or apsw.Error if that
+    fails."""
     target = free_name(path, "rescued")
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:

@@ -1,17 +1,17 @@
-"""Problems of the store that stand: a lost file, damage, a disk that refuses.
+"""Current problems of the store: a lost file, damage, a disk that refuses.
 
-A problem is recorded by whoever meets it and stands until it is resolved:
+A problem is recorded where it occurs and stays current until it is resolved:
 
     lost         the path is no longer the open file; until a restart
     damaged      a page or row cannot be decoded; until a full check passes
     unreadable   the disk refuses a read; until a full check passes
-    full         no room on the disk; until a write succeeds
+    full         no space on the disk; until a write succeeds
     unwritable   the disk refuses a write; until a write succeeds
     log          the log cannot be moved into the file; until it can
     spool        the disk refuses a spooled file; until one is kept
 
-Each is logged when it begins and then at most every `LOG_SECONDS`, with a count. Called from any thread: each method
-changes one entry, in steps that the interpreter's lock makes whole.
+Each is logged when it begins and then at most every `LOG_SECONDS`, with a count. Methods may be called from any thread:
+each changes one entry, in steps that the interpreter's lock makes atomic.
 """
 
 import time
@@ -27,13 +27,13 @@ PROBLEM_KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
 Activity = Literal["read", "write", "checkpoint"]
 
 LOG_SECONDS = 60.0
-"""Between two lines of the log about the same kind of problem."""
+"""The least time between two log lines about the same kind of problem."""
 
 log = Log("tidegate.store")
 
 
 class Problem(Frozen, frozen=True):
-    """`text` is the latest occurrence, for the operator; `count` is how often it was met since it began."""
+    """`text` is the latest occurrence, for the operator; `count` is the number of occurrences since it began."""
 
     kind: ProblemKind
     text: str
@@ -46,7 +46,7 @@ class Problems:
         self._standing: dict[ProblemKind, Problem] = {}  # lint: allow one entry per kind
         self._logged: dict[ProblemKind, float] = {}  # lint: allow one entry per kind
         self._announced: set[ProblemKind] = set()
-        """Those whose current spell is in the log."""
+        """Problems whose current occurrence has been logged."""
         self.counts: dict[ProblemKind, int] = dict.fromkeys(PROBLEM_KINDS, 0)
 
     def standing(self) -> tuple[Problem, ...]:
@@ -60,7 +60,7 @@ class Problems:
         return "" if problem is None else problem.text
 
     def meet(self, error: BaseException, activity: Activity, fn: Callable[..., object]) -> None:
-        """Records an error that tells of the store's condition; `fn` is the function that met it."""
+        """Records an error that reveals a condition of the store; `fn` is the function that raised it."""
         kind = _kind(error, activity)
         if kind == "damaged":
             self.record_damage(f"{getattr(fn, '__name__', activity)}: {error.__cause__ or error}")
@@ -93,7 +93,7 @@ _SENTENCES: dict[ProblemKind, str] = {
     "lost": "the database file is no longer in its place; nothing more is accepted",
     "damaged": "the database is damaged",
     "unreadable": "the disk refuses to read the database",
-    "full": "the disk has no room for the database",
+    "full": "the disk has no space for the database",
     "unwritable": "the disk refuses to write the database",
     "log": "the store's log could not be moved into the file",
     "spool": "the disk refuses a file of the spool",

@@ -1,9 +1,9 @@
 """The readers: a fixed number of threads, each with its own read-only connection.
 
-Guarantee: however many coroutines read, there are no more connections than the pool has. Each function sees one
-snapshot. A snapshot that outlives its age is ended, and the caller is told. A snapshot that keeps the write-ahead log
-from being emptied is ended too, but the function is run again on a fresh one; the caller is told only when the last
-attempt is in the way as well. A read whose caller has gone is stopped.
+The number of connections is fixed, however many coroutines read. Each function sees one snapshot. A snapshot that
+exceeds its age is ended, and the caller gets an error. A snapshot that keeps the write-ahead log from being emptied is
+ended too, but the function is run again on a fresh one; the caller gets an error only if the last attempt is
+interrupted as well. A read whose caller was cancelled is stopped.
 
 Each thread opens and closes its own connection; `start` and `stop` own the threads.
 """
@@ -25,14 +25,14 @@ from tidegate.store.sqlite.worker import Backlog, Job, Worker, ours
 from tidegate.values import Frozen
 
 CHECK_EVERY = 5000
-"""SQLite instructions between two looks at the clock: well under a millisecond."""
+"""SQLite instructions between two deadline checks: well under a millisecond."""
 
 LEEWAYS = (0.25, 1.0, 2.0)
-"""Seconds that writes wait for a read before it has to make way for the log, by how often it had to before. So there
-are as many attempts, and a read that needs less than the last leeway always succeeds, whatever is written beside it."""
+"""Seconds that writes wait for a read before interrupting it to empty the log, by attempt. There are as many attempts,
+so a read that needs less than the last leeway always succeeds, whatever is written meanwhile."""
 
 REPEAT_WITHIN = 5.0
-"""Seconds after which an attempt begins although the log was not emptied: a foreign snapshot is in the way."""
+"""Seconds after which an attempt begins although the log was not emptied, because of a snapshot of another process."""
 
 CLOSING = "the store is being closed"
 
@@ -40,7 +40,7 @@ log = Log("tidegate.store")
 
 
 class ReadJob(Job):
-    """One read on its way. `stop` is why it must end for good; `make_way` says that its attempt must."""
+    """One submitted read. `stop` is the reason to end it for good; `make_way` says to end the current attempt."""
 
     __slots__ = ("age", "attempt", "deadline", "make_way", "stop")
 
@@ -105,23 +105,23 @@ class Readers:
         try:
             return await reading.future
         except asyncio.CancelledError:
-            reading.stop = "its caller has gone"
+            reading.stop = "its caller was cancelled"
             raise
 
     # -- for the writer, in its thread --
 
     def leeway(self) -> float:
-        """Seconds that the writer should wait for the reads under way before it asks them to make way."""
+        """Seconds that the writer should wait for active reads before it interrupts them."""
         return max((LEEWAYS[reading.attempt] for reading in self._under_way()), default=LEEWAYS[0])
 
     def make_way(self) -> None:
-        """Ends the snapshots that are held now. Their reads begin again after `log_emptied`."""
+        """Ends all current snapshots. Their reads begin again after `log_emptied`."""
         self._log_free.clear()
         for reading in self._under_way():
             reading.make_way = True
 
     def log_emptied(self) -> None:
-        """The log was emptied, or cannot be."""
+        """Reports that the log was emptied, or cannot be."""
         self._log_free.set()
 
     def _under_way(self) -> list[ReadJob]:
@@ -130,8 +130,8 @@ class Readers:
     # -- on the loop --
 
     async def stop(self, within: float) -> bool:
-        """Stops what is being read, refuses what waits, closes the connections, ends the threads. False when that took
-        too long: a function of ours holds a connection without asking SQLite anything."""
+        """Stops active reads, refuses waiting ones, closes the connections, ends the threads. Returns False if that
+        took too long: a function holds a connection without running any SQL."""
         if self._backlog.closed is None:
             self._backlog.close(workers=len(self._workers))
             for reading in self._under_way():
@@ -154,9 +154,9 @@ class Readers:
         reading.resolve(value, error)
 
     def _bury(self, dead: str | None) -> None:
-        """A thread has ended. When it was the last, nothing waits for it any longer."""
+        """Called when a thread has ended. After the last one, all waiting reads fail."""
         if not any(worker.alive for worker in self._workers):
-            why = dead or "The store is closed; it takes no more reads."
+            why = dead or "The store is closed; it accepts no more reads."
             for reading in self._backlog.bury(why):
                 self._resolve(reading, None, StoreFailed(why))
 
@@ -166,7 +166,7 @@ class Readers:
         def work(db: apsw.Connection) -> None:
             while (reading := self._backlog.take()) is not None:
                 self._serve(db, place, reading)
-                del reading  # else what was read last stays in memory until somebody reads again
+                del reading  # otherwise the last result stays in memory until the next read
 
         return Worker(f"tidegate-store-reader-{place}", open=lambda: self._open(place), work=work, over=self._bury)
 
@@ -207,7 +207,7 @@ class Readers:
         self._workers[place].call(self._resolve, reading, value, error)
 
     def _attempt(self, db: apsw.Connection, place: int, reading: ReadJob) -> tuple[Any, BaseException | None]:
-        """The function's value on a fresh snapshot, or what it failed by."""
+        """The function's value on a fresh snapshot, or its error."""
         reading.make_way = False
         reading.deadline = time.monotonic() + reading.age
         self._current[place] = reading
@@ -227,9 +227,9 @@ def _leave(db: apsw.Connection) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
     except apsw.Error as error:
-        log.error("a snapshot could not be left", error=str(error))
+        log.error("a snapshot could not be ended", error=str(error))
 
 
 def _stopped(reading: ReadJob) -> StoreFailed:
     kind = StoreFailed if reading.stop == CLOSING else StoreBusy
-    return kind(f"The read was interrupted because {reading.stop}; ask for less at a time, or try again.")
+    return kind(f"The read was interrupted because {reading.stop}; request less at a time, or try again.")

@@ -1,8 +1,8 @@
-"""What writer and readers have in common: a thread that owns one connection, and the bounded queue that it is fed by.
+"""A thread that owns one connection, and its bounded queue: the common part of writer and readers.
 
-Guarantee: a worker opens its connection in its own thread, says on the loop whether that worked, and closes it there,
-whatever it ends by; `stop` returns when the thread is gone or the time is over. More than its bound never waits in a
-`Backlog`: who comes then is refused, and so is who comes after it was closed. A worker owns its thread and connection.
+A worker opens its connection in its own thread, reports the result on the loop, and closes it in that thread, however
+it ends. `stop` returns when the thread has ended or the time is up. A `Backlog` never holds more jobs than its bound:
+further jobs are refused, as are jobs after it was closed. A worker owns its thread and connection.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = Log("tidegate.store")
 
 
 class Job:
-    """A function on its way to a connection, and the future of its caller."""
+    """A function that waits for a connection, and the future of its caller."""
 
     __slots__ = ("args", "fn", "future", "kwargs")
 
@@ -35,7 +35,7 @@ class Job:
         self.future = future
 
     def resolve(self, value: Any, error: BaseException | None) -> bool:
-        """Whether anybody was there to be told."""
+        """Resolves the future. Returns False if the caller was cancelled."""
         if self.future.cancelled():
             return False
         if error is None:
@@ -49,7 +49,7 @@ J = TypeVar("J", bound=Job)
 
 
 class Backlog(Generic[J]):
-    """Jobs that wait or are being worked on. `take` and `peek` are the workers', the rest is the loop's."""
+    """Jobs that wait or are running. Workers call `take` and `peek`; the rest is for the loop."""
 
     __slots__ = ("_bound", "_queue", "_what", "closed", "refused", "take", "waiting")
 
@@ -58,10 +58,10 @@ class Backlog(Generic[J]):
         self._what = what
         self._queue: SimpleQueue[J | None] = SimpleQueue()  # lint: allow `add` refuses what is beyond the bound
         self.take = self._queue.get
-        """Waits for the next job; None says that it is time to stop."""
+        """Waits for the next job; None means stop."""
         self.waiting = 0
         self.refused = 0
-        self.closed: str | None = f"The store is not open; no {what} are taken."
+        self.closed: str | None = f"The store is not open; no {what} are accepted."
 
     def open(self) -> None:
         self.closed = None
@@ -72,24 +72,24 @@ class Backlog(Generic[J]):
         if self.waiting >= self._bound:
             self.refused += 1
             raise StoreBusy(
-                f"The store has {self._bound} {self._what} waiting and takes no more; try again in a moment."
+                f"The store has {self._bound} {self._what} waiting and accepts no more; try again in a moment."
             )
         self.waiting += 1
         self._queue.put(job)
 
     def peek(self) -> int:
-        """How many could be taken without waiting."""
+        """The number of jobs that can be taken without waiting."""
         return self._queue.qsize()
 
     def close(self, workers: int) -> None:
-        """Refuses what comes from now on; each worker stops when it has come to the end of what is there."""
+        """Refuses new jobs from now on. Each worker stops after the queued jobs."""
         if self.closed is None:
-            self.closed = f"The store is closed; it takes no more {self._what}."
+            self.closed = f"The store is closed; it accepts no more {self._what}."
             for _ in range(workers):
                 self._queue.put(None)
 
     def bury(self, why: str) -> list[J]:
-        """Nobody works on it any more: refuses what comes, and gives back what waits."""
+        """Called when no worker is left: refuses new jobs and returns those that wait."""
         self.closed = why
         left: list[J] = []
         while not self._queue.empty():
@@ -100,7 +100,8 @@ class Backlog(Generic[J]):
 
 
 class Worker:
-    """`open` and `work` are called in the thread; `over`, on the loop, with what it died of, if it did."""
+    """`open` and `work` are called in the thread. `over` is called on the loop when the thread has ended, with the
+    reason if it died."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Worker:
         return self._thread is not None and self._thread.is_alive() and self._dead is None
 
     def start(self) -> "asyncio.Future[None]":
-        """Starts the thread; done when its connection is open, or with why it is not."""
+        """Starts the thread. The future resolves when its connection is open, or fails with the reason."""
         self._loop = asyncio.get_running_loop()
         self._gone = self._loop.create_future()
         opened: asyncio.Future[None] = self._loop.create_future()
@@ -137,7 +138,7 @@ class Worker:
 
     @staticmethod
     async def stop(workers: "Sequence[Worker]", within: float) -> bool:
-        """Waits for the threads, which have been told to stop; False when that took too long."""
+        """Waits for the threads, which have been told to stop. Returns False if that took too long."""
         started = [worker for worker in workers if worker._thread is not None]
         if not await _outlast([worker._gone for worker in started if worker._gone is not None], within):
             return False
@@ -154,7 +155,7 @@ class Worker:
     # -- in the thread --
 
     def call(self, fn: Callable[..., object], *args: object) -> None:
-        """Has `fn` called on the loop."""
+        """Calls `fn` on the loop."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(fn, *args)
@@ -190,20 +191,20 @@ class Worker:
 
 
 def ours(error: BaseException, db: apsw.Connection) -> BaseException:
-    """What a caller is told of a function that failed. Its frames are let go of: a cursor that they hold open would
-    keep the transaction from being undone."""
+    """The error that a caller gets for a function that failed. Clears the frames of the traceback: a cursor that they
+    hold open would prevent the rollback."""
     traceback.clear_frames(error.__traceback__)
     found = translate(error, db)
     if not isinstance(found, Exception):
-        found = StoreFailed(f"It was broken off ({type(error).__name__}).")
+        found = StoreFailed(f"The operation was aborted ({type(error).__name__}).")
     if found is not error:
         found.__cause__ = error
     return found
 
 
 async def _outlast(futures: "Sequence[asyncio.Future[None]]", seconds: float) -> bool:
-    """Whether all are done within the time; a cancellation that comes meanwhile is passed on afterwards, so that who
-    closes a thing leaves no half-closed thing behind."""
+    """Whether all are done within the time. A cancellation in the meantime is raised afterwards, so that nothing is
+    left half-closed."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     cancelled: asyncio.CancelledError | None = None
@@ -218,7 +219,7 @@ async def _outlast(futures: "Sequence[asyncio.Future[None]]", seconds: float) ->
 
 
 def _tell(future: "asyncio.Future[None]", error: BaseException | None) -> None:
-    """Resolves the future, unless who waited for it has gone."""
+    """Resolves the future, unless its waiter was cancelled."""
     if future.done():
         return
     if error is None:

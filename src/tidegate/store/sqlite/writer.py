@@ -1,11 +1,11 @@
-"""The one writer: a thread that owns the connection that writes, and commits what is queued in groups.
+"""The writer: a thread that owns the writing connection and commits queued functions in groups.
 
-Guarantee: what was submitted is run once it is its turn, even when nobody waits for it any more, and its future is
-resolved only after its transaction is committed. A function that fails undoes its own writes and nothing else; when the
-whole group is lost (a full disk at the commit), each of its functions is tried again by itself. The thread outlives
-every `Exception`; should it die all the same, `alive` says so and nothing waits for ever. While the path is not the
-open file, everything is refused, and what was committed before is copied to a file beside the path. The thread opens
-and closes its connection itself; `start` and `stop` own the thread.
+A submitted function runs even if its caller was cancelled, and its future is resolved only after its transaction is
+committed. If a function fails, only its own writes are rolled back. If a whole group is rolled back (a full disk at the
+commit), each of its functions is tried again alone. The thread survives every `Exception`; if it dies nevertheless,
+`alive` is False and all waiting callers get an error. While the path is not the open file, everything is refused, and
+everything committed before is copied to a file beside the path. The thread opens and closes its connection itself;
+`start` and `stop` own the thread.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ Fault = Callable[[str, tuple[str, ...]], None]
 F = TypeVar("F", bound=Callable[..., object])
 
 GROUP = 128
-"""Functions in one transaction at most: bounds how long the first waits for the last, and what is tried again."""
+"""The most functions in one transaction: bounds how long the first waits for the last, and how many are retried."""
 
 RESCUE_SECONDS = 30.0
-"""Between two attempts to copy a database whose path is lost."""
+"""The time between two attempts to copy a database whose path is lost."""
 _LOG_HEADER, _FRAME_HEADER = 32, 24
 
 log = Log("tidegate.store")
 
 
 def outside(fn: F) -> F:
-    """Marks a function that must run between transactions, by itself."""
+    """Marks a function that must run alone, between transactions."""
     fn.outside_transaction = True  # type: ignore[attr-defined]
     return fn
 
 
 class WriteJob(Job):
-    """One write on its way. `then` is called on the loop with its result."""
+    """One submitted write. `then` is called on the loop with its result."""
 
     __slots__ = ("then",)
 
@@ -125,7 +125,7 @@ class Writer:
 
     @property
     def connected(self) -> bool:
-        """Whether its connection is open, also while it is being closed."""
+        """Whether the connection is open, including while it is being closed."""
         return self._worker.connected
 
     @property
@@ -133,7 +133,7 @@ class Writer:
         return self._files
 
     async def start(self) -> None:
-        """Starts the thread and waits until the file is open and has today's shape."""
+        """Starts the thread and waits until the file is open and has the current schema."""
         self._loop = asyncio.get_running_loop()
         self._backlog.open()
         await self._worker.start()
@@ -152,8 +152,8 @@ class Writer:
         return future
 
     async def stop(self, within: float) -> bool:
-        """Completes what is queued, closes the file, ends the thread. Refuses what comes after the call. False when
-        that took too long."""
+        """Completes queued writes, closes the file, ends the thread. Later writes are refused. Returns False if that
+        took too long."""
         self._backlog.close(workers=1)
         return await Worker.stop([self._worker], within)
 
@@ -181,11 +181,11 @@ class Writer:
                 except Exception as failure:
                     error = failure
             if not job.resolve(value, error) and error is not None:
-                log.warning("a write failed that nobody waits for any more", error=str(error))
+                log.warning("a write failed after its caller was cancelled", error=str(error))
 
     def _bury(self, dead: str | None) -> None:
-        """The thread has ended: on the loop, so that no write can slip in behind."""
-        why = dead or "The store is closed; it takes no more writes."
+        """Called when the thread has ended, on the loop, so that no write can be added afterwards."""
+        why = dead or "The store is closed; it accepts no more writes."
         lost = [*self._group, *(job for job in self._held if job is not None), *self._backlog.bury(why)]
         self._resolve([(job, None, StoreFailed(why)) for job in lost])
 
@@ -228,7 +228,7 @@ class Writer:
         return db
 
     def _next(self) -> bool:
-        """Waits for a job, then takes whatever else is queued; False when it is time to stop."""
+        """Waits for a job, then takes the other queued jobs too. Returns False to stop."""
         job = self._held.pop() if self._held else self._backlog.take()
         if job is None:
             return False
@@ -285,17 +285,17 @@ class Writer:
             self._problems.meet(error, "write", job.fn)
 
     def _is_lost(self, *, index: bool = True) -> bool:
-        """Whether the path is not the open file. It may become so again, when a folder is moved back."""
+        """Whether the path is not the open file. That can change back, for example if a folder is moved back."""
         log_bytes = _LOG_HEADER + self._wal_pages * (_FRAME_HEADER + self._page_size) if self._wal_pages else 0
         found = self._files.lost(log_bytes, index=index)
-        if found is None and self._loss is not None and self._loss.whole:
+        if found is None and self._loss is not None and self._loss.intact:
             self._loss = self._rescued = None
             self._problems.resolve("lost")
         self._loss = self._loss or found
         return self._loss is not None
 
     def _refusal(self, db: apsw.Connection) -> StoreLost:
-        """The error while the path is lost. Copies what is committed, once; again after a while if that failed."""
+        """The error while the path is lost. Copies the committed data once; retries after a while if that failed."""
         assert self._loss is not None, "only while the path is lost"
         text = self._problems.text("lost")
         if not text or time.monotonic() >= self._next_rescue:
@@ -305,7 +305,7 @@ class Writer:
         return StoreLost(text)
 
     def _advice(self, db: apsw.Connection, loss: Loss) -> str:
-        if not loss.whole:
+        if not loss.intact:
             return "stop the gateway and restore a backup."
         failed = ""
         try:
@@ -315,14 +315,14 @@ class Writer:
             failed = str(error)
         if self._rescued is not None:
             return (
-                f"what was acknowledged is saved in {self._rescued}; stop the gateway, remove what is left of"
+                f"all acknowledged data is saved in {self._rescued}; stop the gateway, remove what is left of"
                 f" {self._path} with its -wal and -shm, give the saved file that name, and start the gateway again."
             )
         if (where := self._files.whereabouts()) is not None:
             return f"the open file is now {where}; move it back, or stop the gateway and start it on that folder."
         return (
-            f"what was acknowledged could not be saved ({failed}) and is gone when the gateway stops; see to it that"
-            f" files can be made in {self._path.parent}, where a copy is tried again every {RESCUE_SECONDS:g} s."
+            f"acknowledged data could not be saved ({failed}) and is lost when the gateway stops; make sure that"
+            f" files can be created in {self._path.parent}, where a copy is tried again every {RESCUE_SECONDS:g} s."
         )
 
     def _run_outside(self, db: apsw.Connection, job: WriteJob) -> None:
@@ -345,7 +345,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _bound_log(self, db: apsw.Connection) -> None:
-        """Keeps the log small: after the acknowledgements, so that only the next group waits for it."""
+        """Keeps the log small. Runs after the acknowledgements, so that only the next group waits for it."""
         if self._wal_pages < self._next_checkpoint or self._is_lost(index=False):
             return
         try:
@@ -365,12 +365,12 @@ class Writer:
         self._next_checkpoint = self._wal_pages + self._step_pages
 
     def _measure(self, db: apsw.Connection) -> None:
-        with contextlib.suppress(apsw.Error):  # a database that cannot be read has no new length
+        with contextlib.suppress(apsw.Error):  # the length of an unreadable database is not known
             self._files.measure(int(db.execute("PRAGMA page_count").get) * self._page_size)
 
     def _empty_log(self, db: apsw.Connection) -> tuple[int, int]:
-        """Empties a log that has reached its bound. Reads under way are waited for; those that take longer have to
-        make way. Nothing is written meanwhile, so that the log grows no further."""
+        """Empties a log that has reached its bound. Waits for active reads and interrupts those that take longer.
+        Nothing is written meanwhile, so that the log does not grow further."""
         try:
             db.set_busy_timeout(int(self._readers.leeway() * 1000))
             return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -385,7 +385,7 @@ class Writer:
 
 
 def _run_one(db: apsw.Connection, job: WriteJob) -> Done:
-    """One function of several, inside its own savepoint. Raises only when the whole transaction is gone."""
+    """Runs one function of several in a savepoint. Raises only if the whole transaction was rolled back."""
     db.execute("SAVEPOINT one")
     try:
         value = job.fn(db, *job.args, **job.kwargs)

@@ -1,9 +1,10 @@
-"""Approvals and questions: what a turn asks a person, about one exact action.
+"""Approvals and questions: requests of a turn to a person, each about one exact action.
 
-Guarantee: a step of a turn asks once, however often it is asked again after a crash; what it asked is answered at most
-once, by whoever comes first of those who may, and only while it is open and in time; it survives restarts. `digest` is
-of the exact action, so that an answer to one can never pass for another. Who may neither answer it nor owns its session
-cannot tell that it exists. Each approval asked for or closed is recorded in the audit log in the same transaction.
+A step of a turn makes its request once, even if it is repeated after a crash. A request is answered at most once, by
+the first person who may answer it, and only while it is open and not expired; it survives restarts. `digest` identifies
+the exact action, so that an answer to one request can never count for another. A principal who may neither answer a
+request nor owns its session cannot detect that it exists. Each approval requested or closed is recorded in the audit
+log in the same transaction.
 """
 
 import contextlib
@@ -18,15 +19,15 @@ from tidegate.store.tables import audit
 from tidegate.store.tables.turns import conversation, refusal
 
 SUMMARY_CHARACTERS = 65_536
-"""What a person is shown of an action, which is all of it: nobody approves what they have not seen, and nobody reads
-more. What is longer is refused."""
+"""The longest description of an action. The person is shown all of it, since nobody should approve what they have not
+seen, and nobody reads more. Longer ones are refused."""
 OWNER = "role:owner"
-"""`may_answer` of what only the gateway's owner answers."""
+"""`may_answer` of requests that only the gateway's owner may answer."""
 ANSWER_CHARACTERS = 16_000
-"""Of an answer to a question: some pages."""
+"""The longest answer to a question: some pages."""
 CHOICES = 20
 CHOICE_CHARACTERS = 200
-"""Of a question's choices: what fits on buttons."""
+"""Bounds of a question's choices: they must fit on buttons."""
 EXPIRED_AT_ONCE = 500
 """Approvals that one write closes, so that no turn waits long behind it."""
 
@@ -38,16 +39,16 @@ _TREE = (
     "WITH RECURSIVE tree(turn, at) AS (SELECT id, session FROM turns WHERE session = ?1 AND state IN ('queued',"
     " 'running') UNION ALL SELECT turns.id, turns.session FROM turns JOIN tree ON turns.within = tree.turn)"
 )
-"""The open turns of a session, and those that work on tasks of theirs, with their sessions."""
+"""The open turns of a session and the turns they delegated, with their sessions."""
 _choices = msgspec.json.Decoder(tuple[str, ...]).decode
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 _NO_JSON = b"\0"
-"""No JSON begins so: text that is none differs from the JSON string of the same text."""
+"""No JSON begins with this: it keeps text that is not JSON distinct from the JSON string of the same text."""
 
 
 def action_digest(tool: str, arguments: str) -> bytes:
-    """Of the exact action: equal for the same tool and the same arguments, however their JSON is laid out. Arguments
-    that are no JSON, or nested too deeply to be read, are taken as they are."""
+    """The digest of an exact action: equal for the same tool and arguments, however their JSON is formatted. Arguments
+    that are not JSON, or nested too deeply, are used as they are."""
     name, canonical = encode(tool), _NO_JSON + encode(arguments)
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
         canonical = _CANONICAL.encode(msgspec.json.decode(arguments))
@@ -57,12 +58,12 @@ def action_digest(tool: str, arguments: str) -> bytes:
 def ask(
     db: Db, *, id: str, session: str, turn: str, step: str, asking: NewApproval, now: float, expires: float | None
 ) -> ApprovalRow:
-    """The question of this step of a live session; the one that stands, if the step has asked before. Conflict when it
-    asked about another action."""
+    """Makes the request of this step of a live session. Returns the existing one if the step has made it before; raises
+    Conflict if that was about another action."""
     standing = of_step(db, turn, step)
     if standing is not None:
         if (standing.session, standing.kind, standing.digest) != (session, asking.kind, asking.digest):
-            raise Conflict(f"Step {step} of this turn has asked about another action.", code="approval_differs")
+            raise Conflict(f"Step {step} of this turn has already asked about another action.", code="approval_differs")
         return standing
     _check(asking)
     found = db.execute(
@@ -92,17 +93,17 @@ def ask(
 
 
 def get(db: Db, id: str) -> ApprovalRow | None:
-    """The approval, whoever's it is: for the gateway's own work."""
+    """The request, of any principal: for internal use."""
     return _one(db, "approvals.id = ?", (id,))
 
 
 def of_step(db: Db, turn: str, step: str) -> ApprovalRow | None:
-    """What this step of the turn asked: for the gateway's own work."""
+    """The request of this step of the turn: for internal use."""
     return _one(db, "turn = ? AND step = ?", (turn, step))
 
 
 def seen_by(db: Db, id: str, *, principal: str, role: str) -> ApprovalRow | None:
-    """The approval, if this principal may answer it or owns its session."""
+    """The request, if this principal may answer it or owns its session."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM approvals JOIN sessions ON sessions.id = session"
         " WHERE approvals.id = ?1 AND (principal = ?2 OR may_answer IN (?2, 'role:' || ?3))",
@@ -116,7 +117,7 @@ def may_answer(row: ApprovalRow, *, principal: str, role: str) -> bool:
 
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ApprovalRow]:
-    """What the session has asked, the latest first; `principal=None` is the operator's view."""
+    """The session's requests, the latest first; `principal=None` is the operator's view."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM approvals JOIN sessions ON sessions.id = session"
         " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) ORDER BY asked DESC, approvals.id DESC LIMIT ?3",
@@ -128,8 +129,8 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 def open_for(
     db: Db, *, principal: str, role: str, now: float, limit: int = LISTED, session: str | None = None
 ) -> list[ApprovalRow]:
-    """What waits for this principal's answer and is in time, in one session with the tasks given there or in all, the
-    oldest first."""
+    """Requests that wait for this principal's answer and have not expired, the oldest first: of all sessions, or of one
+    session and its delegated tasks."""
     here = "session IN (SELECT ?1 UNION SELECT at FROM tree)" if session is not None else "?1 IS NULL"
     rows = db.execute(
         f"{_TREE if session is not None else ''} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
@@ -141,8 +142,8 @@ def open_for(
 
 
 def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[ApprovalRow]:
-    """What the session waits for and is in time, and those that work on tasks for it, the oldest first: for the
-    gateway's own work."""
+    """Open requests of the session and its delegated tasks that have not expired, the oldest first: for internal
+    use."""
     rows = db.execute(
         f"{_TREE} SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session IN (SELECT ?1 UNION SELECT at FROM"
         " tree) AND (expires IS NULL OR expires > ?2) ORDER BY asked, id LIMIT ?3",
@@ -154,18 +155,18 @@ def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[Appro
 def answer(
     db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float
 ) -> ApprovalAnswer:
-    """Answers it, if it is open and in time and this principal may. An approval is approved or denied, a question is
-    answered; whether an answer must be one of the choices is the asker's to say."""
+    """Answers the request if it is open, not expired, and this principal may. An approval is approved or denied, a
+    question is answered; the asking tool decides whether an answer must be one of the choices."""
     if len(text) > ANSWER_CHARACTERS:
-        raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; say it in fewer.")
+        raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; shorten it.")
     row = _one(db, "approvals.id = ?1 AND may_answer IN (?2, 'role:' || ?3)", (id, principal, role))
     if row is None:
         return ApprovalAnswer("unknown", None)
     if (row.kind == "question") != (decision == "answered"):
-        raise Refused("An approval is approved or denied, a question is answered; send what fits.")
+        raise Refused("An approval is approved or denied, a question is answered; send the matching decision.")
     if row.state != "open":
-        given = (row.state, row.answer, row.answered_by) == (decision, text, principal)
-        return ApprovalAnswer("repeated" if given else "expired" if row.state == "expired" else "closed", row)
+        same = (row.state, row.answer, row.answered_by) == (decision, text, principal)
+        return ApprovalAnswer("repeated" if same else "expired" if row.state == "expired" else "closed", row)
     if row.expires is not None and row.expires <= now:
         return ApprovalAnswer("expired", row)
     counted = db.execute(
@@ -178,25 +179,25 @@ def answer(
 
 
 def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
-    """Closes what the turn has open, since nobody waits for the answer any more; what was closed."""
+    """Closes the turn's open requests, since nothing waits for the answers any more. Returns the closed ones."""
     return _close(db, "turn = ?3", "cancelled", now, turn)
 
 
 def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
-    """As `cancel_turn`, for what one call has asked, whose questions are named by its step and more."""
+    """Like `cancel_turn`, for the requests of one call, whose steps begin with the call's own step."""
     return _close(
         db, "turn = ?3 AND (step = ?4 OR substr(step, 1, length(?4) + 1) = ?4 || '-')", "cancelled", now, turn, step
     )
 
 
 def cancel_session(db: Db, session: str, now: float) -> list[ApprovalRow]:
-    """As `cancel_turn`, for all of a session."""
+    """Like `cancel_turn`, for a whole session."""
     return _close(db, "session = ?3", "cancelled", now, session)
 
 
 def expire(db: Db, now: float, limit: int = EXPIRED_AT_ONCE) -> list[ApprovalRow]:
-    """Closes up to `limit` whose time is over; what was closed, so that their askers can be told. Fewer than `limit`
-    when none is left."""
+    """Closes up to `limit` expired requests. Returns them, so that their turns can be informed; fewer than `limit`
+    means that none is left."""
     over = "id IN (SELECT id FROM approvals WHERE state = 'open' AND expires <= ?2 LIMIT ?3)"
     return _close(db, over, "expired", now, limit)
 
@@ -228,7 +229,7 @@ def _record(db: Db, row: ApprovalRow, outcome: str, now: float, by: str | None =
 
 def _check(asking: NewApproval) -> None:
     if len(asking.summary) > SUMMARY_CHARACTERS:
-        raise Refused(f"What a person is shown is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
+        raise Refused(f"The summary is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
     if asking.choices and asking.kind != "question":
         raise Refused("Only a question has choices; an approval is approved or denied.")
     if len(asking.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in asking.choices):

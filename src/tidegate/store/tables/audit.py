@@ -1,9 +1,9 @@
-"""The audit log: who did what to which thing, and with what outcome. Ids and digests, never content.
+"""The audit log: actor, action, subject and outcome of each security event. Ids and digests, never content.
 
 A row is appended in the transaction of the event that it records, so that neither exists without the other. Rows are
 never changed, are removed only after their retention (triggers of the table enforce both), and outlive the session they
 name; their ids are consecutive. Digests are keyed with a random key of this database: equal inputs have equal digests,
-and whoever is shown a digest cannot find its input by guessing.
+and nobody who sees a digest can find its input by guessing.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ import hashlib
 from tidegate.store.rows import LISTED, AuditKind, AuditRow, Db
 
 FAILURES_EACH_HOUR = 20
-"""Failed sign-ins of one hour that get a row each. The rest of that hour is counted and becomes one row, so that nobody
-can fill the disk with wrong codes."""
+"""Failed sign-ins per hour that get a row each. Further ones of that hour are counted and become one row, so that
+nobody can fill the disk with wrong codes."""
 HOUR = 3600
 
 _DIGEST_BYTES = 16
@@ -29,8 +29,8 @@ def append(
     session: str | None = None,
     of: bytes | None = None,
 ) -> None:
-    """Records one event. `subject` holds the ids of what it concerns, separated by spaces; `principal` is whoever
-    acted, None for the gateway itself; `of` is the content, of which only the digest is kept."""
+    """Records one event. `subject` holds the ids that it concerns, separated by spaces; `principal` is the actor, None
+    for the gateway itself; `of` is the content, of which only the digest is stored."""
     db.execute(
         "INSERT INTO audit(at, kind, principal, session, subject, outcome, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
         (now, kind, principal, session, subject, outcome, None if of is None else digest(db, of)),
@@ -44,7 +44,7 @@ def digest(db: Db, of: bytes) -> bytes:
 
 
 def host_name(host: str) -> bytes:
-    """The content whose digest stands for a host that was contacted."""
+    """The content whose digest represents a contacted host."""
     return host.lower().rstrip(".").encode("utf-8", "surrogatepass")
 
 
@@ -56,7 +56,7 @@ def append_failed_sign_in(db: Db, now: float) -> None:
 
 
 def append_further_failures(db: Db, now: float) -> None:
-    """Appends one row for the failed sign-ins of an hour that is over and that got no row of their own."""
+    """Appends one row for the failed sign-ins of a past hour that got no row of their own."""
     hour, failed = db.execute("SELECT failed_hour, failed FROM audit_state").get
     if hour == now // HOUR:
         return
@@ -66,7 +66,7 @@ def append_further_failures(db: Db, now: float) -> None:
 
 
 def append_configuration(db: Db, text: bytes, now: float) -> bool:
-    """Records the configuration of a start, if it differs from that of the last one; whether it does."""
+    """Records the configuration at start if it differs from the last one. Returns whether it does."""
     last = db.execute(
         "SELECT digest FROM audit WHERE kind = 'configuration' AND session IS NULL ORDER BY id DESC LIMIT 1"
     ).get
@@ -87,8 +87,8 @@ def listing(
     before: tuple[float, int] | None = None,
     limit: int = LISTED,
 ) -> list[AuditRow]:
-    """The latest first. `principal` finds what they did and what was done to them; `before` is (at, id) of the last row
-    seen."""
+    """Events, the latest first. `principal` finds events in which they were the actor or the subject; `before` is
+    (at, id) of the last row seen."""
     at, id = before or (None, None)
     rows = db.execute(
         "SELECT id, at, kind, principal, session, subject, outcome, digest FROM audit"
@@ -102,13 +102,13 @@ def listing(
 
 
 def count(db: Db) -> int:
-    """How many rows there are: their ids are consecutive, and they are removed from the oldest on."""
+    """The number of rows: their ids are consecutive, and they are removed from the oldest on."""
     first, last = db.execute("SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)").get
     return 0 if first is None else int(last - first + 1)
 
 
 def prune(db: Db, before: float, limit: int) -> int:
-    """Removes up to `limit` of the oldest rows, as far as they are older than that; how many."""
+    """Removes up to `limit` of the oldest rows that are older than `before`. Returns how many."""
     first = db.execute("SELECT id FROM audit WHERE id = (SELECT min(id) FROM audit) AND at < ?", (before,)).get
     if first is None:
         return 0

@@ -1,8 +1,8 @@
-"""Intents: that a tool is about to run, written down before it runs.
+"""Intents: records of tool calls that are about to run.
 
-An intent without a committed step of the same name means that the tool began and left no result. Whether it could have
-had an effect, and whether it may be run again, is stored with it: the process that asks may have other tools. Whoever
-commits the result clears the intent in the same transaction.
+An intent without a committed step of the same name means that the tool began and left no result. The intent also says
+whether the tool could have had an effect and whether it may be run again, since the process that reads it may have
+other tools. The intent is cleared in the transaction that commits the result.
 """
 
 from tidegate.store.rows import Db, IntentRow
@@ -19,7 +19,7 @@ def begin(
     repeatable: bool = False,
     digest: bytes | None = None,
 ) -> None:
-    """Conflict when that step has begun already: it must not be run a second time."""
+    """Records an intent. Raises Conflict if that step has already begun: it must not be run a second time."""
     db.execute(
         "INSERT INTO intents(turn, step, tool, at, read_only, repeatable, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
         (turn, step, tool, now, read_only, repeatable, digest),
@@ -27,7 +27,7 @@ def begin(
 
 
 def clear(db: Db, turn: str, step: str) -> bool:
-    """Whether there was one."""
+    """Removes the step's intent. Returns whether there was one."""
     db.execute("DELETE FROM intents WHERE turn = ? AND step = ?", (turn, step))
     return db.changes() > 0
 

@@ -1,9 +1,9 @@
-"""Messages: the transcript, append-only, and what waits to enter it.
+"""Messages: the append-only transcript, and messages that wait to enter it.
 
-An accepted message has one row for ever and at most one place (`seq`) in its session; places only grow; a named step of
-a turn is committed at most once. An ended session gets only the last rows of the turn that ran in it, and then what had
-been accepted before the end (`close_inbox`). `version` of the session rises with every change here, so that whoever
-holds a copy can tell whether it is stale.
+An accepted message has one permanent row and at most one position (`seq`) in its session; positions only increase; a
+named step of a turn is committed at most once. An ended session gets only the last rows of the turn that was running,
+and then the messages accepted before the end (`close_inbox`). Every change here increments the session's `version`, so
+that a holder of a copy can tell whether it is stale.
 """
 
 from collections.abc import Iterable
@@ -20,17 +20,17 @@ from tidegate.values import Message, Role, ToolCall
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
-"""A place after every row."""
+"""A position after every row."""
 NO_RESULT = "No result: the caller did not return one."
 """The result of a call that its caller left open."""
 CLOSING, CLOSED = f"{INCOMING}call-", "closed-"
-"""How the steps are named that give an open call such a result: in the turn that comes next, or in the call's own."""
+"""Prefixes of the steps that give an open call such a result: in the next turn, or in the call's own turn."""
 UNANSWERED = "unanswered-"
-"""How the steps are named that `close_inbox` places."""
+"""Prefix of the steps that `close_inbox` adds."""
 ENDED_FIRST = "This message was not answered: the conversation ended first."
-"""What a model is told of such a message, when a later conversation begins with this transcript."""
+"""The note on such a message that models see if a later conversation begins with this transcript."""
 PAGE_BYTES = 2 * 1024 * 1024
-"""Of messages in one page, if nothing else is asked for: hundreds of ordinary ones."""
+"""The default size of a page: hundreds of ordinary messages."""
 
 
 def _row(row: Any) -> MessageRow:
@@ -39,7 +39,7 @@ def _row(row: Any) -> MessageRow:
 
 
 def accept(db: Db, *, session: str, turn: str, message: Message, now: float) -> int:
-    """Stores a message for an open turn, without a place yet; its row id."""
+    """Stores a message for an open turn, without a position yet. Returns its row id."""
     body, packed = pack(message)
     id = db.execute(
         "INSERT INTO messages(session, turn, role, body, packed, at) SELECT session, turns.id, ?, ?, ?, ?"
@@ -62,9 +62,9 @@ def append(
     now: float,
     settling: bool = False,
 ) -> MessageRow:
-    """Adds a row at the end of the transcript. Conflict when that step of the turn is committed already.
+    """Adds a row at the end of the transcript. Raises Conflict if that step of the turn is already committed.
 
-    `settling` is for the last rows of a turn whose session ended while it ran: it must still come to a balanced end.
+    `settling` is for the last rows of a turn whose session ended while it ran: its calls still need their results.
     """
     body, packed = pack(message)
     _advance(db, session, now if message.role == "user" else None, even_ended=settling)
@@ -76,12 +76,12 @@ def append(
             (session, turn, step, message.role, body, packed, now),
         ).get
     except apsw.ConstraintError:
-        raise Conflict(f"Step {step} of this turn is committed already.", code="step_committed") from None
+        raise Conflict(f"Step {step} of this turn is already committed.", code="step_committed") from None
     return MessageRow(id, session, turn, seq, step, now, None, message)
 
 
 def steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
-    """What was accepted for a running turn since: gets its places and the names <prefix>0, … and is returned."""
+    """Places the messages accepted for a running turn since the last call, named <prefix>0, …, and returns them."""
     session = db.execute("SELECT session FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (turn,)).get
     if session is None:
         return []
@@ -91,9 +91,9 @@ def steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
 
 
 def close_inbox(db: Db, session: str) -> list[MessageRow]:
-    """What was accepted before the session ended and will not be answered (what waited in its queue, and what was
-    steered too late) enters the transcript in the order of its acceptance, marked as unanswered. Nothing does while a
-    turn still runs there, whose rows come first, nor what was withdrawn by its sender."""
+    """Adds the messages that an ended session will not answer (those that waited in its queue, and those steered too
+    late) to the transcript, in the order of acceptance and marked as unanswered. Does nothing while a turn still runs
+    in it, whose rows come first. Messages that were withdrawn by their sender are left out."""
     if not is_idle(db, session):
         return []
     waiting = db.execute(
@@ -104,8 +104,8 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
     )
     found = [_row(row) for row in waiting.fetchall()]
     if found:
-        given = frozenset(row.message.call_id for row in found)
-        close_calls(db, session, found[0].at, but=given, settling=True)
+        answered = frozenset(row.message.call_id for row in found)
+        close_calls(db, session, found[0].at, but=answered, settling=True)
         _advance(db, session, None, even_ended=True)
     placed: list[MessageRow] = []
     for number, row in enumerate(found):
@@ -122,18 +122,18 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
 
 
 def untaken(db: Db, turn: str) -> int:
-    """How many accepted messages of the turn have no place yet."""
+    """The number of accepted messages of the turn that have no position yet."""
     return int(db.execute("SELECT count(*) FROM messages WHERE turn = ? AND seq IS NULL", (turn,)).get)
 
 
 def waiting(db: Db, turn: str) -> list[Message]:
-    """Accepted messages of the turn that have no place yet, in order."""
+    """Accepted messages of the turn that have no position yet, in order."""
     rows = db.execute("SELECT body, packed FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))
     return [unpack(body, packed) for body, packed in rows]
 
 
 def move(db: Db, from_turn: str, to_turn: str) -> int:
-    """Messages that came too late for a turn become those of a queued turn of the same session; how many."""
+    """Moves messages that came too late for a turn to a queued turn of the same session. Returns how many."""
     if db.execute("SELECT 1 FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (from_turn,)).get is None:
         return 0
     open_target = db.execute(
@@ -142,7 +142,7 @@ def move(db: Db, from_turn: str, to_turn: str) -> int:
         (from_turn, to_turn),
     ).get
     if open_target is None:
-        raise Conflict("Messages move only to a queued turn of the same session.")
+        raise Conflict("Messages can be moved only to a queued turn of the same session.")
     db.execute("UPDATE messages SET turn = ? WHERE turn = ? AND seq IS NULL", (to_turn, from_turn))
     return db.changes()
 
@@ -154,12 +154,12 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
 
 
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
-    """What was said in the session: in order, without what was undone and without the rows of `before_turn`."""
+    """The messages of the session in order, without undone ones and without those of `before_turn`."""
     return [message for _, message in placed(db, session, before_turn=before_turn)]
 
 
 def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = None) -> list[tuple[int, Message]]:
-    """As `history`, with the places, of what follows place `after`."""
+    """Like `history`, with positions, for messages after position `after`."""
     rows = db.execute(
         "SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL"
         " AND (turn IS NULL OR turn IS NOT ?) ORDER BY seq",
@@ -169,14 +169,15 @@ def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = No
 
 
 def is_shown(db: Db, session: str, place: int) -> bool:
-    """Whether a message stands there that was not undone."""
+    """Whether there is a message at that position that was not undone."""
     found = db.execute("SELECT 1 FROM messages WHERE session = ? AND seq = ? AND undone IS NULL", (session, place)).get
     return found is not None
 
 
 def said_by_people(db: Db, session: str, most: int) -> int:
-    """How many messages people have sent in this very conversation and not taken back, counted up to `most`: what one
-    begins with that goes on after an end belongs to no turn, and what the gateway tells has no text."""
+    """The number of messages that people sent in this conversation and did not undo, up to `most`. Copied messages of
+    an earlier conversation do not count, as they belong to no turn; nor do notices of the gateway, which have no
+    text."""
     rows = db.execute(
         "SELECT body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND role = 'user' AND undone IS NULL"
         " AND turn IS NOT NULL ORDER BY seq",
@@ -186,7 +187,7 @@ def said_by_people(db: Db, session: str, most: int) -> int:
 
 
 def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
-    """Calls at the end of what a model is shown that have no result: the caller runs those tools."""
+    """Calls without a result at the end of the transcript: the caller runs those tools."""
     rows = db.execute(
         "SELECT role, body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL"
         " ORDER BY seq DESC",
@@ -211,8 +212,8 @@ def close_calls(
     step: str = CLOSING,
     settling: bool = False,
 ) -> int:
-    """Gives the session's open calls a result that says there is none, except those that are answered now; how many.
-    The results are steps of `turn`, named <step>0, …, so that they are undone with it; without one, of no turn."""
+    """Gives the session's open calls, except those in `but`, a result that says there is none. Returns how many. The
+    results are steps of `turn`, named <step>0, …, so that they are undone with it; without `turn`, of no turn."""
     left = [call for call in open_calls(db, session) if call.id not in but]
     for place, call in enumerate(left):
         message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
@@ -222,7 +223,7 @@ def close_calls(
 
 
 def first_of(db: Db, turn: str) -> int | None:
-    """The first place of a turn in the transcript."""
+    """The first position of a turn in the transcript."""
     place: int | None = db.execute("SELECT min(seq) FROM messages WHERE turn = ? AND step IS NOT NULL", (turn,)).get
     return place
 
@@ -236,8 +237,8 @@ def page(
     most_bytes: int = PAGE_BYTES,
     undone: bool = False,
 ) -> list[MessageRow]:
-    """Rows of the transcript that follow place `after`; undone ones only if asked for. It ends before the message that
-    would make it larger than `most_bytes`; one that is larger by itself comes alone, and whole."""
+    """Rows of the transcript after position `after`; undone ones only if requested. The page ends before the message
+    that would make it larger than `most_bytes`; a message that is larger alone is returned alone and complete."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq LIMIT ?",
@@ -247,7 +248,7 @@ def page(
 
 
 def last_turn(db: Db, session: str) -> str | None:
-    """The turn that the last row shown to a model belongs to."""
+    """The turn of the last row that models are shown."""
     turn: str | None = db.execute(
         "SELECT turn FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL AND turn IS NOT NULL"
         " ORDER BY seq DESC LIMIT 1",
@@ -257,8 +258,8 @@ def last_turn(db: Db, session: str) -> str | None:
 
 
 def copy(db: Db, source: str, target: str, now: float) -> int:
-    """What a model was shown of `source` becomes the beginning of the empty session `target`; how many rows. They
-    belong to no turn: nothing there can be undone or resumed."""
+    """Copies the messages that models are shown of `source` to the beginning of the empty session `target`. Returns the
+    number of rows. They belong to no turn, so they cannot be undone or resumed."""
     db.execute(
         "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq), role,"
         " body, packed, ?3 FROM messages WHERE session = ?1 AND seq IS NOT NULL AND undone IS NULL",
@@ -276,8 +277,8 @@ def newest(
     most_bytes: int = PAGE_BYTES,
     role: Role | None = None,
 ) -> list[MessageRow]:
-    """The last rows of the transcript, in order, before place `before` if one is given, of that role alone if one is;
-    without what was undone. Bounded as `page` is, from the end."""
+    """The last rows of the transcript in order, without undone ones; optionally those before position `before`, or of
+    one role. Bounded like `page`, from the end."""
     only = "" if role is None else "AND role = ?4"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ?1 AND seq < ?2 AND undone IS NULL {only}"
@@ -288,7 +289,7 @@ def newest(
 
 
 def is_any(db: Db, session: str, *, after: int = 0, before: int | None = None) -> bool:
-    """Whether the transcript has rows between these places, besides what was undone."""
+    """Whether the transcript has rows between these positions that were not undone."""
     found = db.execute(
         "SELECT 1 FROM messages WHERE session = ? AND seq > ? AND seq < ? AND undone IS NULL LIMIT 1",
         (session, after, _LAST if before is None else before),
@@ -297,7 +298,7 @@ def is_any(db: Db, session: str, *, after: int = 0, before: int | None = None) -
 
 
 def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
-    """The first of the rows that fit: their messages are unpacked one at a time, and no more of them than that."""
+    """The first rows, up to that size. Bodies are decompressed one at a time, and no more of them than needed."""
     found: list[MessageRow] = []
     size = 0
     for id, session, turn, seq, step, at, undone, body, packed in rows:
@@ -310,7 +311,7 @@ def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
 
 
 def undo(db: Db, turn: str, now: float) -> int:
-    """Takes a turn's rows out of what a model is shown; they stay in the transcript, marked. How many."""
+    """Hides a turn's rows from models; they stay in the transcript, marked. Returns how many."""
     session = db.execute("SELECT session FROM turns WHERE id = ?", (turn,)).get
     if session is None:
         raise NotFound("There is no such turn.")
@@ -320,8 +321,8 @@ def undo(db: Db, turn: str, now: float) -> int:
 
 
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
-    """The session has changed. What a person says is activity too (`now`); what a model or tool says is not, which
-    spares its commits the pages of two indexes."""
+    """Increments the session's version. A person's message also counts as activity (`now`); model answers and tool
+    results do not, which saves their commits writing to two indexes."""
     activity = "" if now is None else ", active = max(active, ?3)"
     live = db.execute(
         f"UPDATE sessions SET version = version + 1{activity} WHERE id = ?1 AND (ended IS NULL OR ?2) RETURNING 1",
@@ -335,4 +336,4 @@ def _refusal(db: Db, session: str) -> Conflict | NotFound:
     live = db.execute("SELECT 1 FROM sessions WHERE id = ? AND ended IS NULL", (session,)).get
     if live is None:
         return refusal(db, session)
-    return Conflict("The turn has ended already.", code="turn_ended")
+    return Conflict("The turn has already ended.", code="turn_ended")

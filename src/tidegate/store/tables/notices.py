@@ -1,7 +1,7 @@
-"""Notices: what an agent is to be told with the next message of its session.
+"""Notices: texts that an agent gets with the next message of its session.
 
-Guarantee: a notice is told once, in the transaction that takes the turn which tells it, and survives every restart
-until then. A session keeps the last `KEPT`, so that one to which nobody speaks any more cannot fill the store.
+A notice is delivered once, in the transaction that takes the turn which delivers it, and survives every restart until
+then. A session keeps the last `KEPT` notices, so that an abandoned session cannot fill the store.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from typing import Any
 from tidegate.store.rows import Db
 
 KEPT = 20
-"""What happened while nobody spoke is told in a few lines, or it is no longer news."""
+"""A few lines are enough to report what happened in the meantime; older notices are no longer news."""
 
 CHARACTERS = 2000
-"""Of one notice. It says what happened and where to look, not all of it."""
+"""The longest notice. It says what happened and where to look, not every detail."""
 
 
 def add(db: Db, session: str, text: str, now: float) -> None:
-    """Nothing is kept for a session that has ended or is gone."""
+    """Adds a notice, unless the session has ended or is gone."""
     db.execute(
         "INSERT INTO notices(session, text, at) SELECT id, ?, ? FROM sessions WHERE id = ? AND ended IS NULL",
         (text[:CHARACTERS], now, session),
@@ -30,7 +30,7 @@ def add(db: Db, session: str, text: str, now: float) -> None:
 
 
 def add_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
-    """One thing in many lines, in as many notices as it takes."""
+    """Adds a long text, in as many notices as needed."""
     text = ""
     for line in lines:
         if text and len(text) + len(line) >= CHARACTERS:
@@ -41,7 +41,7 @@ def add_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
 
 
 def take(db: Db, session: str) -> str:
-    """All of them as one text, the oldest first; empty when there are none, which is nearly always."""
+    """Removes all notices of the session and returns them as one text, the oldest first; nearly always empty."""
     rows: list[Any] = db.execute("SELECT text FROM notices WHERE session = ? ORDER BY id", (session,)).fetchall()
     if rows:
         db.execute("DELETE FROM notices WHERE session = ?", (session,))

@@ -1,8 +1,7 @@
 """The outbox: answers on their way to a channel, each with one delivery identity.
 
-Guarantee: what is prepared is delivered, or stays visible as unknown or dead; one row is claimed by one sender at a
-time; each has an expiry and a bounded number of attempts. Whether a second attempt may be made after an unknown result
-is the channel's decision, not this table's.
+A prepared delivery is sent, or stays visible as unknown or dead. One row is claimed by one sender at a time. Each has
+an expiry and a bounded number of attempts. The channel decides whether to try again after an unknown result.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ def prepare(
     now: float,
     expires: float,
 ) -> bool:
-    """Makes a delivery due now; False when that identity exists already."""
+    """Creates a delivery that is due now. Returns False if that identity already exists."""
     db.execute(
         "INSERT OR IGNORE INTO outbox(id, session, turn, channel, target, body, state, created, due, expires)"
         " VALUES(?, ?, ?, ?, ?, ?, 'prepared', ?, ?, ?)",
@@ -34,8 +33,8 @@ def prepare(
 
 
 def claim_due(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> list[DeliveryRow]:
-    """Takes up to `limit` deliveries that are due for sending, the longest due first. What has expired is dead instead,
-    up to `limit` too; what of it is left is not sent either."""
+    """Claims up to `limit` due deliveries for sending, the longest due first. Up to `limit` expired ones become dead
+    instead; further expired ones are not sent either."""
     db.execute(
         "UPDATE outbox SET state = 'dead', error = coalesce(error, 'expired') WHERE id IN (SELECT id FROM outbox"
         " WHERE state IN ('prepared', 'unknown') AND due <= ?1 AND expires <= ?1 ORDER BY due LIMIT ?2)",
@@ -57,20 +56,20 @@ def get(db: Db, id: str) -> DeliveryRow | None:
 
 
 def mark_sent(db: Db, id: str, external: str | None = None) -> bool:
-    """The channel has it; `external` is the channel's own id of it."""
+    """Records that the channel has it; `external` is the channel's own id for it."""
     return _leave_sending(db, id, "sent", "external = ?, error = NULL", (external,))
 
 
 def mark_unknown(db: Db, id: str, error: str, due: float) -> bool:
-    """It may have been delivered: asked about or sent again at `due`, as the channel's class says."""
+    """Records that it may have been delivered. The channel checks or repeats it at `due`."""
     return _leave_sending(db, id, "unknown", "error = ?, due = ?", (error, due))
 
 
 def mark_failed(
     db: Db, id: str, *, error: str, due: float, attempts: int, permanent: bool = False
 ) -> DeliveryState | None:
-    """It was certainly not delivered. Tried again at `due`; dead after `attempts`, after its expiry, or at once when
-    the channel says that trying again cannot help. The state it has now; None when nobody was sending it."""
+    """Records that it was certainly not delivered. It is tried again at `due`; it is dead after `attempts`, after its
+    expiry, or immediately if the error is `permanent`. Returns its new state; None if it was not being sent."""
     row = db.execute(
         "UPDATE outbox SET error = ?1, due = ?2,"
         " state = CASE WHEN ?3 OR attempts >= ?4 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"
@@ -82,7 +81,8 @@ def mark_failed(
 
 
 def recover(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> int:
-    """At start: whatever was being sent when the process died may or may not have arrived. Up to `limit`; how many."""
+    """Called at start: marks up to `limit` deliveries that were being sent when the process died as unknown. Returns
+    how many."""
     chosen = "" if channels is None else f" AND channel IN ({', '.join('?' * len(channels))})"
     db.execute(
         "UPDATE outbox SET state = 'unknown', due = ?, error = 'interrupted while sending'"
@@ -97,7 +97,7 @@ def counts(db: Db) -> dict[str, int]:
 
 
 def purge(db: Db, before: float, limit: int) -> int:
-    """Removes what was sent or is dead and was made before that time."""
+    """Removes deliveries that are sent or dead and were created before that time."""
     db.execute(
         "DELETE FROM outbox WHERE id IN"
         " (SELECT id FROM outbox WHERE state IN ('sent', 'dead') AND created < ? LIMIT ?)",

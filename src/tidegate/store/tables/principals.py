@@ -1,10 +1,10 @@
 """Principals and their keys.
 
-Guarantee: a key is kept only as its digest; looking one up is one exact match of 32 bytes that nobody can choose freely
-(the token behind them has 240 bits of chance), so its time tells nothing. A code works once. A revoked or expired key
-is as if absent, but its digest stays known. A browser's sign-in is one row with two digests, of its cookie and of its
-page token: each is useless without the other. Whatever is added, revoked or used to sign in is recorded in the audit
-log in the same transaction; `by` is the principal who does it, None for the gateway itself.
+A key is stored only as its digest. A lookup is one exact match of 32 bytes that nobody can choose freely (the token has
+240 random bits), so its timing reveals nothing. A code works once. A revoked or expired key is treated as absent, but
+its digest stays known. A browser's sign-in is one row with two digests, of its cookie and of its page token: each is
+useless without the other. Every addition, revocation and sign-in is recorded in the audit log in the same transaction;
+`by` is the acting principal, None for the gateway itself.
 """
 
 from typing import Literal
@@ -23,7 +23,8 @@ _agents = msgspec.json.Decoder(tuple[str, ...]).decode
 _COLUMNS = "principals.id, name, role, agents, principals.created"
 _KEY_COLUMNS = "id, principal, kind, label, created, expires, used, revoked"
 _USED_EVERY = 60.0
-"""Seconds. `used` tells an operator whether a key is in use; to the minute is enough, and spares a write per call."""
+"""Seconds. `used` shows an operator whether a key is in use; one-minute precision is enough and saves a write per
+call."""
 
 
 def add(
@@ -36,13 +37,13 @@ def add(
     id: str | None = None,
     by: str | None = None,
 ) -> PrincipalRow:
-    """A new principal; `agents=None` allows all."""
+    """Adds a principal; `agents=None` allows all agents."""
     row = PrincipalRow(id or new_id("p"), name, role, agents, now)
-    held = None if agents is None else encode(agents).decode()
+    allowed = None if agents is None else encode(agents).decode()
     try:
-        db.execute("INSERT INTO principals VALUES(?, ?, ?, ?, ?)", (row.id, name, role, held, now))
+        db.execute("INSERT INTO principals VALUES(?, ?, ?, ?, ?)", (row.id, name, role, allowed, now))
     except apsw.ConstraintError:
-        raise Conflict(f"There is a principal named {name!r} already.") from None
+        raise Conflict(f"There is already a principal named {name!r}.") from None
     audit.append(db, "principal", "added", now, subject=f"{row.id} {role}", principal=by)
     return row
 
@@ -72,8 +73,8 @@ def add_key(
     *,
     by: str | None = None,
 ) -> str:
-    """Records a key's digest; the key's id, which is no secret. A cookie is added by signing in, with the digest of its
-    page token."""
+    """Records a key's digest. Returns the key's id, which is not secret. A cookie is added by signing in, with the
+    digest of its page token."""
     id = new_id("k")
     db.execute(
         "INSERT INTO keys(id, principal, kind, digest, label, created, expires, page_digest)"
@@ -90,7 +91,7 @@ def add_key(
 def authenticate(
     db: Db, digest: bytes, kind: KeyKind, now: float, page: bytes | None = None
 ) -> tuple[str, PrincipalRow] | None:
-    """The id of that valid key and whose it is. Reads only, so that it also works when nothing can be written."""
+    """The id and the principal of that valid key. Only reads, so that it works even if nothing can be written."""
     row = db.execute(
         f"SELECT keys.id, {_COLUMNS} FROM keys JOIN principals ON principals.id = keys.principal WHERE digest = ?"
         " AND kind = ? AND page_digest IS ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)",
@@ -111,7 +112,7 @@ def knows(db: Db, digest: bytes) -> bool:
 
 
 def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
-    """Spends a one-time code: whose it was, once."""
+    """Uses a one-time code. Returns its principal, once."""
     principal = db.execute(
         "UPDATE keys SET used = ?1, revoked = ?1 WHERE digest = ?2 AND kind = 'code' AND revoked IS NULL"
         " AND (expires IS NULL OR expires > ?1) RETURNING principal",
@@ -124,13 +125,13 @@ def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
 
 
 def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
-    """Why a code was refused. A code that stopped working is forgotten after a while, and then unknown."""
+    """The reason why a code was refused. A code that stopped working is deleted after a while, and then unknown."""
     row = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchone()
     return "unknown" if row is None else "expired" if row[0] is None else "used"
 
 
 def holder(db: Db, key: str) -> PrincipalRow | None:
-    """Whose key of that id it is."""
+    """The principal of the key with that id."""
     principal = db.execute("SELECT principal FROM keys WHERE id = ?", (key,)).get
     return None if principal is None else get(db, principal)
 
@@ -154,7 +155,7 @@ def revoke(
     principal: str | None = None,
     by: str | None = None,
 ) -> list[str]:
-    """Revokes what is valid of that kind: all of it, or only that of an id or a principal. Returns the ids."""
+    """Revokes valid keys of that kind: all, or only that with an id, or those of a principal. Returns the ids."""
     rows = db.execute(
         "UPDATE keys SET revoked = ?1 WHERE kind = ?2 AND revoked IS NULL AND (expires IS NULL OR expires > ?1)"
         " AND (?3 IS NULL OR id = ?3) AND (?4 IS NULL OR principal = ?4) RETURNING id, principal",
@@ -167,8 +168,8 @@ def revoke(
 
 
 def prune_keys(db: Db, before: float, limit: int) -> int:
-    """Forgets up to `limit` codes and cookies that stopped working before that time; how many. Keys stay, so that they
-    stay known."""
+    """Deletes up to `limit` codes and cookies that stopped working before that time. Returns how many. Keys stay, so
+    that they stay known."""
     db.execute(
         "DELETE FROM keys WHERE id IN (SELECT id FROM keys WHERE kind IN ('code', 'cookie')"
         " AND coalesce(revoked, expires) < ? LIMIT ?)",

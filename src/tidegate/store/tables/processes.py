@@ -1,8 +1,8 @@
-"""Background processes: which of them a session owns, written down before each is spawned.
+"""Background processes of sessions, each recorded before it is spawned.
 
-Guarantee: a process has its row before it exists, so that whatever a crash leaves alive is known by name; a live name
-leads to one process of its session; an end is recorded once and told to the agent once. The rows say what should be
-alive; who spawns and ends processes compares them with what is.
+A process has its row before it exists, so that processes that survive a crash are known by name. A live name belongs to
+one process of its session. An end is recorded once, and reported to the agent once. The rows say what should be alive;
+the code that spawns and ends processes compares them with what is.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ def begin(
     notify: bool,
     now: float,
 ) -> ProcessRow:
-    """To be committed before the spawn. Conflict when a live process of the session has that name. Its channel is that
-    of the session's running turn."""
+    """Records a process; must be committed before the spawn. Raises Conflict if a live process of the session has that
+    name. Its channel is that of the session's running turn."""
     try:
         found = db.execute(
             "INSERT INTO processes(id, session, name, command, backend, state, restart, notify, started, log, channel)"
@@ -46,7 +46,7 @@ def begin(
         ).get
     except apsw.ConstraintError:
         raise Conflict(
-            f"A process named {name!r} runs in this session already; end it first, or choose another name.",
+            f"A process named {name!r} is already running in this session; end it first, or choose another name.",
             code="process_name",
         ) from None
     if found is None:
@@ -55,8 +55,8 @@ def begin(
 
 
 def again(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow | None:
-    """Begins anew what was lost and is marked `restart`, once: the mark goes over to the new row. None when that was
-    done, or is no longer to be done because another live process has its name."""
+    """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if that was
+    done before, or if another live process has its name."""
     old = db.execute(
         f"UPDATE processes SET restart = 0 WHERE id = ? AND state = 'lost' AND restart = 1 RETURNING {_COLUMNS}", (id,)
     ).get
@@ -89,7 +89,8 @@ def _channel(db: Db, session: str) -> str:
 
 
 def spawned(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
-    """It runs, as this process of the kernel's. False when it is no longer to start: whoever spawned it ends it."""
+    """Records that the process runs, with its pid. Returns False if it should no longer start: then the caller must end
+    it."""
     running = db.execute(
         "UPDATE processes SET state = 'running', pid = ?, start_ticks = ? WHERE id = ? AND state = 'starting'"
         " RETURNING 1",
@@ -101,8 +102,9 @@ def spawned(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
 def finished(
     db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, told: bool = False
 ) -> ProcessRow | None:
-    """It is over: by itself (exited), because it was ended (ended), or with the gateway (lost). The row, once; None
-    when that is known already. `told` says that the agent knows, because it asked for the end."""
+    """Records the end of a process: it exited (exited), was stopped (ended), or was lost with the gateway (lost).
+    Returns the row, once; None if the end is already recorded. `told` says that the agent knows, since it requested the
+    stop."""
     row = db.execute(
         f"UPDATE processes SET state = ?, exit_code = ?, ended = ?, told = ? WHERE id = ? AND {_LIVE}"
         f" RETURNING {_COLUMNS}",
@@ -112,7 +114,7 @@ def finished(
 
 
 def get(db: Db, id: str) -> ProcessRow | None:
-    """The process, whoever's it is: for the gateway's own work."""
+    """The process, of any principal: for internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
@@ -127,7 +129,7 @@ def by_name(db: Db, session: str, name: str) -> ProcessRow | None:
 
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ProcessRow]:
-    """The session's processes, the latest first; `principal=None` is the view of the gateway and its operator."""
+    """The session's processes, the latest first; `principal=None` is for the gateway and its operator."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session"
         " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) ORDER BY started DESC, processes.id DESC LIMIT ?3",
@@ -137,13 +139,13 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 
 
 def live(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """What should be alive, of all sessions, by id; `after` is the last one seen."""
+    """Processes of all sessions that should be alive, by id; `after` is the last one seen."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE {_LIVE} AND id > ? ORDER BY id LIMIT ?", (after, limit))
     return [_row(row) for row in rows]
 
 
 def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """What was lost with the gateway, is marked `restart`, and belongs to a live session; by id."""
+    """Processes of live sessions that were lost with the gateway and are marked `restart`, by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE state = 'lost' AND restart = 1"
         " AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -153,7 +155,7 @@ def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRo
 
 
 def untold(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """What is over and the agent does not know yet, in sessions that are still there; by id."""
+    """Ended processes of live sessions whose end the agent does not know yet, by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE processes.ended IS NOT NULL"
         " AND told = 0 AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -163,7 +165,7 @@ def untold(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
 
 
 def mark_told(db: Db, id: str) -> bool:
-    """The agent is told of this end, by what is written in the same transaction. True once."""
+    """Records that the agent is informed of this end, by a write in the same transaction. True once."""
     told = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)
     ).get
@@ -171,8 +173,8 @@ def mark_told(db: Db, id: str) -> bool:
 
 
 def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessRow]:
-    """Forgets what is over, but for the `keep` that ended last and what is still to be told or started again; at most
-    `limit` at a time, the oldest first. What was forgotten, so that its log can go."""
+    """Deletes up to `limit` ended processes, the oldest first, except the last `keep` and those that are still to be
+    reported or restarted. Returns them, so that their logs can be removed."""
     rows = db.execute(
         "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE session = ?1 AND ended IS NOT NULL"
         " AND told = 1 AND NOT (state = 'lost' AND restart = 1) ORDER BY ended, started, id LIMIT min(?3, max(0,"
@@ -185,7 +187,7 @@ def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessR
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Which of these have a row: what is found alive and has none belongs to nobody."""
+    """Those of these ids that have a row: a live process without one belongs to no session."""
     rows = db.execute("SELECT id FROM processes WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
     return {row[0] for row in rows}
 

@@ -1,8 +1,8 @@
-"""Receipts: the outer identities of accepted messages, by which a second delivery is recognised.
+"""Receipts: external identities of accepted messages, which make repeated deliveries recognisable.
 
-Guarantee: of one (principal, source, key) there is at most one that holds; one past its time is as if absent. They are
-bounded in number by `prune`, which drops those of the principal that has most, so that nobody's retries are forgotten
-because of another's.
+There is at most one valid receipt for a (principal, source, key); an expired one is treated as absent. `prune` bounds
+their number by dropping those of the principal that has most, so that no principal's retries are forgotten because of
+another's.
 """
 
 import msgspec
@@ -11,10 +11,10 @@ from tidegate.store.rows import Db, ReceiptRow, decode_outcome, encode
 from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
-"""A turn that has given a task may wait for a person for long; it forgets the receipt itself when it ends."""
+"""A turn that delegated a task may wait for a person for long; it deletes the receipt itself when it ends."""
 
 BATCH = 1000
-"""Rows that one call of `prune` removes at most, so that no write waits long behind it."""
+"""The most rows that one call of `prune` removes, so that no write waits long behind it."""
 
 _NOTHING_TO_NOTE = ToolsNote()
 _decode_note = msgspec.json.Decoder(ToolsNote).decode
@@ -34,8 +34,8 @@ def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRo
 
 
 def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
-    """Records the receipt for a turn; an older one of the same identity gives way (its turn said "try again", or it
-    has expired: who asks `find` first never replaces one that holds)."""
+    """Records the receipt for a turn. It replaces an older one of the same identity, whose turn said "try again" or
+    which has expired: a caller that uses `find` first never replaces a valid one."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -55,7 +55,8 @@ def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: 
 
 
 def finish(db: Db, turn: str, outcome: Outcome) -> int:
-    """Keeps the outcome with the turn's receipts, for a turn whose rows are about to go; how many there were."""
+    """Stores the outcome with the turn's receipts, for a turn whose rows are about to be deleted. Returns their
+    number."""
     if db.execute("SELECT 1 FROM receipts WHERE turn = ? LIMIT 1", (turn,)).get is None:
         return 0
     db.execute("UPDATE receipts SET outcome = ? WHERE turn = ?", (encode(outcome), turn))
@@ -63,22 +64,22 @@ def finish(db: Db, turn: str, outcome: Outcome) -> int:
 
 
 def of_task(turn: str, step: str, digest: bytes) -> Receipt:
-    """The identity of the task that a turn gives in this step."""
+    """The identity of the task that a turn delegates in this step."""
     return Receipt(source=DELEGATED, key=f"{turn}/{step}", digest=digest, keep=TASK_SECONDS)
 
 
 def forget_tasks(db: Db, principal: str, turn: str) -> int:
-    """The turn is over, and asks no more for the tasks that it gave; how many there were."""
+    """Deletes the receipts of the tasks of a turn that has ended. Returns how many."""
     db.execute(
         "DELETE FROM receipts WHERE principal = ? AND source = ? AND key >= ? AND key < ?",
-        (principal, DELEGATED, f"{turn}/", f"{turn}0"),  # what stands behind the slash
+        (principal, DELEGATED, f"{turn}/", f"{turn}0"),  # "0" follows "/"
     )
     return db.changes()
 
 
 def prune(db: Db, now: float, cap: int) -> int:
-    """Removes what has expired; beyond `cap`, of the principal that has most, what expires soonest. A bounded number at
-    a time."""
+    """Removes expired receipts and, beyond `cap`, those of the principal that has most, in the order of expiry. Removes
+    a bounded number at a time."""
     db.execute(
         "DELETE FROM receipts WHERE (principal, source, key) IN"
         " (SELECT principal, source, key FROM receipts WHERE expires <= ? LIMIT ?)",

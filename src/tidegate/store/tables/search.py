@@ -1,13 +1,13 @@
-"""Full-text search: what was said, and the sessions that a person means by a few words.
+"""Full-text search in messages, and for sessions by a few words.
 
-Guarantee: any text a person types is a valid query; only sessions of the asking principal are looked at; no second copy
-of a text is kept (the index holds words and numbers). Indexing happens off the hot path, in batches, by `index`; who
-searches catches up first, by a bounded amount, and is told when that was not enough. What a word is, is said once: by
-the index's own tokenizer, which reads queries and titles too.
+Any text is a valid query. Only sessions of the searching principal are searched. No second copy of a text is kept (the
+index holds words and numbers). `index` adds messages in batches, off the hot path; a search first catches up by a
+bounded amount and reports if that was not enough. The index's own tokenizer defines words everywhere: in messages,
+queries and titles.
 
-An entry of the index is numbered by its session and its message, and the sessions of one principal have numbers side by
-side: so one conversation is a range of the index, all of a person's are a few, and a search in them reads nothing of
-anybody else's, however many messages there are. What an entry leads to is checked against its rows all the same.
+An entry of the index is numbered by its session and its message, and the sessions of one principal have adjacent
+numbers. So one conversation is one range of the index, all conversations of a person are a few ranges, and a search in
+them reads nothing of other people's, however many messages there are. Every entry is checked against its rows anyway.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,42 +23,42 @@ from tidegate.values import Message
 T = TypeVar("T")
 
 BATCH = 200
-"""Messages per indexing write at most, so that a turn's write does not wait long behind it."""
+"""The most messages per indexing write, so that a turn's write does not wait long behind it."""
 BATCH_CHARACTERS = 200_000
-"""Text per indexing write at most, beyond its last message; some ten milliseconds of work."""
+"""The most text per indexing write, apart from its last message; some ten milliseconds of work."""
 CATCH_UP = 100
-"""Batches that a search indexes at most before it answers: a quarter of a second."""
+"""The most batches that a search indexes before it answers: a quarter of a second."""
 WORDS = 16
-"""Words of a query that count."""
+"""Words of a query that are used."""
 INDEXED_CHARACTERS = 200_000
-"""Of a longer message only this much is searchable; what follows is bulk (dumps, pages), and is in the transcript."""
+"""The searchable part of a long message; the rest is bulk (dumps, pages), and is in the transcript."""
 TITLES = 2_000
-"""Sessions whose titles one read looks at: some milliseconds. Titles have no index, since they change and are short."""
+"""Sessions whose titles one read checks: some milliseconds. Titles have no index, since they change and are short."""
 HITS = 10_000
-"""Messages with the words that one read looks at: some ten milliseconds."""
+"""Matching messages that one read checks: some ten milliseconds."""
 READS = 100
-"""Reads of either kind that one search makes, so that no query can keep the readers busy: two hundred thousand titles
-and a million messages, the latest first."""
+"""Reads of either kind per search, so that no query can keep the readers busy: two hundred thousand titles and a
+million messages, the latest first."""
 PASSED = 200
-"""Mentions of a session that is found already that one read goes through; then it goes on behind that session."""
+"""Further matches in a session already found that one read skips; then it continues after that session."""
 MENTION_BYTES = 4 * 1024 * 1024
-"""Of messages that one read of mentions unpacks, beyond the last of them: some ten milliseconds."""
+"""Bytes of messages that one read of mentions decompresses, apart from the last: some ten milliseconds."""
 MESSAGE_BITS = 32
-"""Of an entry's number that say which message it is; those above them say which session: room for four thousand million
-messages and a thousand million sessions."""
+"""Bits of an entry's number for the message; the bits above are for the session. That is enough for four billion
+messages and a billion sessions."""
 EXTENT = 4096
-"""Numbers that are set aside for a principal's sessions at first: of most people all conversations lie in one range."""
+"""Numbers first reserved for a principal's sessions: for most people all conversations fit in one range."""
 EXTENT_GROWTH = 16
-"""Then so many times as many as it has, so that the ranges stay few: each of them is searched by itself."""
+"""The factor by which further reservations grow, so that ranges stay few: each is searched separately."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
-"""Tools that quote what was said: what they were asked and gave is no second mention of it."""
+"""Tools that quote messages: their arguments and results are not indexed as further mentions."""
 _TOKENIZER = ("unicode61", ["remove_diacritics", "2"])
 _MESSAGE = (1 << MESSAGE_BITS) - 1
 LAST = 2**62
 """An entry after every other."""
 
 Before = tuple[float, str]
-"""When a session was last active, and its id: a place in the list of titles."""
+"""A session's last activity, and its id: a position in the list of titles."""
 
 
 class Searchable(Protocol):
@@ -67,7 +67,7 @@ class Searchable(Protocol):
 
 
 class Mention(Row, frozen=True):
-    """A message that was found: its entry in the index, its place in its session's transcript."""
+    """A message that was found: its entry in the index, its position in its session's transcript."""
 
     entry: int
     session: str
@@ -80,13 +80,13 @@ class Mention(Row, frozen=True):
 
 
 def behind(db: Db) -> int:
-    """About how many rows wait to be indexed."""
+    """The approximate number of rows that wait to be indexed."""
     mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - mark)
 
 
 async def catch_up(store: Searchable) -> int:
-    """Indexes what waits, a bounded amount of it; about how much is left."""
+    """Indexes a bounded number of waiting messages. Returns the approximate number left."""
     left = int(await store.read(behind))
     for _ in range(CATCH_UP):
         if left == 0 or await store.write(index, BATCH) == 0:
@@ -96,7 +96,7 @@ async def catch_up(store: Searchable) -> int:
 
 
 def index(db: Db, batch: int = BATCH) -> int:
-    """Indexes the next messages; how many rows it went through, 0 when all are done."""
+    """Indexes the next messages. Returns the number of rows processed, 0 if all are done."""
     mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
     rows: list[tuple[int, str, str]] = []
     size = 0
@@ -111,7 +111,7 @@ def index(db: Db, batch: int = BATCH) -> int:
     if rows:
         named = dict.fromkeys(session for _, session, text in rows if text)
         numbers = {session: _number(db, session) for session in named}
-        # In order, since the index begins a new part of itself for each entry that is not behind the last one.
+        # In order, since the index starts a new segment for each entry that does not follow the last one.
         entries = sorted((numbers[session] << MESSAGE_BITS | id, text) for id, session, text in rows if text)
         db.executemany("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", entries)
         db.execute("UPDATE meta SET value = ? WHERE key = 'indexed'", (rows[-1][0],))
@@ -119,8 +119,8 @@ def index(db: Db, batch: int = BATCH) -> int:
 
 
 def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> None:
-    """Takes the words of messages of a session out of the index: `which` selects their ids. Those beyond its mark are
-    not in it yet."""
+    """Removes messages of a session from the index: `which` selects their ids. Messages beyond the mark are not in it
+    yet."""
     number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
     if number is not None:
         mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
@@ -131,7 +131,7 @@ def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> No
 
 
 def searchable(message: Message) -> str:
-    """What of a message can be searched: its words, what was sent with them, and what tools were asked."""
+    """The searchable text of a message: its text, the gateway's notes with it, and the arguments of its tool calls."""
     if message.role == "tool" and message.name in QUOTING:
         return ""
     parts = [message.text, message.aside]
@@ -142,7 +142,7 @@ def searchable(message: Message) -> str:
 
 
 def _readable(arguments: str) -> str:
-    """What a call was given, without the signs and escapes of its JSON; as it stands if it is none."""
+    """A call's arguments without the syntax and escapes of JSON; unchanged if they are not JSON."""
     try:
         return "\n".join(_leaves(msgspec.json.decode(arguments)))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -157,7 +157,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _number(db: Db, session: str) -> int:
-    """The session's number, which it is given when its first message is indexed and keeps."""
+    """The session's number, assigned when its first message is indexed and then kept."""
     known = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
     if known is not None:
         return int(known)
@@ -179,7 +179,7 @@ def _number(db: Db, session: str) -> int:
 
 
 def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
-    """The numbers of a principal's sessions, or of one session: from, and up to; the last given ones first. `None` is
+    """Ranges of the numbers of a principal's sessions, or of one session, as (first, end), the latest first. `None` is
     everybody."""
     if session is not None:
         number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
@@ -193,7 +193,7 @@ def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tu
 
 
 def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tuple[int, str]]:
-    """A principal's sessions, by number, the last given first: those below that one."""
+    """A principal's sessions with numbers below that one, the latest first."""
     found: list[tuple[int, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(
@@ -206,7 +206,7 @@ def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tupl
 
 
 def session_of(db: Db, principal: str, number: int) -> str | None:
-    """The session of that number, if it is this principal's."""
+    """The session of that number, if it belongs to this principal."""
     found: str | None = db.execute(
         "SELECT session FROM indexed_sessions JOIN sessions ON sessions.id = session"
         " WHERE number = ? AND principal = ?",
@@ -218,9 +218,9 @@ def session_of(db: Db, principal: str, number: int) -> str | None:
 def results_below(
     db: Db, principal: str, own: str, number: int, span: int, limit: int
 ) -> tuple[list[tuple[int, SpooledRow]], int | None]:
-    """Spooled texts of a principal's sessions, with the sessions' numbers: those below that one, the last given first,
-    and the newest first in each; where to go on when only some of the sessions were looked through, `span` of the
-    numbers. Of one-shot conversations only `own` is looked at."""
+    """Spooled texts of a principal's sessions with numbers below that one: the latest session first, and the newest
+    text first in each. At most `span` numbers are searched; the second value says where to continue, None at the end.
+    Of one-shot conversations only `own` is searched."""
     found: list[tuple[int, SpooledRow]] = []
     for first, end in ranges(db, principal):
         end = min(end, number)
@@ -259,9 +259,9 @@ def said(
     below: int = LAST,
     limit: int = 20,
 ) -> tuple[list[T], int | None]:
-    """The next messages that hold every word of the query (one that ends in * may go on), as `show` makes them, and
-    where to go on: in one session of the principal, or in all of them, the last begun first; in each the latest first.
-    Of one-shot conversations only `own` is looked at, and nothing of `turn`, which is being worked on."""
+    """The next messages that contain every word of the query (a word that ends in * is a prefix), converted by `show`,
+    and where to continue. Searches one session of the principal, or all of them, the latest first; in each, the latest
+    message first. Of one-shot conversations only `own` is searched. The running `turn` is left out."""
     match = matching(db, query)
     if not match:
         return [], None
@@ -286,7 +286,7 @@ def said(
     return found, None
 
 
-# The index is read as far as its reader goes, and not sorted: entries come in order.
+# The index is read only as far as needed, and not sorted: entries come in order.
 _SAID = (
     "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed FROM (SELECT rowid AS entry"
     " FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ? ORDER BY rowid DESC LIMIT ?)"
@@ -295,7 +295,7 @@ _SAID = (
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
-    """The message of that number, unless it is undone, has no place, or is of that turn."""
+    """The message of that number, unless it is undone, has no position, or belongs to that turn."""
     row = db.execute(
         "SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
         " AND (turn IS NULL OR turn IS NOT ?)",
@@ -308,7 +308,7 @@ def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
 
 
 def matching(db: Db, query: str) -> str:
-    """The query in the index's own words; empty when there is none in it."""
+    """The query in the syntax of the index; empty if it contains no words."""
     tokens = _tokenizer(db)
     words: list[str] = []
     for part in query.split():
@@ -320,7 +320,7 @@ def matching(db: Db, query: str) -> str:
 
 
 def words(db: Db, query: str) -> list[str]:
-    """The same, each word by itself; one that may go on ends in *."""
+    """The words of the query; prefixes end in *."""
     return [word.replace('"', "") for word in matching(db, query).split()]
 
 
@@ -330,9 +330,9 @@ def words(db: Db, query: str) -> list[str]:
 async def search(
     store: Searchable, query: str, *, principal: str | None, ended: bool | None = None, limit: int = 20
 ) -> list[str]:
-    """Ids of the sessions that have every word of the query (the last one may be cut short): in their title or name,
-    the last active first; then in one message, of the last begun ones the latest mention first. `principal=None` is the
-    operator's view."""
+    """Ids of the sessions that contain every word of the query (the last may be a prefix): first those with the words
+    in their title or name, the last active first; then those with the words in one message, the latest mention first.
+    `principal=None` is the operator's view."""
     await catch_up(store)
     found: dict[str, None] = {}
     before: Before | None = None
@@ -355,8 +355,8 @@ async def search(
 def titled(
     db: Db, query: str, *, principal: str | None, ended: bool | None, before: Before | None
 ) -> tuple[list[str], Before | None]:
-    """Of the next sessions those whose title or name holds the words, and where to go on. A principal's own are found
-    by their activity; the operator's view goes through all of them by id, the latest begun first."""
+    """Those of the next sessions whose title or name contains the words, and where to continue. A principal's own
+    sessions are read by activity; the operator's view reads all of them by id, the latest first."""
     tokens = _tokenizer(db)
     words = tokens(query)[:WORDS]
     if not words:
@@ -382,7 +382,8 @@ def titled(
 def mentioned(
     db: Db, query: str, *, principal: str | None, ended: bool | None, below: int
 ) -> tuple[dict[str, int], int | None]:
-    """The next sessions in which a message holds the words, each with its latest such message, and where to go on."""
+    """The next sessions with a message that contains the words, each with its latest such message, and where to
+    continue."""
     words = _tokenizer(db)(query)[:WORDS]
     if not words:
         return {}, None
@@ -423,7 +424,7 @@ _WHOSE = (
 
 
 def _tokenizer(db: Db) -> Callable[[str], list[str]]:
-    """Takes a text apart as the index does: such words are never syntax, and compare as those of the index do."""
+    """Splits a text as the index does: such words are never query syntax, and compare like those of the index."""
     tokenizer = db.fts5_tokenizer(*_TOKENIZER)
     only_words = {"include_offsets": False, "include_colocated": False}
 

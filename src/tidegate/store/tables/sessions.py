@@ -1,8 +1,11 @@
-"""Sessions: who talks with which agent, and whether it is over.
+"""Sessions: their creation, prompt, end and deletion, and the end hooks that are still to run.
 
-Guarantee: a session ends once, in one transaction with everything that dies with it, and what has ended is never
-written to again; a live name leads to at most one session of its principal. `get` is for the gateway's own work
-(recovery, turns); whatever serves a caller asks `owned`, `live_by_name` or `listing` with the caller's principal.
+A session ends once, in one transaction with everything that ends with it, and is never written to afterwards. A live
+name belongs to at most one session of its principal. `get` is for internal use (recovery, turns); code that serves a
+caller uses `owned`, `live_by_name` or `listing` with the caller's principal.
+
+End hooks: a row is added in the transaction that ends or condemns the session, and marked done once. Hooks that a crash
+left undone are found here at the next start.
 """
 
 import hashlib
@@ -14,7 +17,7 @@ import msgspec
 
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
-from tidegate.store.tables import approvals, endings, messages, search, usage, workspaces
+from tidegate.store.tables import approvals, messages, search, usage, workspaces
 from tidegate.values import Failure, Prefix
 
 _COLUMNS = (
@@ -33,8 +36,12 @@ _SESSION_ENDED = encode(
 )
 
 
+DELETE_HOOK = "(delete)"
+"""Owed to a session that is deleted once all its other hooks are done; no real hook has such a name."""
+
+
 class SessionEnd(Row, frozen=True):
-    """What the end of a session did to others: the turns that waited in it and were refused."""
+    """The effect of a session's end on others: the queued turns that were refused."""
 
     refused: tuple[str, ...]
 
@@ -57,8 +64,8 @@ def create(
     memory_seen: int = 0,
     caller_tools: bytes = b"",
 ) -> SessionRow:
-    """A new session, frozen with its prompt and tools. `extra` is what it brought of its own, with which the prompt
-    ends; it is stored there only. Conflict when the principal has a live one of that name."""
+    """Creates a session with a frozen prompt and tools. `extra` is the session's own end of the prompt; it is stored
+    only there. Raises Conflict if the principal has a live session of that name."""
     length, digest = _extra(extra)
     _check_extra(prefix, length, digest)
     frozen = _keep_prefix(db, prefix)
@@ -89,7 +96,7 @@ def create(
             msgspec.structs.astuple(row),
         )
     except apsw.ConstraintError:
-        raise Conflict("A live session of that name or id exists already.") from None
+        raise Conflict("A live session of that name or id already exists.") from None
     return row
 
 
@@ -99,24 +106,25 @@ def get(db: Db, id: str) -> SessionRow | None:
 
 
 def is_live(db: Db, id: str) -> bool:
-    """Whether it is there and has not ended."""
+    """Whether it exists and has not ended."""
     return db.execute("SELECT 1 FROM sessions WHERE id = ? AND ended IS NULL", (id,)).get is not None
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Which of these are there, ended or not: what lies on disk for any other is nobody's."""
+    """Those of these sessions that exist, ended or not: files of any other belong to no session."""
     rows = db.execute("SELECT id FROM sessions WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
     return {row[0] for row in rows}
 
 
 def version(db: Db, id: str) -> int:
-    """Rises with every change of what a model is shown of the session, and with its end; -1 when it is not there."""
+    """A counter that increases with every change of what models are shown of the session, and with its end; -1 if it
+    does not exist."""
     found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
     return -1 if found is None else found
 
 
 def owned(db: Db, id: str, principal: str) -> SessionRow | None:
-    """The session, if it is this principal's."""
+    """The session, if it belongs to this principal."""
     row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ? AND principal = ?", (id, principal)).get
     return None if row is None else SessionRow(*row)
 
@@ -137,8 +145,8 @@ def listing(
     limit: int = 50,
     before: tuple[float, str] | None = None,
 ) -> list[SessionRow]:
-    """Sessions, the last active first; `before` is (active, id) of the last one seen.
-    `principal=None` is the operator's view of all. What works on a task is a part of another one, and none of them."""
+    """Sessions, the last active first; `before` is (active, id) of the last one seen. `principal=None` is the
+    operator's view of all. Sessions of delegated tasks are part of another session, and left out."""
     where = [f"(kind <> 'ephemeral' OR NOT {_IS_TASK})"]
     values: list[float | str | None] = []
     if principal is not None:
@@ -160,14 +168,14 @@ def listing(
 
 
 def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
-    """Those of these sessions that are there, in that order, as `listing` gives them."""
+    """Those of these sessions that exist, in that order."""
     rows = (db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get for id in ids)
     return [SessionRow(*row) for row in rows if row is not None]
 
 
 def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
-    """Fixes the session's prompt and tools anew: the one way in which they change. Whether they did. Conflict when the
-    prompt does not end with what the session began with."""
+    """Replaces the session's frozen prompt and tools: the only way in which they change. Returns whether they did.
+    Raises Conflict if the prompt does not end with the session's own part."""
     row = get(db, id)
     if row is None or row.ended is not None:
         raise _why_not(db, id, "The session cannot be changed.")
@@ -184,7 +192,7 @@ def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0
 
 
 def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> SessionRow:
-    """Freezes another set of caller tools with the session; `prefix` has them."""
+    """Replaces the session's frozen caller tools; `prefix` contains the new ones."""
     frozen = _keep_prefix(db, prefix)
     _change(db, row.id, "prefix = ?, caller_tools = ?, version = version + 1", (frozen, digest))
     if row.prefix is not None and row.prefix != frozen:
@@ -193,7 +201,8 @@ def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> 
 
 
 def reencode(db: Db, id: str, encoder: int) -> bool:
-    """The session's requests are encoded so from now on; False when they were before, or it has ended."""
+    """Records the encoder version of the session's requests from now on. Returns False if it is unchanged, or if the
+    session has ended."""
     changed = db.execute(
         "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder != ?1 RETURNING 1", (encoder, id)
     ).get
@@ -201,7 +210,7 @@ def reencode(db: Db, id: str, encoder: int) -> bool:
 
 
 def identity(prefix: Prefix) -> bytes:
-    """The id under which a prefix is stored: equal for equal ones."""
+    """The id under which a prefix is stored: equal for equal prefixes."""
     return hashlib.sha256(encode(prefix)).digest()
 
 
@@ -213,36 +222,36 @@ def prefix(db: Db, prefix_id: bytes) -> Prefix:
 
 
 def extra(db: Db, row: SessionRow) -> str:
-    """What the session brought of its own: the end of its frozen prompt."""
+    """The session's own part of its frozen prompt, which is its end."""
     if not row.extra_length or row.prefix is None:
         return ""
     return prefix(db, row.prefix).prompt[-row.extra_length :]
 
 
 def began_with(row: SessionRow, extra: str) -> bool:
-    """Whether this is what the session brought of its own; blanks around it do not count."""
+    """Whether this is the session's own part of the prompt, apart from surrounding whitespace."""
     return _extra(extra) == (row.extra_length, row.extra_digest)
 
 
 def set_title(db: Db, id: str, title: str) -> None:
-    """No model is shown it, so that the version stays."""
+    """Sets the title. Models are not shown it, so the version stays."""
     _change(db, id, "title = ?", (title,))
 
 
 def touch(db: Db, id: str, now: float) -> None:
-    """The session is in use; one that has ended is not."""
+    """Records activity, unless the session has ended."""
     db.execute("UPDATE sessions SET active = max(active, ?) WHERE id = ? AND ended IS NULL", (now, id))
 
 
 def end(
     db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
 ) -> SessionEnd | None:
-    """Ends the session for good, exactly once: None when it has ended already or is not there, or, with
-    `only_idle_since`, when it is no longer one that `idle` would name.
+    """Ends the session for good, exactly once. Returns None if it has already ended or does not exist or, with
+    `only_idle_since`, if `idle` would no longer return it.
 
-    With it, in the caller's transaction: settings and the saved shell go, open approvals are cancelled, the workspace
-    is trash, queued turns are refused, their messages enter the transcript as unanswered (now, or at the end of the
-    turn that runs), and each hook gets a row that says it is still to run.
+    In the same transaction, settings and the saved shell are deleted, open approvals are cancelled, the workspace
+    becomes trash, and queued turns are refused. Their messages enter the transcript as unanswered, now or at the end of
+    the running turn. Each hook gets a row that says it is still to run.
     """
     ended = db.execute(
         "UPDATE sessions SET ended = ?1, end_reason = ?2, version = version + 1 WHERE id = ?3 AND ended IS NULL"
@@ -262,28 +271,28 @@ def end(
     ).fetchall()
     messages.close_inbox(db, id)
     for hook in hooks:
-        endings.owe(db, id, hook)
+        owe_hook(db, id, hook)
     return SessionEnd(tuple(turn for (turn,) in refused))
 
 
 def condemn(db: Db, id: str) -> bool:
-    """An ended session is to be deleted, whatever it ended for, once nothing else is owed to it. False when it is not
-    there or has not ended."""
+    """Marks an ended session for deletion, whatever the reason of its end, once no other hook is owed. Returns False if
+    it does not exist or has not ended."""
     found = db.execute(
         "UPDATE sessions SET end_reason = 'delete' WHERE id = ? AND ended IS NOT NULL RETURNING 1", (id,)
     )
     if found.get is None:
         return False
-    endings.owe(db, id, endings.DELETE)
+    owe_hook(db, id, DELETE_HOOK)
     return True
 
 
 def delete(db: Db, id: str) -> bool:
-    """Removes the session and all that is only its own. False when it is not there.
+    """Deletes the session and everything that belongs to it alone. Returns False if it does not exist.
 
-    Of an ephemeral session stay the receipts that hold their outcome, for their own retention, and the principal of
-    its usage rows; of a named one, how much its principal spent; a prompt that only it used is left to
-    `maintenance.tidy`, since the next one mostly has the same.
+    Of an ephemeral session, receipts that hold their outcome stay for their own retention, and its usage rows keep
+    their principal. Of a named session, its principal's spending stays. The prompt of an ephemeral session is left to
+    `maintenance.tidy`, since the next session usually has the same.
     """
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
     if found is None:
@@ -308,12 +317,12 @@ def delete(db: Db, id: str) -> bool:
 
 
 def shed(db: Db, id: str, limit: int) -> int:
-    """The first `limit` messages of an ended session go, ahead of the session itself, whose deletion would take long
-    with all of them; how many. None while anything but the deletion is owed to it."""
+    """Deletes the first `limit` messages of an ended session before the session itself, whose deletion would take too
+    long with all of them. Returns how many: 0 while any hook but the deletion is owed."""
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
         " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook != ?2)",
-        (id, endings.DELETE),
+        (id, DELETE_HOOK),
     ).get
     if over is None:
         return 0
@@ -326,7 +335,8 @@ def shed(db: Db, id: str, limit: int) -> int:
 
 
 def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
-    """Live sessions without activity since `before`, the stalest first; never one with a queued or running turn."""
+    """Live sessions without activity since `before`, the longest idle first; never one with a queued or running
+    turn."""
     rows = db.execute(
         f"SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND {_NO_WORK}"
         " ORDER BY active LIMIT ?",
@@ -346,7 +356,7 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
 
 
 def _lower_mark(db: Db) -> None:
-    """Row ids are given again once the highest is gone; the mark must not stand above a row that is yet to come."""
+    """Row ids are reused once the highest row is deleted; the mark must not be above the id of a future row."""
     db.execute(
         "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
         " WHERE (key = 'indexed' OR key LIKE 'indexed:%') AND value > (SELECT coalesce(max(id), 0) FROM messages)"
@@ -354,7 +364,7 @@ def _lower_mark(db: Db) -> None:
 
 
 def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
-    """Stored once, however many sessions begin with it; its id."""
+    """Stores a prefix once, however many sessions use it. Returns its id."""
     digest = identity(prefix)
     if db.execute("SELECT 1 FROM prefixes WHERE id = ?", (digest,)).get is None:
         db.execute("INSERT INTO prefixes(id, body, packed) VALUES(?, ?, ?)", (digest, *squeeze(encode(prefix))))
@@ -362,14 +372,14 @@ def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
 
 
 def _extra(text: str) -> tuple[int, bytes]:
-    """Length and digest of what a session brings of its own, without the blanks around it."""
+    """Length and digest of a session's own part of the prompt, without surrounding whitespace."""
     text = text.strip()
     return len(text), hashlib.sha256(encode(text)).digest() if text else b""
 
 
 def _check_extra(prefix: Prefix, length: int, digest: bytes) -> None:
     if length and _extra(prefix.prompt[-length:]) != (length, digest):
-        raise Conflict("The prompt does not end with what the session began with.")
+        raise Conflict("The prompt does not end with the session's own part.")
 
 
 def _change(db: Db, id: str, assignment: str, values: tuple[str | float | bytes, ...]) -> None:
@@ -391,9 +401,52 @@ def _why_not(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
 
 
 def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
-    """It goes, unless a session uses it; how many did."""
+    """Deletes the prefix unless a session uses it. Returns the number deleted."""
     db.execute(
         "DELETE FROM prefixes WHERE id = ? AND NOT EXISTS(SELECT 1 FROM sessions WHERE prefix = ?)",
         (prefix_id, prefix_id),
     )
     return db.changes()
+
+
+# -- end hooks: work that is still owed to sessions that have ended --
+
+
+def owe_hook(db: Db, session: str, hook: str) -> None:
+    """Records that the hook is to run. Idempotent."""
+    db.execute("INSERT OR IGNORE INTO endings(session, hook) VALUES(?, ?)", (session, hook))
+
+
+def pending_hooks(db: Db, limit: int = 1000, after: tuple[str, str] = ("", "")) -> list[tuple[str, str]]:
+    """(session, hook) of all hooks that are still to run, in that order; `after` is the last one seen."""
+    rows = db.execute(
+        "SELECT session, hook FROM endings WHERE done IS NULL AND (session, hook) > (?, ?)"
+        " ORDER BY session, hook LIMIT ?",
+        (*after, limit),
+    )
+    return [(session, hook) for session, hook in rows]
+
+
+def owed_hooks(db: Db, session: str) -> list[str]:
+    """The session's hooks that are still to run."""
+    rows = db.execute("SELECT hook FROM endings WHERE session = ? AND done IS NULL ORDER BY hook", (session,))
+    return [row[0] for row in rows]
+
+
+def attempt_hook(db: Db, session: str, hook: str) -> int:
+    """Counts an attempt that is about to begin. Returns the number of attempts so far, across restarts; 0 if the hook
+    is not owed."""
+    tries: int | None = db.execute(
+        "UPDATE endings SET tries = tries + 1 WHERE session = ? AND hook = ? AND done IS NULL RETURNING tries",
+        (session, hook),
+    ).get
+    return tries or 0
+
+
+def finish_hook(db: Db, session: str, hook: str, now: float) -> bool:
+    """Marks the hook done. True exactly once: a caller that makes the hook's own writes in this transaction makes them
+    exactly once."""
+    first = db.execute(
+        "UPDATE endings SET done = ? WHERE session = ? AND hook = ? AND done IS NULL RETURNING 1", (now, session, hook)
+    ).get
+    return first is not None

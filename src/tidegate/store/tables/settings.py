@@ -1,19 +1,33 @@
-"""Settings of a session (model, reasoning, …): what a person chose for it, with source and expiry.
+"""Settings of a session (model, reasoning, …) that a person has chosen, with source and expiry; model switches.
 
-Guarantee: a setting lives exactly as long as its session, or until its expiry or `clear`; an ended session has none and
-gets none. It is over at its time to the moment, whenever its row is removed. The operator can see all of them, but
-those that the gateway keeps for itself.
+A setting lives exactly as long as its session, or until its expiry or `clear`; an ended session has none and gets none.
+It expires exactly at its time, whenever its row is removed. The operator can see all settings except those that the
+gateway keeps for itself.
+
+The model is told about a switch once, with the next message, in the transaction that takes its turn. The note survives
+restarts until then. A choice that is taken back before the next message is not mentioned. A temporary choice is
+mentioned at its beginning and at its end. Pending switches are stored as a setting of the session, so a turn without
+one costs no extra read.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from tidegate.store.rows import Db, SettingRow, encode
+from tidegate.store.tables import messages
 from tidegate.store.tables.turns import refusal
 
 OWN = "_"
-"""Begins the keys of what the gateway keeps for itself: nobody chose it, so nobody is shown it."""
+"""Prefix of keys that the gateway keeps for itself: no person chose them, so they are not listed."""
+
+SWITCH_KEY = f"{OWN}switch"
+"""The key of the setting that holds model switches which the model has not been told about yet."""
+
+SWITCH_TEXT = (
+    "The user switched this conversation from model {before} to model {after}; earlier answers are {before}'s."
+)
 
 _decode = msgspec.json.Decoder().decode
 _COLUMNS = "session, key, value, source, at, expires"
@@ -33,7 +47,7 @@ def put(db: Db, session: str, key: str, value: Any, source: str, now: float, exp
 
 
 def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
-    """The session's settings that hold now, by key."""
+    """The session's current settings, by key."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE session = ? AND (expires IS NULL OR expires > ?) ORDER BY key",
         (session, now),
@@ -42,14 +56,14 @@ def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
 
 
 def clear(db: Db, session: str, key: str | None = None) -> int:
-    """Removes one setting, or all of the session; how many."""
+    """Removes one setting of the session, or all. Returns how many."""
     db.execute("DELETE FROM settings WHERE session = ?1 AND (?2 IS NULL OR key = ?2)", (session, key))
     return db.changes()
 
 
 def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
-    """The operator's view: every session's that hold now, the latest first; `before` is (at, session, key) of the last
-    one seen."""
+    """The operator's view: the current settings of all sessions, the latest first; `before` is (at, session, key) of
+    the last one seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?1)"
         f" AND substr(key, 1, 1) <> '{OWN}'"
@@ -60,7 +74,7 @@ def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str
 
 
 def expire(db: Db, now: float, limit: int) -> int:
-    """Removes up to `limit` of what no longer holds; how many. Nothing depends on when: what is over is not read."""
+    """Removes up to `limit` expired settings. Returns how many. The time does not matter: expired ones are not read."""
     db.execute(
         "DELETE FROM settings WHERE (session, key) IN (SELECT session, key FROM settings WHERE expires <= ? LIMIT ?)",
         (now, limit),
@@ -70,3 +84,52 @@ def expire(db: Db, now: float, limit: int) -> int:
 
 def _row(session: str, key: str, value: bytes, source: str, at: float, expires: float | None) -> SettingRow:
     return SettingRow(session, key, _decode(value), source, at, expires)
+
+
+# -- switches of a session's model by /model, which the next model is told about --
+
+
+class ModelSwitch(msgspec.Struct, frozen=True, array_like=True):
+    """A switch from one model to another, by their configured names."""
+
+    before: str
+    after: str
+    at: float
+
+
+def note_switch(db: Db, session: str, *, before: str, after: str, own: str, ends: float | None, now: float) -> None:
+    """Records that the user has chosen another model. A choice with an end is followed by a switch back to the agent's
+    `own` model at that time."""
+    pending = _switches(get_all(db, session, now))
+    last_told = pending[0].before if pending else before
+    switches: list[ModelSwitch] = []
+    if last_told != after and messages.last_turn(db, session) is not None:
+        switches.append(ModelSwitch(last_told, after, now))
+    if ends is not None and after != own:
+        switches.append(ModelSwitch(after, own, ends))
+    if switches:
+        put(db, session, SWITCH_KEY, switches, "model", now)
+    elif pending:
+        clear(db, session, SWITCH_KEY)
+
+
+def take_switches(db: Db, session: str, rows: Sequence[SettingRow], now: float) -> str:
+    """Returns the text about switches that are due, which then counts as told; nearly always empty. `rows` are the
+    session's settings."""
+    switches = _switches(rows)
+    due = [switch for switch in switches if switch.at <= now]
+    if not due:
+        return ""
+    if left := switches[len(due) :]:
+        put(db, session, SWITCH_KEY, left, "model", now)
+    else:
+        clear(db, session, SWITCH_KEY)
+    before, after = due[0].before, due[-1].after
+    return "" if before == after else SWITCH_TEXT.format(before=before, after=after)
+
+
+def _switches(rows: Sequence[SettingRow]) -> list[ModelSwitch]:
+    for setting in rows:
+        if setting.key == SWITCH_KEY:
+            return msgspec.convert(setting.value, list[ModelSwitch])
+    return []

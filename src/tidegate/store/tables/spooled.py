@@ -1,7 +1,7 @@
-"""Spooled results and media: what the spool holds for which session.
+"""Spooled results and media, by session.
 
-Guarantee: what has a row belongs to a session that is still there, and is found only under it or its principal; what
-has none is nobody's, and whoever owns the files may remove it. The files themselves are the spool's.
+A row belongs to an existing session, and is found only through that session or its principal. A file without a row
+belongs to no session, and the spool may remove it. The spool owns the files.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _COLUMNS = "spooled.id, session, turn, spooled.kind, bytes, lines, media_type, s
 SHOWN = (
     "NOT EXISTS(SELECT 1 FROM messages WHERE messages.turn = spooled.turn AND step IS NOT NULL AND undone IS NOT NULL)"
 )
-"""Of a result whose turn was not undone."""
+"""Condition: the result's turn was not undone."""
 
 
 def add(
@@ -32,7 +32,8 @@ def add(
     name: str = "",
     now: float,
 ) -> SpooledRow:
-    """To be committed when its file is complete and before anything refers to it. Refused in an ended session."""
+    """Adds a row; must be committed after its file is complete and before anything refers to it. Refused in an ended
+    session."""
     added = db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
         " SELECT ?, id, ?, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL RETURNING 1",
@@ -44,13 +45,13 @@ def add(
 
 
 def get(db: Db, id: str, session: str) -> SpooledRow | None:
-    """The result, if it is this session's."""
+    """The result, if it belongs to this session."""
     row = db.execute(f"SELECT {_COLUMNS} FROM spooled WHERE id = ? AND session = ?", (id, session)).get
     return None if row is None else SpooledRow(*row)
 
 
 def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
-    """The result, if its session is this principal's."""
+    """The result, if its session belongs to this principal."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session WHERE spooled.id = ? AND principal = ?",
         (id, principal),
@@ -65,8 +66,8 @@ def is_shown(db: Db, row: SpooledRow) -> bool:
 
 
 def copy(db: Db, source: str, target: str) -> int:
-    """What `source` has and was not undone is `target`'s too, under the same names: for a session that begins with its
-    transcript."""
+    """Copies the rows of `source` that were not undone to `target`, under the same names: for a session that begins
+    with the transcript of `source`. Returns how many."""
     db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
         " SELECT id, ?2, NULL, kind, bytes, lines, media_type, name, created FROM spooled"
@@ -84,8 +85,8 @@ def total(db: Db, session: str) -> int:
 def of_session(
     db: Db, session: str, *, principal: str | None, after: tuple[float, str] = (0.0, ""), limit: int = LISTED
 ) -> list[SpooledRow]:
-    """The session's results, the oldest first; `after` is (created, id) of the last one seen. `principal=None` is the
-    view of the gateway and its operator."""
+    """The session's results, the oldest first; `after` is (created, id) of the last one seen. `principal=None` is for
+    the gateway and its operator."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session"
         " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) AND (spooled.created, spooled.id) > (?3, ?4)"
@@ -98,8 +99,8 @@ def of_session(
 def latest_texts(
     db: Db, session: str, *, before: tuple[float, str] | None = None, limit: int = LISTED
 ) -> list[SpooledRow]:
-    """The session's results that are text and were not undone, the newest first; `before` is (created, id) of the last
-    one seen."""
+    """The session's text results that were not undone, the newest first; `before` is (created, id) of the last one
+    seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled WHERE session = ? AND (created, id) < (?, ?) AND kind = 'text'"
         f" AND {SHOWN} ORDER BY created DESC, id DESC LIMIT ?",
@@ -109,12 +110,12 @@ def latest_texts(
 
 
 def remove_session(db: Db, session: str) -> int:
-    """Forgets all of a session's; how many. (Deleting the session does so by itself.)"""
+    """Deletes all rows of a session. Returns how many. (Deleting the session deletes them too.)"""
     db.execute("DELETE FROM spooled WHERE session = ?", (session,))
     return db.changes()
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Which of these have a row: a file of any other is nobody's."""
+    """Those of these ids that have a row: any other file belongs to no session."""
     rows = db.execute("SELECT id FROM spooled WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
     return {row[0] for row in rows}

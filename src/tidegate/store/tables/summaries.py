@@ -1,10 +1,10 @@
-"""Summaries: what stands for old messages in a conversation's request, as a tree over its transcript.
+"""Summaries that replace old messages in a conversation's requests, as a tree over its transcript.
 
-Guarantee: a summary covers a span of places, all messages in it or all summaries, and remembers which; nothing that it
-covers is changed or removed. At any time the applied summaries that no other covers stand side by side, without a gap,
-from the first place on; what a model is shown are these, and every message behind the last of them. A prepared summary
-is not shown until it is applied. When a message is undone, every summary over it goes, and what that had covered is
-shown again. Elisions say in which places long or unreadable things are shown by an excerpt.
+A summary covers a span of positions, either messages or summaries, and records which; nothing that it covers is changed
+or removed. At any time the applied summaries that no other one covers are adjacent, without a gap, from the first
+position on. Models are shown these, and every message after the last of them. A prepared summary is not shown until it
+is applied. When a message is undone, every summary over it is deleted, and what it covered is shown again. Elisions say
+in which positions long or unreadable content is shown as an excerpt.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def _row(row: Any) -> SummaryRow:
 
 
 def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
-    """Stores one, whatever number it has; the number that it has now."""
+    """Stores a summary under a new number and returns that."""
     body, packed = squeeze(row.text.encode(errors="replace"))
     number = db.execute("SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE session = ?", (session,)).get
     db.execute(
@@ -33,7 +33,7 @@ def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
 
 
 def shown(db: Db, session: str) -> list[SummaryRow]:
-    """Those that a request begins with, in order."""
+    """The summaries at the beginning of a request, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent IS NULL AND state = 'applied' ORDER BY first",
         (session,),
@@ -42,7 +42,7 @@ def shown(db: Db, session: str) -> list[SummaryRow]:
 
 
 def prepared(db: Db, session: str) -> list[SummaryRow]:
-    """Those that wait to be applied, in order."""
+    """Summaries that wait to be applied, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent IS NULL AND state = 'prepared' ORDER BY first",
         (session,),
@@ -56,7 +56,7 @@ def get(db: Db, session: str, number: int) -> SummaryRow | None:
 
 
 def children(db: Db, session: str, number: int) -> list[SummaryRow]:
-    """The summaries that this one covers, in order; none when it covers messages."""
+    """The summaries that this one covers, in order; none if it covers messages."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent = ? ORDER BY first", (session, number)
     )
@@ -64,7 +64,7 @@ def children(db: Db, session: str, number: int) -> list[SummaryRow]:
 
 
 def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
-    """From now on these are shown. What lies in the span of one that covers summaries is covered by it."""
+    """Makes these summaries shown from now on. Each covers the lower summaries in its span."""
     for number in numbers:
         row = get(db, session, number)
         if row is None:
@@ -81,14 +81,14 @@ def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
 
 
 def drop_prepared(db: Db, session: str) -> int:
-    """What was prepared and is of no use; how many."""
+    """Deletes prepared summaries. Returns how many."""
     db.execute("DELETE FROM summaries WHERE session = ? AND state = 'prepared'", (session,))
     return db.changes()
 
 
 def uncover(db: Db, session: str, place: int) -> int:
-    """No summary and no elision speaks of this place or one behind it any more; what they covered before it is shown
-    again. How many summaries went."""
+    """Deletes every summary and elision over this position or a later one; what they covered before it is shown again.
+    Returns the number of summaries deleted."""
     gone: list[Any] = db.execute(
         "SELECT number FROM summaries WHERE session = ? AND last >= ?", (session, place)
     ).fetchall()
@@ -100,7 +100,7 @@ def uncover(db: Db, session: str, place: int) -> int:
 
 
 def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
-    """From now on things are left out in these places."""
+    """Records an elision from now on."""
     db.execute(
         "INSERT OR REPLACE INTO elisions(session, first, last, kind, characters, at) VALUES(?, ?, ?, ?, ?, ?)",
         (session, row.first, row.last, row.kind, row.characters, now),
@@ -108,7 +108,7 @@ def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
 
 
 def elisions(db: Db, session: str, after: int = 0) -> list[ElisionRow]:
-    """Those that speak of places behind that one."""
+    """Elisions over positions after that one."""
     rows = db.execute(
         "SELECT first, last, kind, characters FROM elisions WHERE session = ? AND last > ? ORDER BY last, first, kind",
         (session, after),
@@ -117,15 +117,15 @@ def elisions(db: Db, session: str, after: int = 0) -> list[ElisionRow]:
 
 
 def count(db: Db, session: str) -> int:
-    """How many were ever applied and still stand."""
+    """The number of applied summaries."""
     return int(db.execute("SELECT count(*) FROM summaries WHERE session = ? AND state = 'applied'", (session,)).get)
 
 
 def copy(db: Db, source: str, target: str) -> None:
-    """The same tree over the transcript that `messages.copy` has made for `target`: places are counted anew there."""
+    """Copies the tree to the transcript that `messages.copy` has made for `target`, where positions are renumbered."""
 
     def until(place: int) -> int:
-        """How many of the messages up to that place are there; what was undone is not copied."""
+        """The number of messages up to that position; undone ones are not copied."""
         counted = "SELECT count(*) FROM messages WHERE session = ? AND seq <= ? AND undone IS NULL"
         return int(db.execute(counted, (source, place)).get)
 

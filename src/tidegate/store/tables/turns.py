@@ -1,9 +1,9 @@
-"""Turns: a message's way from accepted to settled.
+"""Turns: the processing of messages from acceptance to settlement.
 
-Guarantee: a turn moves queued → running → settled and never back; it is settled once; the messages it was accepted with
-get their places in the transcript in the same transaction in which it is taken. Numbers count within a session without
-gaps in time: a later turn has a higher number. What a task used is added to the turn that gave it when the task is
-settled, in the same transaction and so once.
+A turn moves queued → running → settled and never back; it is settled once. The messages it was accepted with get their
+positions in the transcript in the transaction that takes it. Numbers count within a session: a later turn has a higher
+number. The usage of a task is added to the turn that delegated it when the task is settled, in the same transaction and
+therefore once.
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ _COLUMNS = (
 NOTHING = Usage()
 _decode_notices = msgspec.json.Decoder(tuple[str, ...]).decode
 INCOMING = "in-"
-"""How the steps are named that a turn's own messages are, in their order: in-0, in-1, …"""
+"""Prefix of the steps of a turn's own messages, in their order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
-"""The steps in which a model speaks: its answers, and what was shown of one that was stopped."""
+"""Steps of a model's output: its answers, and the part of a stopped answer that was shown."""
 _WORKED = (
     "(NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
     " AND NOT EXISTS (SELECT 1 FROM turns AS task WHERE task.within = turns.id"
@@ -88,7 +88,7 @@ def insert(
     running: bool = False,
     within: ParentTurn | None = None,
 ) -> TurnRow:
-    """A queued turn of a live session, or, with `running`, one that is taken as it comes."""
+    """Adds a queued turn to a live session, or, with `running`, a turn that is taken immediately."""
     parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)
     job = job if within is None else within.job
     state: TurnState = "running" if running else "queued"
@@ -128,16 +128,16 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 
 def get(db: Db, id: str) -> TurnRow | None:
-    """The turn, whoever's it is: for the gateway's own work."""
+    """The turn, of any principal: for internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
 
 def take(db: Db, id: str, now: float) -> TurnRow:
-    """The turn runs now. Taken from the queue, its waiting messages get the next places and the names in-0, in-1, …;
-    taken again after a crash, only its attempts are counted: what came in meanwhile is for `messages.steered`. One that
-    waits for a person, or for a task that it gave, does nothing that could have brought the process down, and may wait
-    over any number of starts."""
+    """Marks the turn as running. If it comes from the queue, its waiting messages get the next positions and the names
+    in-0, in-1, …. If it is resumed after a crash, only its attempts are counted: messages accepted meanwhile are for
+    `messages.steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so its
+    attempts are not counted and it may wait over any number of starts."""
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
         f" RETURNING {_COLUMNS}",
@@ -164,8 +164,8 @@ def take(db: Db, id: str, now: float) -> TurnRow:
 
 
 def park(db: Db, id: str) -> bool:
-    """The running turn stopped on purpose between two steps, to go on at the next start: this attempt does not count
-    against the budget of resumes. False when it is not running."""
+    """Records that the running turn was paused on purpose between two steps, to continue at the next start: this
+    attempt does not count against the limit of resumes. Returns False if it is not running."""
     parked = db.execute(
         "UPDATE turns SET attempts = max(attempts - 1, 0) WHERE id = ? AND state = 'running' RETURNING 1", (id,)
     ).get
@@ -173,8 +173,8 @@ def park(db: Db, id: str) -> bool:
 
 
 def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
-    """Gives the turn's waiting messages the next places of the transcript, in the order they were accepted, and the
-    names <prefix>0, <prefix>1, …; their row ids."""
+    """Gives the turn's waiting messages the next positions of the transcript, in the order they were accepted, and the
+    names <prefix>0, <prefix>1, …. Returns their row ids."""
     ids = [row[0] for row in db.execute("SELECT id FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))]
     for number, id in enumerate(ids):
         db.execute(
@@ -186,8 +186,8 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
 
 
 def open_turns(db: Db) -> list[TurnRow]:
-    """Every queued or running turn: what a start has to go on with. What had begun comes before what waited; within a
-    session they come in its order."""
+    """Every queued or running turn, for a start to continue with. Running turns come before queued ones; within a
+    session they are in its order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -205,13 +205,13 @@ def running(db: Db, session: str) -> str | None:
 
 
 def waiting(db: Db, session: str) -> int:
-    # The first condition is the index's own, which holds open turns only: the session's past costs nothing.
+    # The first condition is that of the partial index, which holds open turns only: settled turns cost nothing.
     count = "SELECT count(*) FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
     return int(db.execute(count, (session,)).get)
 
 
 def waiting_calls(db: Db, session: str) -> list[Call]:
-    """Of the turns that wait, the latest first."""
+    """The calls of queued turns, the latest first."""
     rows = db.execute(
         "SELECT call FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
         " ORDER BY number DESC",
@@ -221,7 +221,7 @@ def waiting_calls(db: Db, session: str) -> list[Call]:
 
 
 def is_idle(db: Db, session: str) -> bool:
-    """Whether no turn of the session waits or runs."""
+    """Whether no turn of the session is queued or running."""
     open_one = db.execute(
         "SELECT 1 FROM turns WHERE session = ? AND state IN ('queued', 'running') LIMIT 1", (session,)
     ).get
@@ -239,7 +239,7 @@ def settle(
     steps: int = 0,
     now: float,
 ) -> bool:
-    """The turn has ended so. True once; False when it was settled already. Works in an ended session too."""
+    """Records the end of the turn. True once; False if it was already settled. Works in an ended session too."""
     done = db.execute(
         "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, written = ?,"
         " reasoning = ?, cost = ?, estimated = ?, steps = ?, finished = ?"
@@ -264,7 +264,8 @@ def settle(
 
 
 def add_used(db: Db, id: str, usage: Usage) -> None:
-    """A task that this running turn gave is over, and has used so much. A turn that is settled has counted it."""
+    """Adds the usage of a finished task to the running turn that delegated it. A settled turn has already counted
+    it."""
     db.execute(
         "UPDATE turns SET input = input + ?, cached = cached + ?, output = output + ?, written = written + ?,"
         " reasoning = reasoning + ?, cost = cost + ?, estimated = max(coalesce(estimated, 0), ?)"
@@ -283,19 +284,19 @@ def add_used(db: Db, id: str, usage: Usage) -> None:
 
 
 def channel(db: Db, id: str) -> str | None:
-    """By which its message came."""
+    """The channel of the turn's message."""
     found: str | None = db.execute("SELECT channel FROM turns WHERE id = ?", (id,)).get
     return found
 
 
 def outermost(db: Db, id: str) -> TurnRow | None:
-    """The turn that this one is within, at the very outside: itself, if nobody gave it its task. None when one between
+    """The outermost turn that led to this one by delegation: itself, if it was not delegated. None if a turn between
     them is gone."""
     return (get(db, id), *around(db, id))[-1]
 
 
 def around(db: Db, id: str) -> list[TurnRow | None]:
-    """The turns that this one is within, from the nearest outwards; None stands for one that is gone, at the end."""
+    """The turns that led to this one by delegation, from the nearest outwards; None at the end if one is gone."""
     found: list[TurnRow | None] = []
     turn = get(db, id)
     while turn is not None and turn.within is not None:
@@ -305,7 +306,7 @@ def around(db: Db, id: str) -> list[TurnRow | None]:
 
 
 def conversation(db: Db, session: str) -> str:
-    """The session that this one works a task for; itself, if it works none."""
+    """The conversation that this session works for: itself, if it was not made for a task."""
     found: str | None = db.execute(
         "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
     ).get
@@ -313,13 +314,13 @@ def conversation(db: Db, session: str) -> str:
 
 
 def tell(db: Db, id: str, notices: tuple[str, ...]) -> None:
-    """What the turn's user was told beside its answer. Most turns have nothing to tell."""
+    """Stores the notices that the user got beside the answer. Most turns have none."""
     db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
 
 
 def tally(db: Db, id: str) -> tuple[Usage, int]:
-    """What the committed answers of a turn that is not settled have cost, with the tasks that it gave and that are
-    over, and how many answers there are."""
+    """The usage of the committed answers of a turn that is not settled, including its finished tasks, and the number of
+    answers."""
     turn = get(db, id)
     cost, answers = NOTHING if turn is None else turn.usage, 0
     for step, message in _said(db, id):
@@ -330,13 +331,13 @@ def tally(db: Db, id: str) -> tuple[Usage, int]:
 
 
 def outcome(db: Db, id: str) -> Outcome | None:
-    """How the turn stands or ended, from its rows, or from a receipt when its rows are gone. For the gateway's own
-    work: a caller is answered by `outcome_for`."""
+    """The turn's current or final outcome, from its rows, or from a receipt if its rows are gone. For internal use:
+    callers are answered with `outcome_for`."""
     return _outcome(db, id, None)
 
 
 def outcome_for(db: Db, id: str, principal: str) -> Outcome | None:
-    """`outcome`, if the turn is this principal's."""
+    """Like `outcome`, if the turn belongs to this principal."""
     return _outcome(db, id, principal)
 
 
@@ -347,7 +348,7 @@ def listing(db: Db, session: str, limit: int) -> list[TurnRow]:
 
 
 def refusal(db: Db, session: str) -> Conflict | NotFound:
-    """Why nothing can be added to this session."""
+    """The reason why nothing can be added to this session."""
     if db.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).get is None:
         return NotFound("There is no such session.")
     return Conflict("The session has ended; start a new one.", code="session_ended")
@@ -356,7 +357,7 @@ def refusal(db: Db, session: str) -> Conflict | NotFound:
 def _not_open(db: Db, id: str) -> Conflict | NotFound:
     if db.execute("SELECT 1 FROM turns WHERE id = ?", (id,)).get is None:
         return NotFound("There is no such turn.")
-    return Conflict("The turn has ended already.", code="turn_ended")
+    return Conflict("The turn has already ended.", code="turn_ended")
 
 
 def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
@@ -373,8 +374,8 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         ).get
         return decode_outcome(kept)
     turn = _row(found[:-3])
-    # What ended the turn: its last answer, or what had been shown when it was stopped. What a step said on the way, to
-    # call a tool, is no answer of the turn's.
+    # The last answer ended the turn, or the part that was shown when it was stopped. The text of earlier steps, which
+    # called tools, is not the turn's answer.
     ended_by = {"answered": _ANSWER, "stopped": _PARTIAL}.get(turn.state)
     answer: Message | None = None
     answered_by = ""
@@ -384,7 +385,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
             cost += message.usage or NOTHING
         if ended_by is not None and step.startswith(ended_by):
             answer, answered_by = message, step
-    # A turn of an older format does not say it: a call that broke off has no row, and its cost is an estimate.
+    # A turn of an older format does not record this: an interrupted call has no row, and its cost is an estimate.
     estimated = bool(found[-3]) and turn.finished is not None and (cost.estimated or cost.tokens != turn.usage.tokens)
     return Outcome(
         turn=id,
@@ -405,7 +406,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """The calls of a turn's last answer that are left to the caller: the turn itself has run the others."""
+    """The calls of a turn's last answer that are left to the caller: the turn has run the others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)
@@ -415,7 +416,7 @@ def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolC
 
 
 def _said(db: Db, id: str) -> Iterator[tuple[str, Message]]:
-    """What the model has said in this turn, by step, in order, one at a time: an answer may be long."""
+    """The model's messages of this turn, by step, in order, one at a time: an answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
         " ORDER BY seq",

@@ -1,10 +1,9 @@
-"""Usage: tokens as providers counted them, or as we estimate them where they did not; one row per model call.
+"""Usage: one row per model call, with tokens as counted by the provider, or else as estimated by the gateway.
 
-Guarantee: rows are only added; deleting a session takes the names out of its rows and leaves the numbers. What was
-spent is also kept by the hour for each principal, agent and job, apart from any conversation: so no budget grows by
-deleting, and a sum looks at hours, not at calls, however many there were. A call costs one row and no index for that:
-a timer folds rows into hours, and a sum adds those that are not folded yet. What the demo model counts is no
-spending.
+Rows are only added; deleting a session removes the names from its rows and leaves the numbers. Spending is also summed
+by the hour for each principal, agent and job, independently of conversations. So deleting never increases a budget, and
+a sum reads hours instead of calls. For that a call costs one row and no index: a timer folds rows into hours, and a sum
+adds the rows that are not folded yet. The demo model's tokens do not count as spending.
 """
 
 import math
@@ -14,7 +13,7 @@ from tidegate.store.rows import Db, SpentTotal, UsageTotal
 from tidegate.values import Usage
 
 FREE = "demo"
-"""The name under which the demo model's tokens are written down."""
+"""The name under which the demo model's tokens are recorded."""
 
 HOUR = 3600
 
@@ -52,10 +51,10 @@ _OF: dict[str, str] = {
     "agent": "agent = ?2 AND agent <> ''",
     "job": "job = ?2 AND job <> ''",
 }
-"""Of whom the rows by the hour are; without an agent are those that only say what a principal spent."""
+"""Conditions on the hourly rows; a row without an agent records only a principal's spending."""
 
 FOLDED_AT_ONCE = 2000
-"""Calls folded into hours in one write: some milliseconds."""
+"""Calls that one write folds into hours: some milliseconds."""
 
 
 def add(
@@ -95,13 +94,13 @@ def add(
 
 
 def spent(db: Db, since: float) -> SpentTotal:
-    """What all models together have used since the beginning of an hour."""
+    """The usage of all models together since the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
 
 def spent_by(db: Db, per: Literal["principal", "agent", "session", "job"], key: str, since: float) -> SpentTotal:
-    """What one of them has used since the beginning of an hour."""
+    """The usage of one principal, agent, session or job since the beginning of an hour."""
     if per == "session":
         return SpentTotal(*db.execute(f"SELECT {_SPENT} AND session = ?3", (since, FREE, key)).get)
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED} AND {per} = ?3 AND {per} <> ''", (since, FREE, key)).get
@@ -115,7 +114,7 @@ def _with_hours(db: Db, new: tuple[int, int], per: str, key: str, since: float) 
 
 
 def fold(db: Db, limit: int) -> int:
-    """Add up to `limit` calls that are not yet in them to what was spent by the hour; how many."""
+    """Folds up to `limit` further calls into the hourly sums. Returns how many."""
     folded, last = db.execute(
         "SELECT value, coalesce((SELECT max(id) FROM usage), 0) FROM meta WHERE key = 'spent'"
     ).get
@@ -126,13 +125,13 @@ def fold(db: Db, limit: int) -> int:
     return int(upto - folded)
 
 
-def _keep(db: Db, whose: str, which: str, given: tuple[Any, ...]) -> None:
+def _keep(db: Db, whose: str, which: str, values: tuple[Any, ...]) -> None:
     db.execute(
         "INSERT INTO spent(hour, principal, agent, job, tokens, cost)"
         f" SELECT CAST(at / ?2 AS INTEGER), {whose}, sum(input + output), sum(cost) FROM usage"
         f" WHERE model <> ?1 AND {which} GROUP BY 1, 2, 3, 4"
         " ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
-        (FREE, HOUR, *given),
+        (FREE, HOUR, *values),
     )
 
 
@@ -145,8 +144,8 @@ def totals(
     principal: str | None = None,
     limit: int = 100,
 ) -> list[UsageTotal]:
-    """Sums of calls in a time, of one principal or of all: in the order of time (the latest `limit`), or else those
-    that cost most first."""
+    """Sums of calls in a period, of one principal or of all: by time in order (the latest `limit`), otherwise by cost,
+    the highest first."""
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
     rows = db.execute(
@@ -159,18 +158,18 @@ def totals(
 
 
 def total(db: Db, *, since: float = 0.0, until: float = math.inf, principal: str | None = None) -> UsageTotal:
-    """The same, all in one."""
+    """The sum of all calls in a period, of one principal or of all."""
     row = db.execute(f"SELECT {_SUMS} FROM {_within(principal)}", (since, until, principal)).get
     return UsageTotal("", "", *row)
 
 
 def of_session(db: Db, session: str) -> UsageTotal:
-    """Everything that one conversation has used."""
+    """The usage of one conversation."""
     return UsageTotal(session, "", *db.execute(f"SELECT {_SUMS} FROM usage WHERE session = ?", (session,)).get)
 
 
 def jobs(db: Db, limit: int) -> list[str]:
-    """The names of jobs that have used anything, in their order; one look at the index for each."""
+    """The names of jobs with usage, in order; one index lookup for each."""
     first = "SELECT job FROM spent WHERE job <> '' AND job > ? ORDER BY job LIMIT 1"
     found = {job for (job,) in db.execute(f"SELECT DISTINCT job FROM usage WHERE {_UNFOLDED} AND job <> ''")}
     last: str | None = ""
@@ -180,7 +179,8 @@ def jobs(db: Db, limit: int) -> list[str]:
 
 
 def leave_numbers(db: Db, session: str, *, named: bool) -> None:
-    """The session is being deleted: its rows lose what leads back to it. With `named`, they lose whose it was too."""
+    """Anonymises the rows of a session that is being deleted: they lose their session and turn and, with `named`, their
+    principal too."""
     if not named:
         db.execute("UPDATE usage SET session = NULL, turn = NULL WHERE session = ?", (session,))
         return
@@ -189,7 +189,7 @@ def leave_numbers(db: Db, session: str, *, named: bool) -> None:
 
 
 def _within(principal: str | None) -> str:
-    """The rows of a time, found by their place: they are added in its order, so that none before it is looked at."""
+    """The rows of a period. They are added in the order of time, so that no earlier row is read."""
     since = "id > coalesce((SELECT id FROM usage WHERE at < ?1 ORDER BY id DESC LIMIT 1), 0)"
     whose = "?3 IS NULL" if principal is None else "principal = ?3"
     return f"usage NOT INDEXED WHERE {since} AND at >= ?1 AND at < ?2 AND {whose}"

@@ -1,7 +1,7 @@
-"""The toolset `context`: what was said, also what is no longer in the model's view.
+"""The toolset `context`: lookup of earlier messages, including those that are no longer in the model's view.
 
-Guarantee: only reading; whom a call works for is in its context, never in its arguments. Answers are bounded, quote
-what was said, and say how to go on; all of it is `ctx.services.recall`'s.
+These tools only read. A call's identity comes from its context, never from its arguments. Answers are bounded, quote
+the original messages, and say how to continue. The work is done by `ctx.services.recall`.
 """
 
 from typing import Annotated
@@ -13,14 +13,14 @@ from tidegate.tools.services import Recall
 from tidegate.tools.tool import ToolContext, tool
 
 NUMBER = 2**53
-"""Larger ones are no place of any transcript."""
+"""No transcript has a larger position."""
 
 Place = Annotated[int, Meta(ge=1, le=NUMBER)]
 
 
 def _recall(ctx: ToolContext) -> Recall:
     if ctx.services.recall is None:
-        raise ToolFailed("What was said cannot be looked up here.")
+        raise ToolFailed("Earlier messages cannot be looked up here.")
     return ctx.services.recall
 
 

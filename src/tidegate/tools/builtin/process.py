@@ -1,8 +1,8 @@
 """The tool `process`: long-running commands by name.
 
-Guarantee: starting what runs already starts nothing; whatever is shown is bounded and says how to go on. A process ends
-with the conversation, never with a turn, and its end is told: to who waits for it, by a new turn, or with the next
-message.
+Starting a process that is already running does nothing. Everything shown is bounded and says how to continue. A process
+ends with the conversation, never with a turn. Its end is reported to a call that waits for it, by a new turn, or with
+the next message.
 """
 
 import time
@@ -15,17 +15,17 @@ from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import OutputPage, ProcessView
 
 SHOWN_BYTES = 8 * 1024
-"""Of a process's output at once; below what a model is shown of a result."""
+"""Bytes of a process's output that are shown at once; less than a model is shown of a result."""
 
 FIRST_SECONDS = 0.5
-"""How long a start waits to see whether the process ends at once: most mistakes do."""
+"""How long a start waits to see whether the process ends immediately, as most mistaken commands do."""
 
 DEFAULT_SECONDS = 60.0
 LONGEST_SECONDS = 600.0
-"""Of one wait. A turn that only waits is better ended: `notify` begins a new one."""
+"""The longest single wait. It is better to end a turn that only waits: `notify` begins a new one."""
 
 COMMAND_CHARACTERS = 120
-"""Of a command that are shown in a list."""
+"""Characters of a command that are shown in a list."""
 
 Action = Literal["start", "list", "output", "write", "wait", "stop"]
 
@@ -65,7 +65,7 @@ async def process(
         return Result(text=_shown(await ctx.workspace.output(name, since=since, limit=SHOWN_BYTES)))
     if action == "write":
         await ctx.workspace.write(name, input.encode(), close=close)
-        return Result(text=f"[{len(input.encode())} bytes were written{', and its input is ended' if close else ''}]")
+        return Result(text=f"[{len(input.encode())} bytes were written{', and its input was closed' if close else ''}]")
     if action == "wait":
         return await _wait(ctx, name, pattern, timeout, since)
     view = await ctx.workspace.stop(name)
@@ -77,22 +77,22 @@ async def _start(ctx: ToolContext, name: str, command: str, *, restart: bool, no
     view = await ctx.workspace.start(name, command, restart=restart, notify=notify)
     if not view.new:
         other = "" if view.command == command else f", with another command: {_brief(view.command)}"
-        return Result(text=f"[{name} runs already{other}]", failed=bool(other))
+        return Result(text=f"[{name} is already running{other}]", failed=bool(other))
     waited = await ctx.workspace.wait(name, pattern=None, timeout=FIRST_SECONDS)
     page = await ctx.workspace.output(name, since=0, limit=SHOWN_BYTES)
     if waited.process.live:
-        return Result(text=f"[{name} runs]\n{_shown(page)}")
-    return Result(text=f"[{name} has ended at once{_code(waited.process)}]\n{_shown(page)}", failed=True)
+        return Result(text=f"[{name} is running]\n{_shown(page)}")
+    return Result(text=f"[{name} ended immediately{_code(waited.process)}]\n{_shown(page)}", failed=True)
 
 
 async def _wait(ctx: ToolContext, name: str, pattern: str, timeout: float, since: int | None) -> Result:
     waited = await ctx.workspace.wait(name, pattern=pattern or None, timeout=timeout, since=since or 0)
     page = await ctx.workspace.output(name, since=since, limit=SHOWN_BYTES)
     if waited.matched is not None:
-        return Result(text=f"[{name} has put out: {waited.matched[:COMMAND_CHARACTERS]}]\n{_shown(page)}")
+        return Result(text=f"[{name} printed: {waited.matched[:COMMAND_CHARACTERS]}]\n{_shown(page)}")
     if not waited.process.live:
         return Result(text=f"[{name} has ended{_code(waited.process)}]\n{_shown(page)}", failed=bool(pattern))
-    return Result(text=f"[{timeout:g} s are over; {name} still runs]\n{_shown(page)}", failed=True)
+    return Result(text=f"[{timeout:g} s have passed; {name} is still running]\n{_shown(page)}", failed=True)
 
 
 def _listed(views: tuple[ProcessView, ...]) -> str:
@@ -106,8 +106,8 @@ def _listed(views: tuple[ProcessView, ...]) -> str:
 
 def _state(view: ProcessView) -> str:
     if view.ended is None:
-        return f"runs for {_span(time.time() - view.started)}"
-    how = {"exited": "has ended", "ended": "was ended", "lost": "went with the gateway or its sandbox"}[view.state]
+        return f"has been running for {_span(time.time() - view.started)}"
+    how = {"exited": "has ended", "ended": "was stopped", "lost": "ended with the gateway or its sandbox"}[view.state]
     return f"{how}{_code(view)} after {_span(view.ended - view.started)}"
 
 

@@ -1,8 +1,8 @@
-"""The tool `edit_file`: one text exchanged for another.
+"""The tool `edit_file`: replaces one text with another.
 
-Guarantee: what is not named stays as it is, byte for byte, line endings and permissions too. Nothing is written unless
-the text occurs exactly once (or all of its places are wanted), nor when the file was changed in between; the result
-shows what was changed.
+The rest of the file stays as it is, byte for byte, including line endings and permissions. Nothing is written unless
+the text occurs exactly once (or all occurrences are to be replaced), or if the file was changed in the meantime. The
+result shows the difference.
 """
 
 from typing import Annotated, NamedTuple
@@ -11,21 +11,26 @@ from anyio import to_thread
 from msgspec import Meta
 
 from tidegate.errors import ToolFailed
-from tidegate.tools.files.arguments import FilePath
-from tidegate.tools.files.diffs import Span, bounded, unified
-from tidegate.tools.files.write import WRITTEN_BYTES, encoded
+from tidegate.tools.builtin.files.diffs import Span, bounded, unified
+from tidegate.tools.builtin.files.read import FilePath
+from tidegate.tools.builtin.files.write import WRITTEN_BYTES, encoded
 from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import Files, shown
 
 EDITED_BYTES = 2 * 1024 * 1024
-"""A larger file is not edited by hand."""
+"""The largest file that can be edited; larger files are not edited by hand."""
 
 MOST_PLACES = 10_000
-NAMED_PLACES = 10
-DIFFED = 64 * 1024
-"""Characters of a text whose difference is shown; one who has written so many knows them."""
+"""Occurrences that one call can replace."""
 
-ALIKE_AT_MOST = 100
+NAMED_PLACES = 10
+"""Occurrences whose line numbers an error message lists."""
+
+DIFFED_CHARACTERS = 64 * 1024
+"""The longest text whose difference is shown; a model that has written more knows what it wrote."""
+
+MOST_SIMILAR_LINES = 100
+"""Candidates that are compared to find a line like the text that does not occur."""
 
 
 @tool(effect="write", timeout=60, contained=True)
@@ -33,8 +38,8 @@ async def edit_file(
     ctx: ToolContext,
     *,
     path: FilePath,
-    old: Annotated[str, Meta(min_length=1, description="The text to be replaced, exactly as it stands in the file.")],
-    new: Annotated[str, Meta(description="The text to stand in its place.")],
+    old: Annotated[str, Meta(min_length=1, description="The text to be replaced, exactly as it is in the file.")],
+    new: Annotated[str, Meta(description="The replacement text.")],
     all: Annotated[bool, Meta(description="Replace every place; otherwise there must be exactly one.")] = False,
 ) -> str:
     """Replaces a text in a file of the workspace with another one, and shows the difference. The text must occur
@@ -48,24 +53,24 @@ async def edit(files: Files, path: str, old: str, new: str, *, every: bool = Fal
         text = loaded.data.decode()
     except UnicodeDecodeError:
         raise ToolFailed(f"{shown(path)} is binary or not UTF-8 text; change it with a command.") from None
-    data, told = await to_thread.run_sync(_edited, text, old, new, every, path)
+    data, report = await to_thread.run_sync(_edited, text, old, new, every, path)
     await files.write(path, data, expected=loaded.version)
-    return told
+    return report
 
 
 def _edited(text: str, old: str, new: str, every: bool, path: str) -> tuple[bytes, str]:
-    """What the file is to hold, and what is said of it."""
+    """The new content of the file, and the report for the model."""
     change = replaced(text, old, new, every=every, path=path)
     places = "1 place" if len(change.spans) == 1 else f"{len(change.spans)} places"
-    if max(len(old), len(new)) > DIFFED:
-        difference = "[the texts are too long for their difference to be shown]"
+    if max(len(old), len(new)) > DIFFED_CHARACTERS:
+        difference = "[the texts are too long to show their difference]"
     else:
         difference = bounded(unified(text, change.spans, change.new))
     return encoded(change.text), f"Replaced {places} in {shown(path)}.\n{difference}"
 
 
 class Change(NamedTuple):
-    """A text with `new` in all `spans` of the old one."""
+    """The new text, and the spans of the old one that were replaced with `new`."""
 
     text: str
     spans: tuple[Span, ...]
@@ -73,7 +78,7 @@ class Change(NamedTuple):
 
 
 def replaced(text: str, old: str, new: str, *, every: bool, path: str) -> Change:
-    """The edit itself, or a sentence about why it cannot be done."""
+    """Makes the edit, or raises `ToolFailed` with the reason."""
     old, new = _with_endings(text, old, new)
     if old == new:
         raise ToolFailed("The old and the new text are the same; nothing was changed.")
@@ -89,16 +94,16 @@ def replaced(text: str, old: str, new: str, *, every: bool, path: str) -> Change
         more = ", …" if len(places) > NAMED_PLACES else ""
         raise ToolFailed(
             f"The old text occurs {max(len(spans), len(places))} times in {shown(path)}, at lines {', '.join(lines)}"
-            f"{more}; give more of what is around the one you mean, or set all=true."
+            f"{more}; include more of the surrounding text, or set all=true."
         )
     length = len(text) + len(spans) * (len(new) - len(old))
     if length > WRITTEN_BYTES:
-        raise ToolFailed(f"{shown(path)} would have {length} characters then, more than can be written; nothing was.")
+        raise ToolFailed(f"{shown(path)} would have {length} characters, more than can be written; nothing changed.")
     return Change(text.replace(old, new), tuple(spans), new)
 
 
 def _with_endings(text: str, old: str, new: str) -> tuple[str, str]:
-    """Both texts with the line endings that the file has: models write line feeds."""
+    """Both texts with the line endings of the file: models write line feeds."""
     breaks, windows = text.count("\n"), text.count("\r\n")
     if windows == 0 or (windows < breaks and old in text):
         return old, new
@@ -110,7 +115,7 @@ def _windows(text: str) -> str:
 
 
 def _spans(text: str, old: str) -> list[Span]:
-    """Where it stands; of two that overlap the first counts. Not all of very many."""
+    """The occurrences of `old`, without overlaps. Stops after `MOST_PLACES`."""
     spans: list[Span] = []
     place = text.find(old)
     while place >= 0 and len(spans) <= MOST_PLACES:
@@ -120,8 +125,8 @@ def _spans(text: str, old: str) -> list[Span]:
 
 
 def _first_places(text: str, old: str) -> list[int]:
-    """Where it begins, also where two of them overlap; no more than are named and one, since each look may take as long
-    as the text is."""
+    """Where occurrences begin, including overlapping ones. Finds at most `NAMED_PLACES` and one more, since each search
+    may take time linear in the text."""
     places: list[int] = []
     place = text.find(old)
     while place >= 0 and len(places) <= NAMED_PLACES:
@@ -131,10 +136,10 @@ def _first_places(text: str, old: str) -> list[int]:
 
 
 def _missing(text: str, old: str, path: str) -> str:
-    """That it does not occur, and where something like it does."""
+    """The message that `old` does not occur, with the line of similar text if there is one."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
     place = text.find(first) if first else -1
-    for _ in range(ALIKE_AT_MOST):
+    for _ in range(MOST_SIMILAR_LINES):
         if place < 0:
             break
         end = text.find("\n", place)

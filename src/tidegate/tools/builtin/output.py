@@ -1,7 +1,7 @@
 """The toolset `output`: the rest of a long result.
 
-Guarantee: only results of the session that asks can be read, by the id that its excerpt names; whatever is shown is
-bounded and says how to go on.
+A session can read only its own results, by the id that the excerpt names. Everything shown is bounded and says how to
+continue.
 """
 
 from typing import Annotated
@@ -11,8 +11,8 @@ from msgspec import Meta
 from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
-PLACES = 200
-"""Of a search that are shown at once, at most."""
+MOST_MATCHES = 200
+"""Matches of a search that are shown at once."""
 
 
 @tool(effect="read", timeout=60, parallel=True)
@@ -21,15 +21,15 @@ async def output(
     *,
     id: Annotated[str, Meta(description="The result's name, sp_…, as its excerpt gives it.", max_length=100)],
     offset: Annotated[int, Meta(ge=0, description="How many lines to skip.")] = 0,
-    lines: Annotated[int, Meta(ge=1, description="How many lines to return, or places of a search.")] = 200,
+    lines: Annotated[int, Meta(ge=1, description="How many lines to return, or matches of a search.")] = 200,
     byte: Annotated[int, Meta(ge=0, description="Instead of offset: the byte to begin at.")] = 0,
-    search: Annotated[str, Meta(description="Return only places where this text stands; empty for a page.")] = "",
+    search: Annotated[str, Meta(description="Return only lines with this text; empty for a page.")] = "",
     regex: Annotated[bool, Meta(description="Whether search is a regular expression (Python's).")] = False,
 ) -> str:
     """Reads a page of a long result of this conversation, or searches in it."""
     if offset and byte:
         raise ToolFailed("output: give offset or byte, not both")
     if search:
-        limit = min(lines, PLACES)
+        limit = min(lines, MOST_MATCHES)
         return await ctx.spool.search(id, search, limit=limit, regex=regex, offset=offset, byte=byte)
     return await ctx.spool.page(id, offset=offset, lines=lines, byte=byte or None)

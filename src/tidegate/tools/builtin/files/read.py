@@ -1,8 +1,8 @@
-"""The tool `read_file`: a text file page by page, or a picture, or a sound.
+"""The tool `read_file`: a text file page by page, a picture, or a sound.
 
-Guarantee: a page is whole lines, says which ones when it is not all, and stays below what a model is shown of a result.
-A picture or a sound goes to the model as one, within the bounds that hold for all of them; all else is named and not
-shown.
+A page consists of complete lines, says which ones if it is not the complete file, and is shorter than the limit for
+tool results. Pictures and sounds are passed to the model as such, within the usual bounds. Other files are named and
+not shown.
 """
 
 from typing import Annotated
@@ -11,13 +11,14 @@ from msgspec import Meta
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, seems_media
-from tidegate.tools.files.arguments import FilePath
 from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces.files import FileLines, Files, shown
 
+FilePath = Annotated[str, Meta(description="Path of the file: relative to the workspace, or as commands see it.")]
+
 PAGE_LINES = 300
 PAGE_BYTES = 12 * 1024
-"""A page with the line about its place stays below the default limits of a tool's output, which would cut it."""
+"""A page with its position line stays below the default limits for tool output, which would truncate it."""
 
 
 @tool(effect="read", timeout=60, parallel=True)
@@ -50,21 +51,21 @@ async def read(files: Files, spool: SessionSpool, path: str, offset: int = 0, li
     if "\0" in text:
         raise ToolFailed(
             f"{shown(path)} is binary or not UTF-8 text ({page.size} bytes) and cannot be shown; "
-            "a command in the terminal may tell what it holds."
+            "use a command in the terminal to inspect it."
         )
     return Result(text=text + _place(page, text))
 
 
 def _place(page: FileLines, text: str) -> str:
-    """The line that says which part of the file this is; none when it is all of it."""
+    """The line that says which part of the file this is; empty for a complete file."""
     if page.first == 0 and not page.more and not page.cut:
         return ""
     if page.cut:
         place = (
-            f"line {page.after} is longer than a page, this is its beginning; what follows is at offset={page.after}"
+            f"line {page.after} is longer than a page, this is its beginning; the next line is at offset={page.after}"
         )
     elif page.more:
-        place = f"lines {page.first + 1} to {page.after}; more follow, go on with offset={page.after}"
+        place = f"lines {page.first + 1} to {page.after}; more follow, continue with offset={page.after}"
     else:
         place = f"lines {page.first + 1} to {page.after}; the file ends here"
     return f"{'' if text.endswith(chr(10)) else chr(10)}[{place}]"

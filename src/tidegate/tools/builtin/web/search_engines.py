@@ -1,7 +1,7 @@
-"""Search engines: what each is asked, and what its answer means.
+"""Search engines: their requests and their answers.
 
-Guarantee: pure. A request holds all that is sent; an answer becomes results with an http address each and texts of
-bounded length, or a sentence why not. A key stands in a header, never in an address or a message.
+This module does no I/O. A request holds everything that is sent. An answer becomes results, each with an http address
+and texts of bounded length, or an error in one sentence. A key is sent in a header, never in an address or a message.
 """
 
 import html
@@ -20,13 +20,14 @@ from tidegate.security import Secret
 TITLE_CHARACTERS = 200
 TEXT_CHARACTERS = 600
 MARKED_UP_CHARACTERS = 4000
-"""Of a title or text with its mark-up: several times what is shown, and fewer digits than `int` refuses."""
+"""Characters of a title or text with markup that are read: several times what is shown, and fewer digits than `int`
+refuses."""
 
 ADDRESS_CHARACTERS = 1000
-"""Of one result; a longer address is left out with its result, since half of one leads nowhere."""
+"""A result with a longer address is left out, since half an address is useless."""
 
 MOST = 20
-"""Results of one search: what every engine gives at once."""
+"""Results of one search: as many as every engine returns at once."""
 
 BRAVE = "https://api.search.brave.com/res/v1"
 TAVILY = "https://api.tavily.com"
@@ -55,14 +56,14 @@ class SearchEngine(Protocol):
 
     def request(self, query: str, count: int) -> SearchEngineRequest: ...
     def complaint(self, status: int) -> str:
-        """What an answer that is no success means, as the end of a sentence."""
+        """The meaning of an error status, as the end of a sentence."""
         ...
 
     def hits(self, answer: bytes) -> tuple[SearchHit, ...]: ...
 
 
 def engine(settings: WebSettings, key: Secret | None) -> SearchEngine | None:
-    """The one that is configured."""
+    """The configured engine."""
     if settings.search == "none":
         return None
     kinds: Mapping[str, type[SearXNG] | type[Brave] | type[Tavily]]
@@ -71,7 +72,7 @@ def engine(settings: WebSettings, key: Secret | None) -> SearchEngine | None:
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """What the three call by the same names, or by nearly the same."""
+    """One result; the three engines use the same field names, or nearly the same."""
 
     url: str = ""
     title: str | None = None
@@ -95,13 +96,13 @@ class SearXNG:
 
     def request(self, query: str, count: int) -> SearchEngineRequest:
         headers = {"Accept": "application/json"}
-        if self._key is not None:  # of a proxy in front of it
+        if self._key is not None:  # for a proxy in front of it
             headers["Authorization"] = f"Bearer {self._key.reveal()}"
         return SearchEngineRequest("GET", f"{self._base}/search", {"q": query, "format": "json"}, headers)
 
     def complaint(self, status: int) -> str:
         if status == 403:
-            return "it refuses (403); its operator must add json to search.formats in its settings.yml"
+            return "it refused (403); its operator must add json to search.formats in its settings.yml"
         return _complaint(status)
 
     def hits(self, answer: bytes) -> tuple[SearchHit, ...]:
@@ -121,7 +122,7 @@ class Brave:
 
     def complaint(self, status: int) -> str:
         if status == 422:
-            return "it does not take this query, or the key (422); make it simpler, or the operator looks at search_key"
+            return "it refused the query or the key (422); simplify the query, or have the operator check search_key"
         return _complaint(status)
 
     def hits(self, answer: bytes) -> tuple[SearchHit, ...]:
@@ -155,19 +156,19 @@ class Tavily:
 
 def _revealed(key: Secret | None) -> str:
     if key is None:
-        raise ToolFailed("The search engine needs a key: the operator names one by search_key in the table [web].")
+        raise ToolFailed("The search engine needs a key: the operator must set search_key in the table [web].")
     return key.reveal()
 
 
 def _complaint(status: int) -> str:
     if status in (401, 403):
-        return f"the key was refused ({status}); the operator must look at search_key in the table [web]"
+        return f"the key was refused ({status}); the operator must check search_key in the table [web]"
     if status in (400, 422):
-        return f"it does not take this query ({status}); make it shorter or simpler"
+        return f"it refused the query ({status}); make it shorter or simpler"
     if status == 429:
-        return "it was asked too often (429); try again later"
+        return "it received too many requests (429); try again later"
     if 300 <= status < 400:
-        return f"it is at another address ({status}); the operator must correct search_url in the table [web]"
+        return f"it redirects to another address ({status}); the operator must correct search_url in the table [web]"
     return f"it answered {status}; try again later"
 
 
@@ -175,7 +176,7 @@ def _decoded(answer: bytes, kind: type[_Answer], name: str) -> _Answer:
     try:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise ToolFailed(f"The search with {name} failed: its answer is not of the form that is expected.") from None
+        raise ToolFailed(f"The search with {name} failed: its answer has an unexpected form.") from None
 
 
 def _hits(results: Iterable[_Result]) -> tuple[SearchHit, ...]:
@@ -194,6 +195,6 @@ def _hits(results: Iterable[_Result]) -> tuple[SearchHit, ...]:
 
 
 def _plain(text: str, most: int) -> str:
-    """On one line, without mark-up."""
+    """The text on one line, without markup."""
     line = " ".join(html.unescape(_TAG.sub("", text[:MARKED_UP_CHARACTERS])).split())
     return line if len(line) <= most else f"{line[:most]}…"

@@ -1,4 +1,4 @@
-"""The toolset `clock`: what time it is."""
+"""The toolset `clock`: the current date and time."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -10,7 +10,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 LONGEST_ZONE = 64
-"""The longest name in the database of time zones has 32 characters."""
+"""The longest name in the time zone database has 32 characters."""
 
 
 @tool(effect="read", timeout=10, parallel=True)
@@ -30,7 +30,7 @@ async def clock(
 
 
 def _in_zone(now: datetime, zone: str) -> datetime:
-    from zoneinfo import ZoneInfo  # rarely used: most callers never name a zone
+    from zoneinfo import ZoneInfo  # rarely needed: most callers never pass a zone
 
     try:
         if len(zone) > LONGEST_ZONE:

@@ -1,6 +1,6 @@
-"""The tool `search_files`: lines that fit a pattern.
+"""The tool `search_files`: lines that match a pattern.
 
-Guarantee: lines stand under their file with their numbers, in a fixed order; whatever was not searched is mentioned.
+Lines are listed under their file with their numbers, in a fixed order. Everything that was not searched is mentioned.
 """
 
 from collections.abc import Iterator
@@ -8,8 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tidegate.tools.files.arguments import GlobText, Hidden
-from tidegate.tools.files.listing import left_out
+from tidegate.tools.builtin.files.listing import GlobText, Hidden, left_out
 from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import (
     FileFilter,
@@ -40,7 +39,7 @@ async def search_files(
     path: Annotated[str, Meta(description="Folder or file to search, relative to the workspace.")] = ".",
     glob: GlobText = "",
     literal: Annotated[bool, Meta(description="Take the pattern as plain text.")] = False,
-    ignore_case: Annotated[bool, Meta(description="Take small and capital letters as the same.")] = False,
+    ignore_case: Annotated[bool, Meta(description="Treat small and capital letters as the same.")] = False,
     context: Annotated[int, Meta(ge=0, le=MOST_AROUND, description="Lines to show before and after each.")] = 0,
     limit: Annotated[int, Meta(ge=1, le=MOST, description="How many fitting lines to return.")] = 50,
     hidden: Hidden = False,
@@ -64,7 +63,7 @@ def _lines(found: SearchResult, query: SearchQuery) -> Iterator[str]:
     for hit in found.hits:
         yield printable(hit.path)
         if hit.changed:
-            yield "[it was changed while it was searched: search again]"
+            yield "[changed during the search: search again]"
         yield from _of(hit, query)
         yield ""
 

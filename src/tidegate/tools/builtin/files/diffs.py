@@ -1,8 +1,7 @@
-"""What an edit changed, as a unified diff.
+"""Unified diffs of edits.
 
-Guarantee: applied to the old text it gives the new one. It is made from the places that were replaced, not by
-comparing the two: its cost grows with the text and not with its square, and its memory with what was changed and not
-with the text.
+Applied to the old text, a diff yields the new one. It is made from the replaced spans instead of comparing the two
+texts: its time is linear in the text, and its memory is proportional to the change.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import NamedTuple
 CONTEXT = 3
 SHOWN_LINES = 120
 SHOWN_CHARACTERS = 500
-"""Of a diff that is shown to a model, and of one line of it: what it replaced it knows."""
+"""Lines of a diff, and characters of each line, that are shown to a model: it knows the text that it replaced."""
 
 NO_BREAK = "\\ No newline at end of file"
 
@@ -22,7 +21,7 @@ class Span(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Whole lines of a text, from one place to another, and those that come instead."""
+    """Complete lines of a text between two offsets, and the lines that replace them."""
 
     start: int
     end: int
@@ -31,7 +30,10 @@ class _Block(NamedTuple):
 
 
 def unified(text: str, spans: Sequence[Span], new: str) -> Iterator[str]:
-    """The lines of the diff between `text` and the same with `new` in each of `spans`, which are in order and apart."""
+    """Yields the lines of the diff between `text` and the same text with `new` in each of `spans`.
+
+    The spans are in order and do not overlap.
+    """
     counted = line = shift = 0
     for blocks in _hunks(text, spans, new):
         start, end = _back(text, blocks[0].start), _forth(text, blocks[-1].end)
@@ -54,7 +56,7 @@ def unified(text: str, spans: Sequence[Span], new: str) -> Iterator[str]:
 
 
 def bounded(lines: Iterable[str]) -> str:
-    """As much of a diff as is shown."""
+    """The part of a diff that is shown."""
     shown: list[str] = []
     left = 0
     for line in lines:
@@ -68,26 +70,26 @@ def bounded(lines: Iterable[str]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """With their line feeds, and divided at nothing else."""
+    """Splits at line feeds only, and keeps them."""
     lines = [f"{line}\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
 def _line_end(text: str, place: int) -> int:
-    """Behind the line that a place is in."""
+    """The offset after the line that contains `place`."""
     return text.find("\n", place) + 1 or len(text)
 
 
 def _back(text: str, place: int) -> int:
-    """The beginning of the line some lines before one that begins at a place."""
+    """The start of the context before the line that begins at `place`."""
     for _ in range(CONTEXT):
         place = text.rfind("\n", 0, max(0, place - 1)) + 1
     return place
 
 
 def _forth(text: str, place: int) -> int:
-    """The end of the line some lines behind one that ends at a place."""
+    """The end of the context after the line that ends at `place`."""
     for _ in range(CONTEXT):
         place = _line_end(text, place)
     return place
@@ -99,7 +101,7 @@ def _range(start: int, length: int) -> str:
 
 
 def _hunks(text: str, spans: Sequence[Span], new: str) -> Iterator[list[_Block]]:
-    """Blocks so near to each other that the lines around them would meet."""
+    """Groups blocks that are so close to each other that their context lines would touch."""
     hunk: list[_Block] = []
     for block in _blocks(text, spans, new):
         if hunk and text.count("\n", hunk[-1].end, block.start) > 2 * CONTEXT:
@@ -111,14 +113,14 @@ def _hunks(text: str, spans: Sequence[Span], new: str) -> Iterator[list[_Block]]
 
 
 def _blocks(text: str, spans: Sequence[Span], new: str) -> Iterator[_Block]:
-    """The lines that the spans touch, and what becomes of them."""
+    """The lines that the spans touch, with their replacements."""
     index = 0
     while index < len(spans):
         start = place = text.rfind("\n", 0, spans[index].start) + 1
         end = _line_end(text, start)
         pieces: list[str] = []
         while True:
-            # All spans that begin in these lines, which they may make more.
+            # All spans that begin in these lines; each may extend the block.
             while index < len(spans) and spans[index].start < end:
                 pieces += (text[place : spans[index].start], new)
                 place = spans[index].end
@@ -126,7 +128,7 @@ def _blocks(text: str, spans: Sequence[Span], new: str) -> Iterator[_Block]:
                     end = _line_end(text, place - 1)
                 index += 1
             rest = text[place:end]
-            # A line whose end was replaced goes on in the next one.
+            # A line whose line feed was replaced continues in the next line.
             if end == len(text) or (rest or new).endswith("\n"):
                 break
             end = _line_end(text, end)
@@ -136,7 +138,7 @@ def _blocks(text: str, spans: Sequence[Span], new: str) -> Iterator[_Block]:
 
 
 def _trimmed(start: int, end: int, old: Sequence[str], new: Sequence[str]) -> _Block:
-    """Without lines at both ends that are the same."""
+    """Drops equal lines at both ends."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1

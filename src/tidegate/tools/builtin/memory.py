@@ -1,7 +1,7 @@
-"""The toolset `memory`: what is to be known in later conversations too.
+"""The toolset `memory`: notes for later conversations.
 
-Guarantee: whom a note is about and who may write it is decided from the context, never from what is said; a call that a
-crash interrupted is not made again.
+The subject of a note and the right to write it are decided from the context, never from what was said in the
+conversation. A call that was interrupted by a crash is not repeated.
 """
 
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ Number = Annotated[int, Meta(ge=1, le=10**15)]
 async def remember(
     ctx: ToolContext,
     *,
-    text: Annotated[str, Meta(description="One fact, in one short sentence that is understood without this talk.")],
+    text: Annotated[str, Meta(description="One fact, in one short sentence that is clear without this conversation.")],
     about: Annotated[
         Literal["person", "agent"],
         Meta(

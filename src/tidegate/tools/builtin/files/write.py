@@ -1,6 +1,6 @@
-"""The tool `write_file`: a whole file at once.
+"""The tool `write_file`: writes a complete file.
 
-Guarantee: the file holds its old content or all of the new one, at every moment.
+At every moment the file holds either its old content or all of the new content.
 """
 
 from typing import Annotated
@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tidegate.errors import ToolFailed
-from tidegate.tools.files.arguments import FilePath
+from tidegate.tools.builtin.files.read import FilePath
 from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import Files, shown
 
@@ -21,7 +21,7 @@ async def write_file(
     ctx: ToolContext,
     *,
     path: FilePath,
-    content: Annotated[str, Meta(description="All that the file is to hold.")],
+    content: Annotated[str, Meta(description="The complete content of the file.")],
 ) -> str:
     """Writes a text file of the workspace, in place of what it held before; folders that are missing are made. To
     change a part of a file use edit_file."""
@@ -39,10 +39,10 @@ def encoded(content: str) -> bytes:
     try:
         data = content.encode()
     except UnicodeEncodeError:
-        raise ToolFailed("The content has halves of characters (lone surrogates); leave them out.") from None
+        raise ToolFailed("The content has lone surrogates (halves of characters); leave them out.") from None
     if len(data) > WRITTEN_BYTES:
         raise ToolFailed(
-            f"The content has {len(data)} bytes, more than the {WRITTEN_BYTES} that are written at once; "
-            "make such a file with a command."
+            f"The content has {len(data)} bytes; at most {WRITTEN_BYTES} are written at once. "
+            "Create such a file with a command."
         )
     return data

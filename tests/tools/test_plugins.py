@@ -9,7 +9,7 @@ import pytest
 from tidegate.config import load
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import preflight
-from tidegate.tools import extensions
+from tidegate.tools import plugins
 
 TOOL = '''
 from tidegate.tools import ToolContext, tool
@@ -42,8 +42,8 @@ def test_a_package_offers_a_toolset_by_its_entry_point(tmp_path: Path) -> None:
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: seaside\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text("[tidegate.toolsets]\nsea = seaside:sea\n")
     look = (
-        "from pathlib import Path; from tidegate.tools import extensions; "
-        "print(extensions.find('sea', Path('/nowhere')).names, extensions.find('other', Path('/nowhere')))"
+        "from pathlib import Path; from tidegate.tools import plugins; "
+        "print(plugins.find_toolset('sea', Path('/nowhere')).names, plugins.find_toolset('other', Path('/nowhere')))"
     )
     run = subprocess.run(
         [sys.executable, "-c", look], capture_output=True, text=True, check=False, env={"PYTHONPATH": str(tmp_path)}
@@ -58,5 +58,5 @@ def test_a_package_offers_a_toolset_by_its_entry_point(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_is_named_in_one_sentence(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "sea.py").write_text(text)
     with pytest.raises(Misconfigured, match=says) as raised:
-        extensions.find("sea", tmp_path)
+        plugins.find_toolset("sea", tmp_path)
     assert str(tmp_path / "sea.py") in raised.value.message

@@ -1,9 +1,10 @@
-"""A job for a child: a web page as readable Markdown.
+"""A job for a child process: converts a web page to readable Markdown.
 
-Guarantee: what comes out is the text of the page in its order, without scripts, styles and what a page repeats around
-its content; headings, lists, tables, quotations, code and links with whole addresses are kept. At most so many bytes as
-asked for come out, and it is said when that is not all. It runs in a child because parsers can be made to take time and
-memory; it uses the standard library, and trafilatura where that is installed, which knows better what is content.
+The output is the text of the page in its order, without scripts, styles and navigation. Headings, lists, tables,
+quotations, code and links with absolute addresses are kept. The output has at most the requested number of bytes, and
+the result says whether it was cut. The job runs in a child process because a crafted page can make parsers use much
+time and memory. It uses the standard library, and trafilatura where that is installed, which is better at finding the
+content.
 """
 
 import importlib
@@ -18,10 +19,10 @@ from urllib.parse import urljoin
 _INPUT, _OUTPUT = 0, 1
 _PIECE = 1024 * 1024
 _LEAST_CONTENT = 200
-"""Characters in `main` or `article` from which on the rest is left out."""
+"""With at least this many characters in `main` or `article`, the rest of the page is left out."""
 
 _LEAST_CHOSEN = 500
-"""Characters below which trafilatura's choice is not taken: of short pages it gives bare words."""
+"""Shorter results of trafilatura are not used: it reduces short pages to bare words."""
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{2,40})""", re.IGNORECASE)
 _META_BYTES = 4096
@@ -43,14 +44,14 @@ _DEEPEST = 20
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """The order: `url`, `charset` (as the server said, or nothing), `bytes` (the most that come out), `trafilatura`
-    (the folder that it lies in, if there is one). The page is read from the first descriptor, the Markdown is written
-    to the second. Given are `title`, `cut`, and `by`, who made it."""
+    """Runs the job. The order has `url`, `charset` (as the server sent it, or empty), `bytes` (the longest output) and
+    `trafilatura` (the folder to import it from, or empty). The page is read from descriptor 0, the Markdown is written
+    to descriptor 1. The result has `title`, `cut`, and `by`, the converter that was used."""
     page = _NO_CHARACTER.sub("\ufffd", _decoded(_read(), order["charset"]))
     found = _TITLE.search(page)
     text, by = _with_trafilatura(page, order) if order["trafilatura"] else ("", "")
     if not text:
-        text, by = _by_ourselves(page, order["url"]), "tidegate"
+        text, by = _with_converter(page, order["url"]), "tidegate"
     data = text.encode("utf-8", "replace")
     kept = data[: order["bytes"]].decode("utf-8", "ignore").encode()
     _write(kept)
@@ -75,7 +76,7 @@ def _with_trafilatura(page: str, order: dict[str, Any]) -> tuple[str, str]:
     return (str(text), "trafilatura") if text and len(text) >= _LEAST_CHOSEN else ("", "")
 
 
-def _by_ourselves(page: str, url: str) -> str:
+def _with_converter(page: str, url: str) -> str:
     converter = Converter(url)
     converter.feed(page)
     converter.close()
@@ -83,19 +84,19 @@ def _by_ourselves(page: str, url: str) -> str:
 
 
 class Converter(HTMLParser):
-    """Writes blocks as it goes. It counts open elements instead of keeping a tree, so that what is never closed, or
-    closed twice, does little harm."""
+    """Collects blocks while it parses. It counts open elements instead of building a tree, so that elements that are
+    never closed, or closed twice, do little harm."""
 
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)
         self._url = url
-        # lint: allow the page was bounded; what parts a block, its text, whether within the content, around it
+        # lint: allow the page is bounded. Separator, text, whether within the content, whether around it.
         self._blocks: list[tuple[str, str, bool, bool]] = []
         self._inline: list[str] = []
         self._open = dict.fromkeys(_SILENT | _AROUND | _CONTENT, 0)
         self._silent = 0
         self._heading = ""
-        self._lists: list[int | None] = []  # how far each is numbered; None for one without numbers
+        self._lists: list[int | None] = []  # the last number of each; None for an unnumbered list
         self._item = False
         self._after_item = False
         self._quotes = 0
@@ -104,10 +105,10 @@ class Converter(HTMLParser):
         self._cells: list[str] | None = None
         self._rows = 0
 
-    # -- what the parser finds --
+    # -- parser events --
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "body":  # whatever was left open before it
+        if tag == "body":  # closes everything that was left open before it
             self._open |= dict.fromkeys(_SILENT, 0)
             self._silent = 0
         if tag in self._open:
@@ -223,7 +224,7 @@ class Converter(HTMLParser):
             return
         self._end_cell()
         cells, self._cells = self._cells, None
-        # A row of one cell is how pages that are laid out by tables hold their text.
+        # Pages that use tables for layout have rows of one cell with plain text.
         if len(cells) == 1:
             self._put(cells[0])
         elif cells and any(cells):
@@ -273,7 +274,7 @@ class Converter(HTMLParser):
         return whole.replace(" ", "%20").replace(")", "%29").replace("\n", "") if usable else ""
 
     def text(self) -> str:
-        """All of it, or the content alone where the page says which part that is."""
+        """The Markdown of the page, or of its content alone if the page marks that part."""
         self._flush()
         self._silent = 0
         kept = [block for block in self._blocks if block[2] and not block[3]]
@@ -287,13 +288,13 @@ def _title(text: str) -> str:
 
 
 def _decoded(data: bytes, charset: str) -> str:
-    # By its name alone: the child has no package around it.
+    # By its bare name: in the child process the module is in no package.
     codec = importlib.import_module("charsets").codec
     found = _META.search(data[:_META_BYTES])
-    said = found[1].decode("ascii") if found else ""
-    if codec(b"", said).startswith("utf-16"):  # then it could not have been read
-        said = ""
-    return data.decode(codec(data, charset, said), "replace")
+    declared = found[1].decode("ascii") if found else ""
+    if codec(b"", declared).startswith("utf-16"):  # the declaration could not have been read as ASCII
+        declared = ""
+    return data.decode(codec(data, charset, declared), "replace")
 
 
 def _read() -> bytes:

@@ -1,8 +1,8 @@
 """The toolset `delegate`: a task for another agent, which works on it inside the turn.
 
-A call that a crash has cut off is made again: it finds the task that it gave by the turn and the step that it is, and
-never gives it twice. It changes nothing by itself, and what the other agent does is that agent's to be allowed; so it
-is asked about only where everything is.
+A call that was interrupted by a crash is repeated. It finds its task by turn and step, and never starts a task twice.
+Delegating changes nothing, and the other agent's actions need that agent's own permissions. So the call needs approval
+only in the mode in which every call does.
 """
 
 from typing import Annotated

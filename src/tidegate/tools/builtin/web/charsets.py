@@ -1,9 +1,9 @@
-"""Charsets of fetched text, and the job that decodes it in a child.
+"""Charsets of fetched text, and the job that decodes it in a child process.
 
-Guarantee: a label means what it means to browsers (the WHATWG Encoding Standard); only the codecs listed here are ever
-used, and each takes time that grows with its input. A label that is not listed (`punycode`, `idna`, `utf-7`, `rot13`)
-is ignored, and without any other the text is read as UTF-8. Nothing raises: bytes that mean nothing become U+FFFD. Runs
-in a child as well, so it uses nothing but the standard library.
+Labels have the same meaning as in browsers (the WHATWG Encoding Standard). Only the codecs listed here are used; each
+takes time linear in its input. A label that is not listed (`punycode`, `idna`, `utf-7`, `rot13`) is ignored; text
+without a known label is decoded as UTF-8. Nothing raises: invalid bytes become U+FFFD. The module also runs in a child
+process, so it uses the standard library only.
 """
 
 import codecs
@@ -73,8 +73,8 @@ def codec(start: bytes, *labels: str) -> str:
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """The order: `charset`, as the server said. The text is read from the first descriptor and written to the second as
-    UTF-8."""
+    """Runs the job. The order has `charset`, as the server sent it. The text is read from descriptor 0 and written to
+    descriptor 1 as UTF-8."""
     decoder = codecs.getincrementaldecoder(codec(os.pread(_INPUT, LONGEST_MARK, 0), order["charset"]))("replace")
     place = 0
     while piece := os.pread(_INPUT, _PIECE, place):

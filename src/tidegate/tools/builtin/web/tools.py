@@ -1,8 +1,8 @@
-"""The toolset `web`: a page or file of the web, and a search in it.
+"""The tools `web_fetch` and `web_search`.
 
-Guarantee: what can be reached is decided by `WebAccess` alone; here are the words for a model. A page comes as readable
-text, a picture as a picture and a sound as a sound, each within the bounds that hold for every result; what is none of
-these is saved into the workspace or not had at all, and nothing is cut without a word.
+`WebAccess` decides which hosts can be reached; this module words the results for a model. A page is returned as
+readable text, a picture as a picture and a sound as a sound, each within the bounds of every tool result. Other content
+can only be saved into the workspace. Truncation is always reported.
 """
 
 import codecs
@@ -18,33 +18,33 @@ from msgspec import Meta
 
 from tidegate.errors import ToolFailed
 from tidegate.spool import JobRunner, media_type_of
+from tidegate.tools.builtin.web.charsets import LONGEST_MARK, codec
+from tidegate.tools.builtin.web.http_access import FetchedPage, WebAccess, shown
+from tidegate.tools.builtin.web.search_engines import MOST
 from tidegate.tools.tool import Result, ToolContext, tool
-from tidegate.tools.web.charsets import LONGEST_MARK, codec
-from tidegate.tools.web.http_access import FetchedPage, WebAccess, shown
-from tidegate.tools.web.search_engines import MOST
 from tidegate.workspaces.files import shown as shown_path
 
 LONGEST_SECONDS = 600.0
-"""Of a call: its fetch and its reading keep times of their own, and this is for waiting until it is their turn."""
+"""The deadline of a call. Fetching and conversion have deadlines of their own; this one covers waiting for a slot."""
 
 READING_SECONDS = 30.0
-"""For one page to be made readable, on a slow machine too; the next one is made meanwhile."""
+"""The deadline for converting one page, on a slow machine too; other pages are converted meanwhile."""
 
 READING_BYTES = 1024 * 1024 * 1024
-"""Of memory of the child that does it: a page of tens of MiB as a tree."""
+"""Memory of the child process that converts a page: a page of tens of MiB as a tree."""
 
 TEXT_BYTES = 4 * 1024 * 1024
-"""Of a page's readable text; the longest books have less."""
+"""The longest readable text of a page; the longest books have less."""
 
 LONGEST_CHARACTER = 4
-"""Bytes of UTF-8 that a byte of any charset becomes, at most."""
+"""The most bytes of UTF-8 that one byte of any charset becomes."""
 
 RESERVE = 1024
-"""Bytes of what a model is shown that are left for the line about the page."""
+"""Bytes of the result that are reserved for the line about the page."""
 
-PIECE = 256 * 1024
-LOOKED_AT = 4096
-"""Bytes by which text is told from other things."""
+CHUNK_BYTES = 256 * 1024
+SNIFFED_BYTES = 4096
+"""Bytes that are read to tell text from binary content."""
 
 _HTML = frozenset({"text/html", "application/xhtml+xml"})
 _TEXTS = frozenset(
@@ -83,16 +83,16 @@ async def web_fetch(
         if kind == "other":
             raise ToolFailed(
                 f"{shown(page.url)} is {page.media_type} ({page.size} bytes), which cannot be shown; "
-                "give a path as save to have it in the workspace."
+                "pass a path as save to store it in the workspace."
             )
         if kind == "page":
             order = {"url": page.url, "bytes": TEXT_BYTES, "trafilatura": await to_thread.run_sync(_trafilatura)}
             async with _converted(web.workers, page, "html_text", order, TEXT_BYTES) as (made, fd):
-                return await _told(ctx, _head(page, made["title"], made["cut"]), fd)
+                return await _text_result(ctx, _head(page, made["title"], made["cut"]), fd)
         if _codec(page) == "utf-8":
-            return await _told(ctx, _head(page), page.fd)
+            return await _text_result(ctx, _head(page), page.fd)
         async with _converted(web.workers, page, "charsets", {}, LONGEST_CHARACTER * page.size) as (_, fd):
-            return await _told(ctx, _head(page), fd)
+            return await _text_result(ctx, _head(page), fd)
 
 
 @tool(effect="network", timeout=LONGEST_SECONDS, parallel=True, repeatable=True, contained=True)
@@ -115,9 +115,9 @@ async def web_search(
 
 
 def _kind(page: FetchedPage) -> str:
-    """What a page is shown as: media (a picture or a sound), page, text or other. What it holds decides where the
-    server says nothing."""
-    start = os.pread(page.fd, LOOKED_AT, 0)
+    """How a page is shown: media (a picture or a sound), page, text or other. The content decides if the server sent no
+    type."""
+    start = os.pread(page.fd, SNIFFED_BYTES, 0)
     if page.media_type.startswith("image/") and not page.media_type.endswith("+xml"):
         return "media"
     if page.media_type.startswith("audio/"):
@@ -159,7 +159,7 @@ async def _saved(ctx: ToolContext, page: FetchedPage, path: str) -> Result:
 async def _converted(
     workers: JobRunner, page: FetchedPage, job: str, order: dict[str, Any], most: int
 ) -> AsyncIterator[tuple[dict[str, Any], int]]:
-    """What a job in a child reports of a page, and a descriptor of the UTF-8 text that it has made of it."""
+    """Converts a page in a child process. Yields the job's result and a descriptor of the UTF-8 text."""
     output = os.memfd_create(job)
     try:
         try:
@@ -175,8 +175,8 @@ async def _converted(
             )
         except TimeoutError:
             raise ToolFailed(
-                f"{shown(page.url)} takes longer than {READING_SECONDS:g} s to be made readable; "
-                "give a path as save to have it as it is."
+                f"{shown(page.url)} takes longer than {READING_SECONDS:g} s to convert; "
+                "pass a path as save to store it unconverted."
             ) from None
         yield made, output
     finally:
@@ -189,11 +189,11 @@ def _head(page: FetchedPage, title: str = "", cut: bool = False) -> str:
     return f"[{shown(page.url)}:{named} {page.media_type}, {page.size} bytes{rest}]"
 
 
-async def _told(ctx: ToolContext, head: str, fd: int) -> Result:
-    """The text in a descriptor, or as much of it as a model is shown and the whole in the spool."""
+async def _text_result(ctx: ToolContext, head: str, fd: int) -> Result:
+    """The text in a descriptor. If it is too long for a model, the result is an excerpt and the spool has all of it."""
     async with ctx.spool.record("web_fetch", reserve=RESERVE) as recorder:
         place = 0
-        while piece := os.pread(fd, PIECE, place):
+        while piece := os.pread(fd, CHUNK_BYTES, place):
             place += len(piece)
             await recorder.write(piece)
             await lowlevel.checkpoint()
@@ -202,7 +202,7 @@ async def _told(ctx: ToolContext, head: str, fd: int) -> Result:
 
 
 def _trafilatura() -> str:
-    """The folder that trafilatura is imported from, or nothing."""
+    """The folder that trafilatura is imported from, or an empty string."""
     found = importlib.util.find_spec("trafilatura")
     return "" if found is None or found.origin is None else str(Path(found.origin).parent.parent)
 

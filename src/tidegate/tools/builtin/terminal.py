@@ -1,9 +1,9 @@
 """The tool `terminal`: commands in the session's own shell.
 
-Guarantee: a command ends with its time, with the turn that it belongs to, and by itself, and never leaves anything
-running; whoever watches sees its output as it comes, the model its beginning and end with the way to the rest. What
-is not as it seems (a timeout, processes that were ended with it, a shell that was not kept) is said in a line of its
-own.
+A command ends when it exits, when its time is up, or with its turn, whichever is first, and never leaves a process
+running. A client that follows the turn sees the output as it comes; the model sees its beginning and end, and how to
+read the rest. Anything unexpected (a timeout, background processes that were ended, a shell that was lost) is reported
+on a separate line.
 """
 
 import codecs
@@ -15,7 +15,7 @@ from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import CommandEnd
 
 DEFAULT_SECONDS = 120.0
-"""Enough for most builds and tests; what takes longer is better started in the background."""
+"""Enough for most builds and tests; it is better to start longer commands in the background."""
 
 
 @tool(effect="execute", timeout=None, contained=True)
@@ -47,7 +47,7 @@ async def terminal(
 
 
 def _remarks(finished: CommandEnd, seconds: float) -> list[str]:
-    """What is to be said beside the output."""
+    """Remarks that are shown after the output."""
     remarks = []
     if finished.timed_out:
         remarks.append(

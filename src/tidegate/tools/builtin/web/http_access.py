@@ -1,12 +1,11 @@
-"""The one HTTP client for what agents fetch and search.
+"""The HTTP client for the fetches and searches of agents.
 
-Guarantee: a fetch connects to public addresses only, and to those that `web.private` names. That is decided for the
-very socket address that is about to be connected to, so that it makes no difference how a host is written, what its
-name meant a moment ago, or whether a redirect led there. A fetch sends nothing of ours: no cookie, no credential, and
-goes through no proxy. Its time and its size, unpacked, are bounded, and memory holds a piece of it at a time. Searches
-go where the configuration says and nowhere else, and their key with them.
+A fetch connects only to public addresses and to those that `web.private` lists. The check is made on the socket address
+right before the connection, so neither the spelling of a host, nor a DNS answer that changes, nor a redirect gets
+around it. A fetch sends no cookies and no credentials, and uses no proxy. Its time and its decompressed size are
+bounded, and only one chunk is in memory at a time. Searches, and the search key, go only to the configured engine.
 
-WebAccess owns its connections: they are opened by the first use and are gone when it is left.
+WebAccess owns its connections: they are opened on first use and closed when it is exited.
 """
 
 import asyncio
@@ -30,28 +29,28 @@ from tidegate.errors import ToolFailed
 from tidegate.security import Secret
 from tidegate.security.addresses import Network, networks, refusal
 from tidegate.spool import JobRunner
-from tidegate.tools.web.search_engines import SearchEngine, SearchHit, engine
+from tidegate.tools.builtin.web.search_engines import SearchEngine, SearchHit, engine
 
 AT_ONCE = 16
-"""Pages that are fetched, or held to be shown, at a time; the others wait within their own time."""
+"""Pages that are fetched, or held open to be shown, at once; further fetches wait within their own deadline."""
 
 REDIRECTS = 5
 """More than any page needs; browsers stop at 20."""
 
 URL_CHARACTERS = 4000
-"""Of an address: more than servers take."""
+"""The longest address: more than servers accept."""
 
 AUTHORITY_CHARACTERS = 300
-"""Of the host in it, with its port: names have at most 253, and a longer one in another script takes long to encode."""
+"""The longest host with port: names have at most 253, and encoding a long name in another script is slow."""
 
 TYPE_CHARACTERS = 300
-"""Of the header that says what a page is."""
+"""Characters of the Content-Type header that are read."""
 
 SHOWN_CHARACTERS = 300
-"""Of an address in a sentence about it."""
+"""Characters of an address that are shown in a message."""
 
 SEARCH_BYTES = 2 * 1024 * 1024
-"""Of a search engine's answer: twenty results take some tens of KiB."""
+"""The largest answer of a search engine: twenty results take some tens of KiB."""
 
 READ_BUFFER_BYTES = 64 * 1024
 
@@ -70,16 +69,16 @@ _HEADERS = {
 
 
 Contacts = Callable[[str], None]
-"""Is told the name of a host before it is contacted."""
+"""Called with the name of a host before it is contacted."""
 
 
 def _unrecorded(host: str) -> None:
-    """Where nobody keeps an audit log."""
+    """Used where there is no audit log."""
 
 
 class FetchedPage(NamedTuple):
-    """What was found at `url`, the last of the redirects. `fd` is a descriptor of its content, which is unpacked, has
-    `size` bytes, and is there until the end of the block."""
+    """A fetched page. `url` is its address after redirects. `fd` is a descriptor of its decompressed content of `size`
+    bytes, and stays open until the end of the block."""
 
     url: str
     media_type: str
@@ -89,7 +88,7 @@ class FetchedPage(NamedTuple):
 
 
 class AddressGuard:
-    """Makes the sockets of a connector, and none for an address that must not be reached."""
+    """Creates the sockets of a connector, and refuses addresses that must not be reached."""
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed = tuple(allowed)
@@ -102,7 +101,8 @@ class AddressGuard:
 
 
 class WebAccess:
-    """Process lifetime. One that is not entered refuses. `key` is the search engine's; `resolver` is for tests."""
+    """Process lifetime. Refuses all requests until it is entered. `key` is the search engine's; `resolver` is for
+    tests."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class WebAccess:
 
     @asynccontextmanager
     async def fetch(self, text: str, contacts: Contacts = _unrecorded) -> AsyncIterator[FetchedPage]:
-        """What is at an address, after redirects. ToolFailed says why it cannot be had. `contacts` is told each host
-        before it is contacted."""
+        """Fetches an address, following redirects. Raises `ToolFailed` with the reason if that is not possible.
+        `contacts` is called with each host before it is contacted."""
         if self._fetching is None:
             self._fetching = self._opened(socket_factory=AddressGuard(networks(self.settings.private)))
         url = _checked(text)
@@ -156,11 +156,11 @@ class WebAccess:
                 self._places.release()
 
     async def search(self, query: str, count: int, contacts: Contacts = _unrecorded) -> tuple[SearchHit, ...]:
-        """At most `count` results, the best first. `contacts` is told the search engine's host."""
+        """Returns at most `count` results, the best first. `contacts` is called with the search engine's host."""
         if self._engine is None:
             raise ToolFailed(
-                "No search engine is configured: the operator chooses one by search in the table [web] of "
-                "tidegate.toml; web_fetch works without."
+                "No search engine is configured: the operator can choose one with search in the table [web] of "
+                "tidegate.toml; web_fetch works without one."
             )
         if self._searching is None:
             self._searching = self._opened()
@@ -169,7 +169,7 @@ class WebAccess:
         contacts(URL(request.url).host or "")
         async with _in_time(f"The search with {name}", self.settings.fetch_seconds):
             try:
-                # No redirect is followed: the key goes where the configuration says.
+                # Redirects are not followed: the key goes only to the configured address.
                 async with self._searching.request(
                     request.method,
                     URL(request.url),
@@ -193,7 +193,7 @@ class WebAccess:
             limit=AT_ONCE,
             resolver=self._resolver,
             use_dns_cache=False,
-            # An agent's next fetch is elsewhere, or minutes away.
+            # An agent's next fetch goes to another host or comes minutes later.
             force_close=True,
             **options,
         )
@@ -218,13 +218,13 @@ class WebAccess:
             except aiohttp.ClientError as error:
                 raise ToolFailed(f"{shown(url)} cannot be fetched: {_why(error)}.") from None
             url = _checked(target, url)
-        raise ToolFailed(f"{shown(first)} leads through more than {REDIRECTS} redirects.")
+        raise ToolFailed(f"{shown(first)} redirects more than {REDIRECTS} times.")
 
     async def _kept(self, response: aiohttp.ClientResponse, url: URL, fd: int) -> FetchedPage:
         if response.status != HTTPStatus.OK:
             raise ToolFailed(f"{shown(url)} cannot be fetched: the server answered {_status(response.status)}.")
         if response.headers.get("Content-Encoding", "").strip().lower() not in _ENCODINGS:
-            raise ToolFailed(f"{shown(url)} cannot be fetched: it is packed in a way that was not asked for.")
+            raise ToolFailed(f"{shown(url)} cannot be fetched: the server used a compression that was not requested.")
         most = self.settings.fetch_bytes
         size = 0
         async for piece in response.content.iter_any():
@@ -236,8 +236,8 @@ class WebAccess:
 
 
 def content_type(header: str) -> tuple[str, str]:
-    """The media type and the charset that a server names. The library's own reading of this header takes quadratic
-    time, and decodes parts of it with codecs that the header chooses."""
+    """The media type and charset of a Content-Type header. The library's own parser takes quadratic time, and decodes
+    parts of the header with codecs that the header chooses."""
     media_type, _, parameters = header[:TYPE_CHARACTERS].partition(";")
     found = _CHARSET.search(f";{parameters}")
     known = _MEDIA_TYPE.fullmatch(media_type.strip())
@@ -250,8 +250,8 @@ def shown(url: URL | str) -> str:
 
 
 def _checked(text: str, base: URL | None = None) -> URL:
-    """An address that may be asked for; a redirect's is relative to where it stood. What is refused here is not quoted
-    when it may hold a password."""
+    """Parses and checks an address; `base` is the address that redirected to it. An address that is refused is not
+    quoted, since it may hold a password."""
     whose = "The address" if base is None else f"{shown(base)} leads to an address that"
     text = text.strip()
     try:
@@ -263,9 +263,9 @@ def _checked(text: str, base: URL | None = None) -> URL:
         host = None
         url = URL()
     if url.user is not None or url.password is not None:
-        raise ToolFailed(f"{whose} holds a user name or a password, and is not fetched with one.")
+        raise ToolFailed(f"{whose} contains a user name or a password; such addresses are not fetched.")
     if url.scheme not in ("http", "https") or not host:
-        raise ToolFailed(f"{whose} is none that can be fetched: it must begin with http:// or https:// and a host.")
+        raise ToolFailed(f"{whose} cannot be fetched: it must begin with http:// or https:// and a host.")
     return url.with_fragment(None)
 
 
@@ -290,21 +290,21 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def _why(error: aiohttp.ClientError) -> str:
-    """Why there was no answer, in words of ours: those of the library may quote what the server sent."""
+    """The reason for a failure in our own words: the library's message may quote the server's answer."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its host is not known"
+        return "its host was not found"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "the server's certificate is not valid"
     if isinstance(error, aiohttp.ClientConnectorError):
         if NOT_PUBLIC in str(error.os_error):
-            return f"{NOT_PUBLIC}, and not among those of web.private"
+            return f"{NOT_PUBLIC} and not listed in web.private"
         reason = errno.errorcode.get(error.os_error.errno or 0)
         return f"the server cannot be reached ({os.strerror(error.os_error.errno or 0)})" if reason else "no connection"
     if isinstance(error, aiohttp.InvalidURL):
-        return "its host is not written in the usual form"
+        return "its host is malformed"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the answer broke off, or is packed wrongly"
-    return f"the server did not answer as one should ({type(error).__name__})"
+        return "the answer was cut off, or its compression is invalid"
+    return f"the server's answer was not valid HTTP ({type(error).__name__})"
 
 
 def _status(status: int) -> str:
@@ -316,7 +316,7 @@ def _status(status: int) -> str:
 
 @contextmanager
 def _anonymous() -> Iterator[int]:
-    """A file without a name, in memory that is the kernel's, gone when it is closed."""
+    """An anonymous file in memory, which vanishes when it is closed."""
     fd = os.memfd_create("page")
     try:
         yield fd

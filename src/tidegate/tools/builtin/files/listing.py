@@ -1,17 +1,29 @@
-"""The tool `list_files`: what is in a folder.
+"""The tool `list_files`: the contents of a folder.
 
-Guarantee: one name a line, in a fixed order; whatever is not shown is mentioned.
+A listing has one name per line, in a fixed order, and mentions everything that it leaves out.
 """
 
 from typing import Annotated
 
 from msgspec import Meta
 
-from tidegate.tools.files.arguments import FolderPath, GlobText, Hidden
 from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import FileEntry, FileFilter, Files, printable
 
 MOST = 500
+
+FolderPath = Annotated[str, Meta(description="Path of the folder, relative to the workspace; by default all of it.")]
+GlobText = Annotated[
+    str,
+    Meta(
+        description="Only paths that fit, such as *.py (at any depth), src/**/*.{ts,tsx} (from the folder on); "
+        "empty for all."
+    ),
+]
+Hidden = Annotated[
+    bool,
+    Meta(description="Also names that begin with a dot, and folders named node_modules or __pycache__."),
+]
 
 
 @tool(effect="read", timeout=60, parallel=True)
@@ -40,7 +52,7 @@ async def listed(files: Files, path: str = ".", glob: str = "", recursive: bool 
 
 
 def left_out(names: tuple[str, ...]) -> list[str]:
-    """The line about what the rule about hidden names has left out, if it has."""
+    """The line about hidden names that were left out, if any were."""
     if not names:
         return []
     return [f"[left out: {', '.join(map(printable, names))}; hidden=true includes them]"]

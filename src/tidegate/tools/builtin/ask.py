@@ -1,4 +1,7 @@
-"""The toolset `ask`: a question to the person, with choices, that waits for the answer however long that takes."""
+"""The toolset `ask`: a question to the person, optionally with choices.
+
+A call waits for the answer for as long as it takes.
+"""
 
 from typing import Annotated
 
