@@ -23,7 +23,7 @@ from tidegate.agent.context import (
     window_marks,
 )
 from tidegate.agent.context.cut_points import boundaries
-from tidegate.agent.context.rule_summary import CHARACTERS, LINES
+from tidegate.agent.context.summaries import CHARACTERS, LINES
 from tidegate.config import ContextSettings
 from tidegate.models import Facts
 from tidegate.store import ElisionRow, SummaryRow

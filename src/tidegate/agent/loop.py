@@ -5,9 +5,11 @@ steered into the turn joins between steps, never inside one; every call gets a r
 The loop owns nothing: the mind and the hands are its turn's, the journal its engine's.
 """
 
+from collections.abc import Sequence
+from enum import Enum
+
 import msgspec
 
-from tidegate.agent.loop_detector import LoopDetector, RepeatVerdict
 from tidegate.agent.model_step import ModelSteps
 from tidegate.agent.tool_pairs import model_step
 from tidegate.agent.tool_runner import ToolRunner
@@ -76,3 +78,29 @@ async def _warn(turn: Turn, number: int, count: int) -> tuple[Message, ...]:
         return Message(role="user", aside=REPEATED.format(count=count))
 
     return (await turn.step(f"note-{number}", make),)
+
+
+class RepeatVerdict(Enum):
+    FINE = "fine"
+    WARN = "warn"
+    STOP = "stop"
+
+
+class LoopDetector:
+    """Counts equal rounds in a row. A round is a model's calls together with their results."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self._last: tuple[object, ...] = ()
+        self._count = 0
+
+    def round(self, answer: Message, results: Sequence[Message]) -> RepeatVerdict:
+        this = (
+            tuple((call.name, call.arguments) for call in answer.calls),
+            tuple((result.text, result.failed) for result in results),
+        )
+        self._count = self._count + 1 if this == self._last else 1
+        self._last = this
+        if self._count >= 2 * self._allowed:
+            return RepeatVerdict.STOP
+        return RepeatVerdict.WARN if self._count >= self._allowed else RepeatVerdict.FINE

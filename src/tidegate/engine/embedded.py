@@ -16,11 +16,10 @@ from weakref import WeakSet
 import anyio
 
 from tidegate.agent import Parked, tool_ended
-from tidegate.engine import held
 from tidegate.engine.attempt import Attempt, bill_to, ending_of, given_up
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
-from tidegate.engine.live import LiveTurn
+from tidegate.engine.live import LiveTurn, log_holdings, turn_holdings
 from tidegate.engine.settlement import Settlement, TurnEnd, settle
 from tidegate.engine.slots import Slots
 from tidegate.engine.turn_failures import describe
@@ -90,8 +89,8 @@ class EmbeddedEngine(Engine):
         self._closed = False
         self._counts: Counter[str] = Counter()  # house: allow one entry for each way a turn can end
         self._seconds = 0.0
-        presence.ledger.view("turn", lambda: held.by_turns(self._live.values()))
-        presence.ledger.view("turn log", lambda: held.by_logs(self._logs))
+        presence.ledger.view("turn", lambda: turn_holdings(self._live.values()))
+        presence.ledger.view("turn log", lambda: log_holdings(self._logs))
 
     # -- what the sessions room asks of an engine --
 

@@ -6,15 +6,23 @@ way the turn ends. A record holds ids and values and other records, never a sess
 """
 
 import asyncio
+from collections.abc import Iterable, Iterator
 
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import StartedTurn
+from tidegate.lifetimes import Holding
 from tidegate.values import Event, Notice, Usage
 
 NOTICES_KEPT = 16
 """Of one turn. More is no news."""
 
 NOTHING = Usage()
+
+RUNNING_BYTES = 12 * 1024
+"""A running turn: its task with the frames in which it waits for a model, its record and journal. Measured."""
+
+WAITING_BYTES = 2 * 1024
+"""A waiting turn: its record and empty log."""
 
 
 class LiveTurn:
@@ -205,3 +213,13 @@ class LiveTurn:
             if self._news is None or self._news.done():
                 self._news = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._news)
+
+
+def turn_holdings(turns: Iterable[LiveTurn]) -> Iterator[tuple[str, Holding]]:
+    for live in turns:
+        yield f"session {live.session}", Holding(1, WAITING_BYTES if live.started is None else RUNNING_BYTES)
+
+
+def log_holdings(logs: Iterable[TurnLog]) -> Iterator[tuple[str, Holding]]:
+    for log in logs:
+        yield f"session {log.session}", Holding(1, log.weight)

@@ -5,20 +5,20 @@ before and after a restart. Who reads and writes the rows, and asks a model, is 
 """
 
 from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit, tail_from, window_marks
-from tidegate.agent.context.elision import elided
-from tidegate.agent.context.rule_summary import cut_messages, cut_summaries
-from tidegate.agent.context.summary_prompt import (
+from tidegate.agent.context.summaries import (
     INSTRUCTIONS,
     NO_SMALLER,
     TOO_LONG,
     Material,
+    cut_messages,
+    cut_summaries,
     given_bytes,
     groups,
     of_messages,
     of_summaries,
     read_summary,
 )
-from tidegate.agent.context.view import View
+from tidegate.agent.context.view import View, elided
 
 __all__ = [
     "INSTRUCTIONS",

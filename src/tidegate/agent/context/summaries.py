@@ -6,13 +6,15 @@ that was allowed, or a reason why it is of no use.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import SummaryRow
 from tidegate.values import Frozen, Message, Prefix
+
+T = TypeVar("T")
 
 INSTRUCTIONS = (
     f"{SUMMARY_TASK} The user's message is a JSON list: the messages of that part, each with its number and who it is "
@@ -50,6 +52,12 @@ GIVEN_OVERHEAD = 64
 
 TOO_LONG, NO_SMALLER = "the model gave one that was too long", "the model gave one that saves too little"
 """Reasons for asking once more, for a terser one."""
+
+LINES = (4, 16)
+"""Of what people said, at least and at most, spread over the whole span."""
+
+CHARACTERS = 100
+"""Of each."""
 
 
 class Material(Frozen, frozen=True):
@@ -133,3 +141,36 @@ def _some(text: str) -> str:
         return text
     half = GIVEN_CHARACTERS // 2
     return f"{text[:half]} [… {len(text) - 2 * half:,} characters are left out …] {text[-half:]}"
+
+
+def cut_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
+    """For messages, of about so many characters."""
+    said = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
+    tools = sum(message.role == "tool" for _, message in rows)
+    head = f"{len(rows)} messages are not shown and were not summarised"
+    results = f", {tools} of them results of tools" if tools else ""
+    if not said:
+        return f"{head}{results}."
+    lines = [f"message {place}: {_begin(text)}" for place, text in _spread(said, size)]
+    which = "The person said" if len(lines) == len(said) else f"Of what the person said, {len(lines)} of {len(said)}"
+    return f"{head}{results}. {which}:\n" + "\n".join(lines)
+
+
+def cut_summaries(rows: Sequence[SummaryRow], size: int) -> str:
+    """For summaries, of about so many characters."""
+    lines = [f"messages {row.first} to {row.last}: {_begin(row.text)}" for row in _spread(rows, size)]
+    return f"The beginnings of {len(lines)} of {len(rows)} earlier summaries:\n" + "\n".join(lines)
+
+
+def _begin(text: str) -> str:
+    line = " ".join(text[: 4 * CHARACTERS].split())
+    return line if len(line) <= CHARACTERS else f"{line[:CHARACTERS]}…"
+
+
+def _spread(items: Sequence[T], size: int) -> list[T]:
+    """The last of them, and as many before it as there is room for, evenly."""
+    least, most = LINES
+    lines = min(max(least, size // CHARACTERS), most)
+    if len(items) <= lines:
+        return list(items)
+    return [items[(number + 1) * len(items) // lines - 1] for number in range(lines)]

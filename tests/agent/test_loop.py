@@ -1,6 +1,6 @@
 """A model that goes round in circles is told, then stopped."""
 
-from tidegate.agent.loop_detector import LoopDetector, RepeatVerdict
+from tidegate.agent.loop import LoopDetector, RepeatVerdict
 from tidegate.values import Message, ToolCall
 
 CALL = Message(role="assistant", calls=(ToolCall(id="1", name="clock", arguments="{}"),))
