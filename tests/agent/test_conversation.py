@@ -126,7 +126,7 @@ async def test_a_conversation_that_is_begun_anew_is_what_it_would_be_if_it_were_
     said = [user(), asked("a"), result("a", spooled("sp_1")), user("and now?")]
     held = conversation(model, said, Files(sp_1=PNG + b"one"))
     expected = (held.weight, held.estimated_bytes)
-    held.begin_anew(said)
+    held.drop_carried(said)
     assert (held.weight, held.estimated_bytes) == expected
     await held.release()
 
@@ -145,7 +145,7 @@ async def test_a_long_conversation_that_is_loaded_at_once_is_the_one_that_grew(m
         grown.append(message)
     assert joined(grown) == joined(loaded)
     assert (grown.tokens, grown.estimated_bytes) == (loaded.tokens, loaded.estimated_bytes)
-    assert grown.is_counted and loaded.is_counted
+    assert grown.has_token_count and loaded.has_token_count
     before = loaded.estimated_bytes
     loaded.extend([user("x" * 1000), answer("y" * 1000, model, Usage(input=1, output=1))])
     assert 2000 < loaded.estimated_bytes - before < 2200
@@ -171,10 +171,10 @@ async def test_pictures_are_loaded_only_while_a_request_is_written(server: Scrip
     assert files.loaded == [] and before < 4000
     during: list[int] = []
     for _ in range(2):
-        await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda *_: None)
+        await held.ask(Call(), on_text=lambda _text: during.append(held.request_bytes), on_reset=lambda *_: None)
     assert files.loaded == ["sp_1", "sp_1"]
     assert 1_300_000 < min(during) == max(during), "one request after another counts as one"
-    assert held.asked_bytes == 0
+    assert held.request_bytes == 0
     assert held.weight == before
     assert all(len(msgspec.json.encode(kept)) < 1000 for kept in held.history.parts if isinstance(kept, tuple))
     await held.release()

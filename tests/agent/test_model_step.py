@@ -9,8 +9,8 @@ import pytest
 
 from tests.models.support import ANSWER_BYTES, PREFIX, settings
 from tests.random_model import NAMES, Moody
-from tidegate.agent import Conversation, ModelSteps, SpendGuard
-from tidegate.agent.model_step import FallBack, both
+from tidegate.agent import Conversation, ModelStep, SpendGuard
+from tidegate.agent.model_step import FallBack, combined_failure
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model, Models
 from tidegate.security import Secret
@@ -100,11 +100,11 @@ async def chained(server: Moody, said: str = "hello") -> AsyncIterator[Chain]:
             assert clients.stats().busy == 0
 
 
-async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[ModelSteps, Message]:
+async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[ModelStep, Message]:
     first = chain.talk(chain.models[0])
-    model_steps = ModelSteps(first, SpendGuard(model="first"), fall_back or chain)
+    model_step = ModelStep(first, SpendGuard(model="first"), fall_back or chain)
     with anyio.fail_after(20):
-        return model_steps, await model_steps.ask(turn, Call())  # type: ignore[arg-type]
+        return model_step, await model_step.run(turn, Call())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ async def server() -> AsyncIterator[Moody]:
 async def test_a_model_that_answers_is_asked_alone(server: Moody) -> None:
     async with chained(server) as chain:
         turn = Told()
-        model_steps, answer = await ask(chain, turn)
+        model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "first", ANSWER)
-        assert model_steps.conversation.model.name == model_steps.spend_guard.model == "first"
+        assert model_step.conversation.model.name == model_step.spend_guard.model == "first"
     assert server.asked == ["first"]
     assert chain.failures == []
 
@@ -142,9 +142,9 @@ async def test_when_one_fails_the_next_is_asked_and_nothing_is_void(server: Mood
     server.moods["first"] = mood
     async with chained(server) as chain:
         turn = Told()
-        model_steps, answer = await ask(chain, turn)
+        model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "second", ANSWER)
-        assert model_steps.conversation.model.name == model_steps.spend_guard.model == "second"
+        assert model_step.conversation.model.name == model_step.spend_guard.model == "second"
         assert (turn.resets, turn.cuts) == ([], [])
     assert server.asked == ["first", "second"]
     assert chain.failures == [(["first"], kind)]
@@ -197,10 +197,10 @@ async def test_each_step_may_ask_every_model_again(server: Moody) -> None:
     async with chained(server) as chain:
         server.moods["first"] = "[status 503]"
         turn = Told()
-        model_steps, _ = await ask(chain, turn)
+        model_step, _ = await ask(chain, turn)
         server.moods = {"second": "[status 503]"}
         with anyio.fail_after(20):
-            answer = await model_steps.ask(turn, Call())  # type: ignore[arg-type]
+            answer = await model_step.run(turn, Call())  # type: ignore[arg-type]
         assert answer.model == "first"
     assert server.asked == ["first", "second", "second", "first"]
 
@@ -220,7 +220,7 @@ async def test_a_cancelled_ask_asks_nobody_else(server: Moody) -> None:
 def test_two_failures_are_told_in_one_sentence_each() -> None:
     first = ModelFailed("Model 'a': one.", kind="quota", retryable=False, said="private words")
     second = ModelFailed("Model 'b': two.", kind="network", retryable=True, said="other words", shown=True)
-    told = both(first, second)
+    told = combined_failure(first, second)
     assert told.brief == "Model 'a': one. Another was asked instead. Model 'b': two."
     assert told.message == f"{told.brief} It said: other words"
     assert (told.kind, told.retryable, told.shown) == ("quota", True, True)

@@ -88,9 +88,9 @@ async def test_sounds_are_held_only_while_a_request_is_written(server: ScriptedM
     assert files.loaded == [] and before < 4000
     during: list[int] = []
     for _ in range(2):
-        await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda *_: None)
+        await held.ask(Call(), on_text=lambda _text: during.append(held.request_bytes), on_reset=lambda *_: None)
     assert files.loaded == ["sp_3", "sp_3"]
-    assert min(during) > len(FILES["sp_3"]) * 4 / 3 and held.asked_bytes == 0
+    assert min(during) > len(FILES["sp_3"]) * 4 / 3 and held.request_bytes == 0
     assert held.weight == before
     await held.release()
 

@@ -4,17 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.agent import is_balanced, missing, not_run
-from tidegate.agent.tool_pairs import model_step, tool_step
+from tidegate.agent.tool_pairs import model_step_name, tool_step_name
 from tidegate.values import Message, ToolCall
 
 
 def asking(number: int, count: int) -> tuple[str, Message]:
     calls = tuple(ToolCall(id=f"c{number}-{index}", name="clock", arguments="{}") for index in range(count))
-    return model_step(number), Message(role="assistant", calls=calls)
+    return model_step_name(number), Message(role="assistant", calls=calls)
 
 
 def result(number: int, index: int) -> tuple[str, Message]:
-    return tool_step(number, index), Message(role="tool", call_id=f"c{number}-{index}", text="12:00")
+    return tool_step_name(number, index), Message(role="tool", call_id=f"c{number}-{index}", text="12:00")
 
 
 @given(

@@ -59,7 +59,7 @@ async def _delegating_a_question(house: Core, deeds: Deeds) -> Acceptance:
     """The task waits for a person: neither of the two turns has a slot."""
     said = task("helper", task("second", '[tool push {"what": "x"}]'))
     accepted = await house.accept(said, channel="page")
-    await until(lambda: house.service.engine.away == 1)
+    await until(lambda: house.service.engine.asking == 1)
     return accepted
 
 

@@ -12,7 +12,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.logs import capture_logs
 from tests.store.rows import bulk, new_session, new_turn
-from tidegate.engine import describe
+from tidegate.engine import failure_of
 from tidegate.engine.turn_failures import BUSY
 from tidegate.errors import StoreBusy, StoreFailed, StoreFull, TooLarge
 from tidegate.store import Db, messages, turns
@@ -91,7 +91,7 @@ async def test_a_read_that_takes_too_long_is_told_in_words_for_a_chat_user(home:
 )
 def test_errors_of_the_store_are_told_without_its_own_words(error: StoreFailed) -> None:
     """P02: one sentence that a chat user can act on."""
-    told = describe(error).message
+    told = failure_of(error).message
     assert told.startswith("The gateway") and told.endswith(".")
     assert not re.search(r"store's|Error|limits\.|reads|writes|snapshot|log has", told)
 

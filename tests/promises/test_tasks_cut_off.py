@@ -130,7 +130,7 @@ async def test_stopped_at_any_point_it_leaves_nothing(
             assert house.service.census() == baseline, count
             assert await rows(house) == kept, count
             assert house.service.delegation is not None and not house.service.delegation._rooms
-            assert house.service.engine.places.taken == 0
+            assert house.service.engine.slots.taken == 0
             if not running:
                 break
             cut += 1

@@ -206,7 +206,7 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
                 group.start_soon(talk, f"talk {number}")
         assert outcomes == ["outer"] * 4
         await still(house)
-        assert house.service.engine.places.taken == 0
+        assert house.service.engine.slots.taken == 0
 
 
 async def test_no_more_trees_are_under_way_than_there_are_places(home: Path, model: ScriptedModel) -> None:

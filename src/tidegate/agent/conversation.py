@@ -76,6 +76,7 @@ class Conversation:
     __slots__ = (
         "_asking",
         "_bound",
+        "_call_order",
         "_counted",
         "_ends_with_answer",
         "_estimated",
@@ -83,20 +84,19 @@ class Conversation:
         "_lease",
         "_load",
         "_loaded",
-        "_owed",
-        "_places",
+        "_missing_results",
         "_results",
         "_unloaded",
-        "behind",
         "carries",
-        "cools",
+        "cooldown",
         "era",
         "history",
+        "is_outdated",
         "mark",
         "model",
         "prefix",
-        "preparing",
         "signature",
+        "summary_task",
         "tools",
         "version",
     )
@@ -130,11 +130,11 @@ class Conversation:
         """Whether anything of it goes back that answers carried beside their words."""
         self._load = load
         self._keep = keep
-        self._owed = 0
+        self._missing_results = 0
         """Results that the last answer still waits for."""
         self._results: list[Message] = []  # house: allow at most as many as an answer has calls
         """Those that came."""
-        self._places: dict[str, int] = {}  # house: allow one for each call of an answer
+        self._call_order: dict[str, int] = {}  # house: allow one for each call of an answer
         """The order of the last calls by their ids. A caller's results may come later than those of the agent's tools,
         and in any order; a model reads them in the order of the calls, as it will when they come from the store."""
         self._unloaded = 0
@@ -145,11 +145,11 @@ class Conversation:
         self._ends_with_answer = False
         self.era = era
         self.mark = mark
-        self.behind = False
+        self.is_outdated = False
         """Whether it has to be cast anew before it is asked: a part of what the turn said is summarised already."""
-        self.preparing: asyncio.Task[None] | None = None
+        self.summary_task: asyncio.Task[None] | None = None
         """Writes a summary beside it; it ends with this."""
-        self.cools: tuple[float, str] | None = None
+        self.cooldown: tuple[float, str] | None = None
         """Until when no model is asked for a summary of it, and why."""
         self._counted: tuple[int, int] | None = None
         """Tokens of a request as the provider counted them, and its bytes."""
@@ -170,15 +170,15 @@ class Conversation:
         for message in messages:
             if message.role == "tool":
                 self._results.append(message)
-                self._owed -= 1
-                if self._owed <= 0:
+                self._missing_results -= 1
+                if self._missing_results <= 0:
                     self._close_step(encoded)
                 continue
             if self._results:  # one is missing, and will not come
                 self._close_step(encoded)
-            self._owed = len(message.calls)
+            self._missing_results = len(message.calls)
             if message.calls:
-                self._places = {call.id: place for place, call in enumerate(message.calls)}
+                self._call_order = {call.id: place for place, call in enumerate(message.calls)}
             if message.usage is not None:
                 counted.append((message, self._estimated))
             if message.carried:
@@ -213,21 +213,21 @@ class Conversation:
                 self._counted = (tokens, size)
                 return
 
-    def begin_anew(self, messages: Iterable[Message]) -> None:
+    def drop_carried(self, messages: Iterable[Message]) -> None:
         """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
         from now on is carried again."""
         self.era += 1
-        self.recast(messages, self.mark)
+        self.rebuild(messages, self.mark)
 
-    def recast(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
+    def rebuild(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
         """The same conversation, shown by other messages, of about so many tokens. What answers carried under another
         mark is left out."""
         self.mark = mark
-        self.behind = False
+        self.is_outdated = False
         self._bound = ""
         self._counted = None
         self.history.clear()
-        self._owed = self._unloaded = self._estimated = 0
+        self._missing_results = self._unloaded = self._estimated = 0
         self._results = []
         self.carries = False
         self.extend(messages)
@@ -256,14 +256,14 @@ class Conversation:
                 self._bound += f"/{self.mark}"
         return self._bound
 
-    def count(self, tokens: int) -> None:
+    def set_token_count(self, tokens: int) -> None:
         """The provider says that the request which this now stands for had so many tokens."""
         self.model.token_estimate.learn(self.estimated_bytes, tokens)
         if self.model.token_estimate.believes(self.estimated_bytes, tokens):
             self._counted = (tokens, self.estimated_bytes)
 
     @property
-    def is_counted(self) -> bool:
+    def has_token_count(self) -> bool:
         """Whether the provider has counted a request of it as it is shown now."""
         return self._counted is not None
 
@@ -296,16 +296,16 @@ class Conversation:
         return self.model.token_estimate.tokens(self.prefix_bytes)
 
     @property
-    def asked_bytes(self) -> int:
+    def request_bytes(self) -> int:
         """Bytes that the request takes which the model is working on: it is kept for another try. What it shares with
         the history and with other conversations is counted there."""
         return REQUEST_OVERHEAD + self.history.filed + self._loaded if self._asking else 0
 
     async def release(self) -> None:
         lease, self._lease = self._lease, None
-        if self.preparing is not None:
-            self.preparing.cancel()
-            self.preparing = None
+        if self.summary_task is not None:
+            self.summary_task.cancel()
+            self.summary_task = None
         if lease is not None:
             lease.release()
             await self._keep_history()
@@ -313,7 +313,7 @@ class Conversation:
 
     async def _keep_history(self) -> None:
         """Hands the history on, if it is what the store holds, all of it is encoded, and every call has its result."""
-        if self._keep is None or self.version < 0 or self._unloaded or self._owed > 0:
+        if self._keep is None or self.version < 0 or self._unloaded or self._missing_results > 0:
             return
         state = HistoryState(
             signature=self.signature,
@@ -338,7 +338,7 @@ class Conversation:
     # -- messages --
 
     def _close_step(self, encoded: list[bytes]) -> None:
-        results = tuple(sorted(self._results, key=lambda result: self._places.get(result.call_id, 0)))
+        results = tuple(sorted(self._results, key=lambda result: self._call_order.get(result.call_id, 0)))
         self._results = []
         self._add(results, encoded)
 

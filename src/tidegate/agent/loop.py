@@ -10,8 +10,8 @@ from enum import Enum
 
 import msgspec
 
-from tidegate.agent.model_step import ModelSteps
-from tidegate.agent.tool_pairs import model_step
+from tidegate.agent.model_step import ModelStep
+from tidegate.agent.tool_pairs import model_step_name
 from tidegate.agent.tool_runner import ToolRunner
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
@@ -27,32 +27,32 @@ class Bounds(Frozen, frozen=True):
     repeats: int
 
 
-async def run(turn: Turn, model_steps: ModelSteps, tool_runner: ToolRunner, call: Call, bounds: Bounds) -> Message:
+async def run(turn: Turn, model_step: ModelStep, tool_runner: ToolRunner, call: Call, bounds: Bounds) -> Message:
     """Work the turn to its answer, which is given back.
 
     A step that calls tools of the caller ends the turn: the agent's own calls of that step run first, and the caller
     gets the others. A `tool_choice` that forces a call is honoured by the first step only, or no turn would end.
     """
-    model_steps.extend(turn.incoming)
+    model_step.extend(turn.incoming)
     repeats = LoopDetector(bounds.repeats)
-    callers = model_steps.conversation.prefix.caller_tools
+    caller_tools = model_step.conversation.prefix.caller_tools
 
     async def next_answer() -> Message:
-        return await model_steps.ask(turn, call)
+        return await model_step.run(turn, call)
 
     def is_last(answer: Message) -> bool:
-        return all(each.name in callers for each in answer.calls)
+        return all(each.name in caller_tools for each in answer.calls)
 
     for number in range(bounds.steps):
-        model_steps.extend(await turn.drain("steer"))
-        answer = await turn.step(model_step(number), next_answer, ends=is_last)
-        model_steps.append(answer)
+        model_step.extend(await turn.drain("steer"))
+        answer = await turn.step(model_step_name(number), next_answer, ends=is_last)
+        model_step.append(answer)
         if is_last(answer):
             return answer
-        results = await tool_runner.use(number, answer.calls, leave=callers)
-        model_steps.extend(results)
+        results = await tool_runner.run(number, answer.calls, caller_tools=caller_tools)
+        model_step.extend(results)
         if len(results) < len(answer.calls):
-            return turn.conclude(answer, tuple(each for each in answer.calls if each.name in callers))
+            return turn.conclude(answer, tuple(each for each in answer.calls if each.name in caller_tools))
         if call.is_forced:
             call = msgspec.structs.replace(call, tool_choice=b"")
         verdict = repeats.round(answer, results)
@@ -63,7 +63,7 @@ async def run(turn: Turn, model_steps: ModelSteps, tool_runner: ToolRunner, call
                 code="loop",
             )
         if verdict is RepeatVerdict.WARN:
-            model_steps.extend(await _warn(turn, number, bounds.repeats))
+            model_step.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
         f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
         "limits.turn_steps.",

@@ -63,13 +63,13 @@ class SpendGuard(Frozen, frozen=True):
         for budget in self.budgets:
             budget.spend(payer, usage)
 
-    def cut(self, turn: Turn, usage: Usage) -> None:
+    def spend_cut_call(self, turn: Turn, usage: Usage) -> None:
         """Pay for a call that broke off."""
         self.spend(turn, usage)
         turn.cut(self.model, usage)
 
 
-async def ask(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
+async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
     """The model's answer, with its usage; whoever follows the turn sees it as it comes."""
     spend_guard.check(turn)
     shown = 0
@@ -81,7 +81,7 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, spend_guard: S
 
     def on_reset(why: str, heard: int) -> None:
         nonlocal shown
-        spend_guard.cut(turn, _estimate(conversation, heard))
+        spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
         if shown:
             turn.emit(TextReset(reason=why))
         shown = 0
@@ -94,11 +94,13 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, spend_guard: S
         # known.
         heard = shown if isinstance(error, asyncio.CancelledError) else error.heard
         if isinstance(error, asyncio.CancelledError) or heard:
-            spend_guard.cut(turn, _estimate(conversation, heard))
+            spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
         raise
-    usage = believed(conversation.model, answer.usage, asked=conversation.estimated_bytes, received=received(answer))
+    usage = believed(
+        conversation.model, answer.usage, asked=conversation.estimated_bytes, received=answer_bytes(answer)
+    )
     if not usage.estimated:
-        conversation.count(usage.input)
+        conversation.set_token_count(usage.input)
     spend_guard.spend(turn, usage)
     return msgspec.structs.replace(answer, usage=usage)
 
@@ -109,7 +111,7 @@ def _estimate(conversation: Conversation, said: int) -> Usage:
     return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(said), estimated=True))
 
 
-def received(answer: Message) -> int:
+def answer_bytes(answer: Message) -> int:
     """Bytes of what a model said, thought and called."""
     called = sum(_size(call.arguments) for call in answer.calls)
     return _size(answer.text) + called + sum(len(bytes(one.item)) for one in answer.carried)

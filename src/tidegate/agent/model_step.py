@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from tidegate.agent.conversation import Conversation
-from tidegate.agent.metered_call import SpendGuard, ask
+from tidegate.agent.metered_call import SpendGuard, metered_call
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
 from tidegate.models import Model
@@ -64,21 +64,21 @@ FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tu
 with the failure; None when there is no other."""
 
 
-class ModelSteps:
-    __slots__ = ("_care", "_fall_back", "_residency", "conversation", "spend_guard")
+class ModelStep:
+    __slots__ = ("_fall_back", "_fitter", "_residency", "conversation", "spend_guard")
 
     def __init__(
         self,
         conversation: Conversation,
         spend_guard: SpendGuard,
         fall_back: FallBack | None = None,
-        care: RequestFitter | None = None,
+        fitter: RequestFitter | None = None,
         residency: ResidentAccess | None = None,
     ) -> None:
         self.conversation = conversation
         self.spend_guard = spend_guard
         self._fall_back = fall_back
-        self._care = care
+        self._fitter = fitter
         self._residency = residency
 
     def append(self, message: Message) -> None:
@@ -94,7 +94,7 @@ class ModelSteps:
         if self._residency is not None:
             self._residency.weigh()
 
-    async def ask(self, turn: Turn, call: Call) -> Message:
+    async def run(self, turn: Turn, call: Call) -> Message:
         first: ModelFailed | None = None
         failed: tuple[Model, ...] = ()
         mended: tuple[Remedy, ...] = ()
@@ -102,10 +102,10 @@ class ModelSteps:
             self.conversation = await self._residency.reload(self.conversation)
         while True:
             try:
-                if self._care is not None and self._care.is_due(self.conversation):
-                    await self._care.fit(self.conversation)
+                if self._fitter is not None and self._fitter.is_due(self.conversation):
+                    await self._fitter.fit(self.conversation)
                     self._weigh()
-                return await ask(turn, self.conversation, call, self.spend_guard)
+                return await metered_call(turn, self.conversation, call, self.spend_guard)
             except ModelFailed as failure:
                 if failure.param is not None and first is None:
                     raise  # the caller's mistake: another model would not answer what was asked for
@@ -118,16 +118,16 @@ class ModelSteps:
                 tried = (*failed, self.conversation.model)
                 other = None if self._fall_back is None else await self._fall_back(self.conversation, tried, failure)
                 if other is None:
-                    raise failure if first is None else both(first, failure) from failure
+                    raise failure if first is None else combined_failure(first, failure) from failure
                 if failure.shown:
                     turn.emit(TextReset(reason=failure.brief))
                 failed, mended = tried, ()
                 # Without its trace, which holds this very frame, and with it the turn.
-                first = (failure if first is None else both(first, failure)).with_traceback(None)
+                first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 
     async def _mend(self, remedy: Remedy, failure: ModelFailed) -> bool:
-        return self._care is not None and await self._care.mend(self.conversation, remedy, failure)
+        return self._fitter is not None and await self._fitter.mend(self.conversation, remedy, failure)
 
 
 def remedy_for(failure: ModelFailed) -> Remedy | None:
@@ -140,7 +140,7 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
     return "documents" if failure.documents else None
 
 
-def both(first: ModelFailed, then: ModelFailed) -> ModelFailed:
+def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
     """One failure that tells of two; it is of the first one's kind."""
     failure = ModelFailed(
         f"{first.brief} Another was asked instead. {then.brief}",

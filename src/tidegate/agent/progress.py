@@ -1,6 +1,6 @@
 """What a running tool puts out, for whoever watches.
 
-Guarantee: small pieces are told together, a few times a second at most; of one call no more than `TOLD_CHARACTERS` are
+Guarantee: small pieces are told together, a few times a second at most; of one call no more than `SHOWN_CHARACTERS` are
 told, since a log of a turn holds what its readers have not read yet; then one line says that no more is shown. Nothing
 is told after the call has ended. The output itself is the tool's result, not this.
 """
@@ -17,10 +17,10 @@ PAUSE_SECONDS = 0.1
 PIECE_CHARACTERS = 4096
 """Told at once when so much has come together."""
 
-TOLD_CHARACTERS = 64 * 1024
+SHOWN_CHARACTERS = 64 * 1024
 """Of one call. Who wants more reads the result."""
 
-ENOUGH = "\n[more output is not shown here]\n"
+CUT_OFF = "\n[more output is not shown here]\n"
 
 
 class Progress:
@@ -31,7 +31,7 @@ class Progress:
         self._call = call
         self._pieces: list[str] = []  # house: allow emptied at PIECE_CHARACTERS
         self._held = 0
-        self._left = TOLD_CHARACTERS
+        self._left = SHOWN_CHARACTERS
         self._timer: asyncio.TimerHandle | None = None
         self._open = True
 
@@ -42,22 +42,22 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        self._tell()
+        self._flush()
 
     def __call__(self, text: str) -> None:
         if not self._open or not text or self._left <= 0:
             return
         self._left -= len(text)
         if self._left <= 0:
-            text = text[: self._left or None] + ENOUGH
+            text = text[: self._left or None] + CUT_OFF
         self._pieces.append(text)
         self._held += len(text)
         if self._held >= PIECE_CHARACTERS or self._left <= 0:
-            self._tell()
+            self._flush()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._flush)
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -29,7 +29,7 @@ def part_of(prefix: Prefix, name: str) -> str:
     return ""
 
 
-def freeze(parts: Iterable[Part], tools: Toolset) -> Prefix:
+def build_prefix(parts: Iterable[Part], tools: Toolset) -> Prefix:
     """Parts without text are left out."""
     given = [(name, stripped) for name, text in parts if (stripped := text.strip())]
     return Prefix(

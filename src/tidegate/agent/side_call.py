@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import anyio
 
-from tidegate.agent.metered_call import SpendGuard, received
+from tidegate.agent.metered_call import SpendGuard, answer_bytes
 from tidegate.errors import ModelFailed
 from tidegate.models import Model, believed
 from tidegate.values import Call, Event, Message, Prefix, Usage
@@ -22,18 +22,18 @@ NOTHING = Usage()
 class SideCall:
     """What budgets are told of it: whose it is, and what it has used."""
 
-    def __init__(self, session: str, *, tell: Callable[[Event], None] | None = None, used: Usage = NOTHING) -> None:
+    def __init__(self, session: str, *, emit: Callable[[Event], None] | None = None, usage: Usage = NOTHING) -> None:
         self.session = session
-        self.usage = used
+        self.usage = usage
         self.calls: list[tuple[str, Usage]] = []  # house: allow a few tries each
-        self._tell = tell
+        self._emit = emit
 
     def emit(self, event: Event) -> None:
         """Warnings of budgets."""
-        if self._tell is not None:
-            self._tell(event)
+        if self._emit is not None:
+            self._emit(event)
 
-    def pay(self, model: str, usage: Usage) -> None:
+    def add_call(self, model: str, usage: Usage) -> None:
         self.usage = self.usage + usage
         self.calls.append((model, usage))
 
@@ -59,7 +59,7 @@ async def run_side_call(
         tokens = model.token_estimate.tokens
         usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(heard), estimated=True))
         spend_guard.spend(side_call, usage)
-        side_call.pay(spend_guard.model, usage)
+        side_call.add_call(spend_guard.model, usage)
 
     def on_reset(_: str, heard: int) -> None:
         broke(heard)
@@ -67,7 +67,7 @@ async def run_side_call(
 
     try:
         with anyio.fail_after(within):
-            answer = await model.ask(encoded, history, call, on_text=_shown_to_nobody, on_reset=on_reset)
+            answer = await model.ask(encoded, history, call, on_text=_discard, on_reset=on_reset)
     except TimeoutError:
         broke(0)
         raise ModelFailed(
@@ -80,13 +80,13 @@ async def run_side_call(
         if failure.heard:
             broke(failure.heard)
         raise
-    usage = believed(model, answer.usage, asked=asked, received=received(answer))
+    usage = believed(model, answer.usage, asked=asked, received=answer_bytes(answer))
     if not usage.estimated:
         model.token_estimate.learn(asked, usage.input)
     spend_guard.spend(side_call, usage)
-    side_call.pay(spend_guard.model, usage)
+    side_call.add_call(spend_guard.model, usage)
     return answer
 
 
-def _shown_to_nobody(text: str) -> None:
+def _discard(text: str) -> None:
     """It is read when it is complete."""

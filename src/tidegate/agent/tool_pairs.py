@@ -12,11 +12,11 @@ from tidegate.values import Message, ToolCall
 _MODEL = "model-"
 
 
-def model_step(number: int) -> str:
+def model_step_name(number: int) -> str:
     return f"{_MODEL}{number}"
 
 
-def tool_step(number: int, index: int) -> str:
+def tool_step_name(number: int, index: int) -> str:
     """The journal's name for the result of call `index` of model step `number`."""
     return f"tool-{number}-{index}"
 
@@ -30,10 +30,10 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
         if step.startswith(_MODEL) and message.calls:  # calls in messages that the caller gave are answered there
             asked.append((int(step.removeprefix(_MODEL)), message))
     return [
-        (tool_step(number, index), call)
+        (tool_step_name(number, index), call)
         for number, message in asked
         for index, call in enumerate(message.calls)
-        if tool_step(number, index) not in recorded
+        if tool_step_name(number, index) not in recorded
     ]
 
 

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from tidegate.agent.progress import Progress
-from tidegate.agent.tool_pairs import interrupted, tool_step
+from tidegate.agent.tool_pairs import interrupted, tool_step_name
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import MediaLeftOut, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
@@ -69,15 +69,15 @@ class ToolRunner:
         self.used = False
         """Whether any tool was called."""
 
-    async def use(
-        self, number: int, calls: Sequence[ToolCall], *, leave: frozenset[str] = frozenset()
+    async def run(
+        self, number: int, calls: Sequence[ToolCall], *, caller_tools: frozenset[str] = frozenset()
     ) -> list[Message]:
         """The results of the calls of model step `number`, but for calls of the tools to `leave`."""
         if not self.used:
             self._context, self._permissions = self._setup()
             self.used = True
         results: list[Message] = []
-        own = [(place, call) for place, call in enumerate(calls) if call.name not in leave]
+        own = [(place, call) for place, call in enumerate(calls) if call.name not in caller_tools]
         while len(results) < len(own):
             first = len(results)
             batch = [own[first]]
@@ -85,7 +85,7 @@ class ToolRunner:
                 if not (self._is_parallel(batch[-1][1]) and self._is_parallel(call)):
                     break
                 batch.append((place, call))
-            jobs = [self._use(tool_step(number, place), call) for place, call in batch]
+            jobs = [self._run_call(tool_step_name(number, place), call) for place, call in batch]
             results += [await jobs[0]] if len(jobs) == 1 else await gather(jobs)
         return results
 
@@ -93,11 +93,13 @@ class ToolRunner:
         tool = self._tools.get(call.name)
         return tool is not None and tool.parallel
 
-    async def _use(self, step: str, call: ToolCall) -> Message:
+    async def _run_call(self, step: str, call: ToolCall) -> Message:
         tool = self._tools.get(call.name)
         self._turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
         effect = self._effect(step, tool, call)
-        message = await self._turn.step(step, lambda: self._run(step, tool, call, effect.hosts.append), effect=effect)
+        message = await self._turn.step(
+            step, lambda: self._run_tool(step, tool, call, effect.hosts.append), effect=effect
+        )
         await self._permissions.withdraw(self._turn, step, lost=message.interrupted)
         self._turn.emit(tool_ended(message))
         return message
@@ -122,7 +124,7 @@ class ToolRunner:
             refused=refused,
         )
 
-    async def _run(self, step: str, tool: Tool | None, call: ToolCall, contacts: Callable[[str], None]) -> Message:
+    async def _run_tool(self, step: str, tool: Tool | None, call: ToolCall, contacts: Callable[[str], None]) -> Message:
         assert tool is not None, "a tool that is not here is refused before it is run"
         with Progress(self._turn, call) as progress:
             context = msgspec.structs.replace(

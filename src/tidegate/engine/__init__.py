@@ -6,16 +6,16 @@ and waits here, and how it comes to rest.
 """
 
 from tidegate.agent import Parked
-from tidegate.engine.embedded import TASK_OF_NONE, EmbeddedEngine, EngineStats
+from tidegate.engine.embedded import PARENT_ENDED, EmbeddedEngine, EngineStats
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim, without_bytes
 from tidegate.engine.live import LiveTurn
-from tidegate.engine.turn_failures import describe, stopped
+from tidegate.engine.turn_failures import failure_of, stopped_failure
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin_at_once
+from tidegate.engine.turn_start import StartedTurn, TakenTurn, accept_and_start
 
 __all__ = [
-    "TASK_OF_NONE",
+    "PARENT_ENDED",
     "EmbeddedEngine",
     "Engine",
     "EngineStats",
@@ -25,9 +25,9 @@ __all__ = [
     "StartedTurn",
     "TakenTurn",
     "TurnLog",
-    "begin_at_once",
-    "describe",
+    "accept_and_start",
+    "failure_of",
     "slim",
-    "stopped",
+    "stopped_failure",
     "without_bytes",
 ]

@@ -16,15 +16,15 @@ from weakref import WeakSet
 import anyio
 
 from tidegate.agent import Parked, tool_ended
-from tidegate.engine.attempt import Attempt, bill_to, ending_of, given_up
+from tidegate.engine.attempt import Attempt, billing_of, turn_end, turn_end_without_resume
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import LiveTurn, log_holdings, turn_holdings
 from tidegate.engine.settlement import Settlement, TurnEnd, settle
 from tidegate.engine.slots import Slots
-from tidegate.engine.turn_failures import describe
+from tidegate.engine.turn_failures import failure_of
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin, peek
+from tidegate.engine.turn_start import StartedTurn, TakenTurn, peek, start
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
@@ -34,7 +34,7 @@ from tidegate.values import Event, Failure, Frozen, MessageAdded, Notice, Outcom
 log = Log(__name__)
 
 
-TASK_OF_NONE = "because the turn that gave it its task has ended"
+PARENT_ENDED = "because the turn that gave it its task has ended"
 
 TASKS_END_SECONDS = 10.0
 """How long the end of a turn waits for the tasks that it gave to let go; their tools are stopped by then or broken."""
@@ -46,7 +46,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 class Handler(Protocol):
     async def __call__(self, journal: Journal, taken: TakenTurn) -> None: ...
 
-    def ended(self, session: str, outcome: Outcome, version: int) -> None:
+    def turn_ended(self, session: str, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released; `version` is the session's in the store now."""
         ...
 
@@ -78,7 +78,7 @@ class EmbeddedEngine(Engine):
         self._store = store
         self._presence = presence
         self._handler = handler
-        self.places = Slots(turns)
+        self.slots = Slots(turns)
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._live: dict[str, LiveTurn] = {}
@@ -97,30 +97,30 @@ class EmbeddedEngine(Engine):
     @property
     def waiting_total(self) -> int:
         """Turns of all sessions that wait."""
-        return len(self._live) - self.places.started
+        return len(self._live) - self.slots.started
 
     def waiting_of(self, principal: str) -> int:
         """Turns of one principal that wait."""
-        return sum(live.started is None and live.principal == principal for live in self._live.values())
+        return sum(live.started_at is None and live.principal == principal for live in self._live.values())
 
     @property
-    def away(self) -> int:
+    def asking(self) -> int:
         """Turns that wait for a person."""
-        return self.places.asking
+        return self.slots.asking
 
     @property
-    def resting(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether what does not end now goes on in the next process."""
         return self.parking or not self._scope.open
 
-    def has_room(self, within: str = "") -> bool:
+    def has_free_slot(self, within: str = "") -> bool:
         """Whether a turn accepted now, perhaps on a task of another, could start at once."""
         parent = self._live.get(within)
-        return self._is_open(parent) and self.places.open_to(parent)
+        return self._is_open(parent) and self.slots.is_free_for(parent)
 
-    def takes_tasks(self, turn: str) -> bool:
+    def accepts_tasks(self, turn: str) -> bool:
         """Whether this turn may give tasks now: while it runs, also when nothing else is taken in any more."""
-        return turn in self._live and not self.resting
+        return turn in self._live and not self.is_stopping
 
     def _is_open(self, parent: LiveTurn | None) -> bool:
         return self._scope.open and not (self.parking if parent is not None else self._closed)
@@ -131,7 +131,7 @@ class EmbeddedEngine(Engine):
         turn: str,
         principal: str,
         *,
-        begun: StartedTurn | None = None,
+        started: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
     ) -> TurnLog:
@@ -140,16 +140,16 @@ class EmbeddedEngine(Engine):
         live = self._live.get(turn)
         if live is None:
             parent = self._live.get(within) if within is not None else None
-            live = self._live[turn] = LiveTurn(turn, session, principal, begun=begun, resumed=resumed, parent=parent)
+            live = self._live[turn] = LiveTurn(turn, session, principal, start=started, resumed=resumed, parent=parent)
             self._logs.add(live.log)
             record = self._presence.obtain(session)
             record.waiting.append(live)
             if parent is not None:
                 parent.children[turn] = live
-            if within is not None and (parent is None or parent.over) and not self.resting:
-                self.interrupt(turn, TASK_OF_NONE)
+            if within is not None and (parent is None or parent.is_done) and not self.is_stopping:
+                self.interrupt(turn, PARENT_ENDED)
             else:
-                self._pump(record)
+                self._start_next(record)
         return live.log
 
     def log(self, turn: str) -> TurnLog | None:
@@ -198,25 +198,25 @@ class EmbeddedEngine(Engine):
         """Whoever follows this turn is told something that did not happen in it."""
         live = self._live.get(turn)
         if live is not None and not live.log.closed:
-            live.tell(event)
+            live.emit(event)
 
     @contextlib.contextmanager
     def delegating(self, turn: str) -> Iterator[None]:
         """A call of this turn waits for a task that it gives: what works on it gets the turn's place."""
         live = self._live[turn]
         try:
-            with self.places.delegates(live):
-                self._fill(live)
+            with self.slots.waiting_for_tasks(live):
+                self._fill_slots(live)
                 yield
         finally:
-            self._fill(live)
+            self._fill_slots(live)
 
     def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
         """Stop a turn that runs or waits. It ends as stopped, with what it had said."""
         live = self._live.get(turn)
         if live is None:
             return False
-        if live.stopping is None:
+        if live.stopped_by is None:
             live.abandoned = abandoned
         live.stop(by)
         if self._scope.open and self._leave_queue(live):
@@ -242,25 +242,25 @@ class EmbeddedEngine(Engine):
     async def idle(self, session: str) -> None:
         """Until no turn of this session runs or waits."""
         while (live := next((live for live in self._live.values() if live.session == session), None)) is not None:
-            await self._until_gone(live)
+            await self._until_ended(live)
 
     async def drain(self, within: float) -> None:
         """Take no more turns; let the running ones finish within the budget, else park them at their next step."""
         self._closed = True
         with anyio.move_on_after(within):
-            await self._quiet()
+            await self._until_idle()
         self.parking = True
         with anyio.move_on_after(min(1.0, within)):
-            await self._quiet()
+            await self._until_idle()
         for live in self._live.values():
             live.log.close()
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            running=self.places.running,
+            running=self.slots.running,
             waiting=self.waiting_total,
-            asking=self.places.asking,
-            delegating=self.places.delegating,
+            asking=self.slots.asking,
+            delegating=self.slots.delegating,
             answered=self._counts["answered"],
             failed=self._counts["failed"],
             stopped=self._counts["stopped"],
@@ -269,31 +269,31 @@ class EmbeddedEngine(Engine):
 
     # -- running --
 
-    async def _quiet(self) -> None:
+    async def _until_idle(self) -> None:
         """Until no turn has a place. One that keeps it for its tasks counts until they can begin no more."""
         while (live := next(filter(self._is_busy, self._live.values()), None)) is not None:
-            await self._until_gone(live)
+            await self._until_ended(live)
 
     def _is_busy(self, live: LiveTurn) -> bool:
-        return live.placed and not (self.parking and live.waits)
+        return live.has_slot and not (self.parking and live.is_waiting)
 
-    async def _until_gone(self, live: LiveTurn) -> None:
+    async def _until_ended(self, live: LiveTurn) -> None:
         """Until the turn's end is told, and some time more if it could not be stored yet."""
         await live.log.ended()
         await anyio.sleep(FIRST_PAUSE if live.turn in self._live else 0)
 
-    def _pump(self, record: Present) -> None:
+    def _start_next(self, record: Present) -> None:
         """Start the session's next turn if it may run now; otherwise remember that it waits for a place."""
         if record.turn is not None or not record.waiting or not self._is_open(record.waiting[0].parent):
             return
-        if not self.places.open_to(record.waiting[0].parent):
+        if not self.slots.is_free_for(record.waiting[0].parent):
             self._ready[record] = None
             return
         self._ready.pop(record, None)
         live = record.waiting.popleft()
         record.turn = live
-        live.started = self._clock()
-        self.places.begin(live)
+        live.started_at = self._clock()
+        self.slots.occupy(live)
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
         record.tell()
 
@@ -319,15 +319,15 @@ class EmbeddedEngine(Engine):
 
             try:
                 await self._end_tasks(live)
-                ending = await self._ending(live, Attempt())
-                if ending is not None:
-                    await self._commit(live, ending, release)
+                end = await self._turn_end(live, Attempt())
+                if end is not None:
+                    await self._commit(live, end, release)
             finally:
                 self._release(record, live, None)
 
     async def _run(self, record: Present, live: LiveTurn) -> None:
         try:
-            await self._work(record, live)
+            await self._run_attempt(record, live)
         finally:
             self._release(record, live, None)
 
@@ -337,61 +337,61 @@ class EmbeddedEngine(Engine):
         if live.released:
             return
         live.released = True
-        self.places.end(live)
+        self.slots.release(live)
         self._live.pop(live.turn, None)
         try:
             if settled is not None:
-                self._tell(live, settled)
+                self._publish_end(live, settled)
         finally:
             live.log.close()
             self._presence.turn_ended(record, live)
         if record.waiting:
             self._ready[record] = None  # behind the sessions that waited for a place meanwhile
-        self._fill(live.parent)
+        self._fill_slots(live.parent)
 
-    def _fill(self, tree: LiveTurn | None) -> None:
+    def _fill_slots(self, tree: LiveTurn | None) -> None:
         """Give the free places to the sessions that wait for one; before that, what the turns of a tree keep for their
         tasks, to those."""
         while tree is not None:
             for task in tuple(tree.children.values()):
-                if task.started is None and (record := self._presence.get(task.session)) is not None:
-                    self._pump(record)
+                if task.started_at is None and (record := self._presence.get(task.session)) is not None:
+                    self._start_next(record)
             tree = tree.parent
-        while self._ready and self.places.free and not self._closed:
+        while self._ready and self.slots.free and not self._closed:
             waiting = next(iter(self._ready))
             del self._ready[waiting]
-            self._pump(waiting)
+            self._start_next(waiting)
 
     @contextlib.contextmanager
-    def _absent(self, live: LiveTurn) -> Iterator[None]:
+    def _waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
         """A step of the turn waits for a person: others get its place, its resident may be unloaded, and its time does
         not count. When it comes back it does not wait for a place, it has waited enough; limits.questions bounds how
         many there are."""
         try:
-            with self.places.asks(live):
-                self._fill(live.parent)
-                self._let_rest(live)
+            with self.slots.waiting_for_person(live):
+                self._fill_slots(live.parent)
+                self._allow_unload(live)
                 yield
         finally:
-            self._fill(live.parent)
+            self._fill_slots(live.parent)
 
-    def _let_rest(self, asking: LiveTurn) -> None:
+    def _allow_unload(self, asking: LiveTurn) -> None:
         """Nothing of this turn works now, nor of those that wait for it."""
         live: LiveTurn | None = asking
         while live is not None:
             record = self._presence.get(live.session)
-            if live.asks and record is not None and record.turn is live:
+            if live.waits_for_person and record is not None and record.turn is live:
                 self._presence.turn_asks(record)
             live = live.parent
 
-    def _tell(self, live: LiveTurn, settled: Settlement) -> None:
+    def _publish_end(self, live: LiveTurn, settled: Settlement) -> None:
         outcome = settled.outcome
         self._counts[outcome.state] += 1
-        if live.started is not None:
-            self._seconds += self._clock() - live.started
-            self._handler.ended(live.session, outcome, settled.version)
-        if settled.spilled is not None:
-            self.submit(live.session, settled.spilled, live.principal)
+        if live.started_at is not None:
+            self._seconds += self._clock() - live.started_at
+            self._handler.turn_ended(live.session, outcome, settled.version)
+        if settled.follow_up is not None:
+            self.submit(live.session, settled.follow_up, live.principal)
         if live.log.closed:
             return  # its readers were told that it could not be stored
         running = live.log.running_calls() if outcome.state != "answered" else frozenset()
@@ -404,40 +404,40 @@ class EmbeddedEngine(Engine):
                 live.log.append(Notice(text=text))
         live.log.append(TurnEnded(outcome=outcome))
 
-    async def _work(self, record: Present, live: LiveTurn) -> None:
+    async def _run_attempt(self, record: Present, live: LiveTurn) -> None:
         """Take the turn, have it handled, settle it; or leave it for the next start."""
-        work = Attempt()
-        live.run()
-        live.limit(self._turn_seconds)
+        attempt = Attempt()
+        live.attach_task()
+        live.start_timer(self._turn_seconds)
         try:
-            if live.stopping is None:
-                await self._handle(live, work)
+            if live.stopped_by is None:
+                await self._handle(live, attempt)
         except asyncio.CancelledError as error:
-            if not live.leave():
+            if not live.detach_task():
                 if is_cancelled():
-                    await self._park(live, work.journal)
+                    await self._park(live, attempt.journal)
                     raise
-                work.failure = describe(error)  # something that it waited for was cancelled, not the turn
-                self._log_failure(live, work.failure, error)
+                attempt.failure = failure_of(error)  # something that it waited for was cancelled, not the turn
+                self._log_failure(live, attempt.failure, error)
         except Parked:
-            await self._park(live, work.journal)
+            await self._park(live, attempt.journal)
             return
         except Exception as error:
-            if self._is_end_of_process(error) and not live.leave():
-                await self._park(live, work.journal)
+            if self._is_end_of_process(error) and not live.detach_task():
+                await self._park(live, attempt.journal)
                 return
-            work.failure = describe(error)
-            self._log_failure(live, work.failure, error)
+            attempt.failure = failure_of(error)
+            self._log_failure(live, attempt.failure, error)
         finally:
-            live.pause()
-            live.leave()
-        if live.expired and work.journal is not None and not work.journal.has_answered:
+            live.stop_timer()
+            live.detach_task()
+        if live.expired and attempt.journal is not None and not attempt.journal.has_answered:
             limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
-            work.failure = describe(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
+            attempt.failure = failure_of(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
         await self._end_tasks(live)
-        ending = await self._ending(live, work)
-        if ending is not None:
-            await self._commit(live, ending, lambda settled: self._release(record, live, settled))
+        end = await self._turn_end(live, attempt)
+        if end is not None:
+            await self._commit(live, end, lambda settled: self._release(record, live, settled))
 
     def _is_end_of_process(self, error: Exception) -> bool:
         """Whether a turn broke because nothing can be opened any more: that is no fault of its own."""
@@ -449,10 +449,10 @@ class EmbeddedEngine(Engine):
             return
         tasks = tuple(live.children.values())
         for task in tasks:
-            self.interrupt(task.turn, TASK_OF_NONE)
+            self.interrupt(task.turn, PARENT_ENDED)
         with anyio.move_on_after(TASKS_END_SECONDS) as patience:
             for task in tasks:
-                await self._until_gone(task)
+                await self._until_ended(task)
         if patience.cancelled_caught:
             log.warning("a task outlives the turn that gave it", session=live.session, turn=live.turn)
 
@@ -462,7 +462,7 @@ class EmbeddedEngine(Engine):
 
         def write(db: Db) -> None:
             if turns.park(db, live.turn) and journal is not None:
-                journal.bill_cut(db)
+                journal.bill_cut_calls(db)
 
         if self._closed:
             with contextlib.suppress(StoreFailed):
@@ -481,50 +481,50 @@ class EmbeddedEngine(Engine):
                 told = error.message
             log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=told)
 
-    async def _handle(self, live: LiveTurn, work: Attempt) -> None:
-        begun, live.begun = live.begun, None
-        if begun is None:
-            begun = await self._store.write(begin, live.turn, self._clock())
-        work.taken = begun.taken
-        work.journal = self._open_journal(live, begun)
-        await self._handler(work.journal, begun.taken)
+    async def _handle(self, live: LiveTurn, attempt: Attempt) -> None:
+        started, live.start = live.start, None
+        if started is None:
+            started = await self._store.write(start, live.turn, self._clock())
+        attempt.taken = started.taken
+        attempt.journal = self._open_journal(live, started)
+        await self._handler(attempt.journal, started.taken)
 
-    def _open_journal(self, live: LiveTurn, begun: StartedTurn) -> Journal:
-        if begun.taken.turn.usage.tokens:
-            live.use(begun.taken.turn.usage)
+    def _open_journal(self, live: LiveTurn, started: StartedTurn) -> Journal:
+        if started.taken.turn.usage.tokens:
+            live.add_usage(started.taken.turn.usage)
         live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
-        for seq, message in begun.incoming:
+        for seq, message in started.incoming:
             live.log.append(MessageAdded(seq=seq, message=slim(message)))
         return Journal(
             live,
             self._store,
-            bill_to(begun.taken.turn, begun.taken.session),
-            incoming=tuple(message for _, message in begun.incoming),
-            recorded=begun.recorded,
-            begun=begun.intents,
+            billing_of(started.taken.turn, started.taken.session),
+            incoming=tuple(message for _, message in started.incoming),
+            recorded=started.recorded,
+            open_intents=started.intents,
             parking=lambda: self.parking,
-            away=lambda: self._absent(live),
+            waiting_for_person=lambda: self._waiting_for_person(live),
             clock=self._clock,
         )
 
-    async def _ending(self, live: LiveTurn, work: Attempt) -> TurnEnd | None:
+    async def _turn_end(self, live: LiveTurn, attempt: Attempt) -> TurnEnd | None:
         """How the turn ends. One that was not taken was stopped while it waited, or the store refused it."""
-        taken = work.taken or (live.begun.taken if live.begun is not None else None)
+        taken = attempt.taken or (live.start.taken if live.start is not None else None)
         taken = taken or await self._store.read(peek, live.turn)
         if taken is None:
             log.warning("a turn's session was deleted under it", session=live.session, turn=live.turn)
             return None
-        if work.journal is None:
-            return ending_of(live, work, taken, await self._store.read(turns.tally, live.turn))
-        return ending_of(live, work, taken, (live.used, work.journal.steps))
+        if attempt.journal is None:
+            return turn_end(live, attempt, taken, await self._store.read(turns.tally, live.turn))
+        return turn_end(live, attempt, taken, (live.usage, attempt.journal.steps))
 
-    async def _commit(self, live: LiveTurn, ending: TurnEnd, release: Callable[[Settlement], None]) -> None:
+    async def _commit(self, live: LiveTurn, end: TurnEnd, release: Callable[[Settlement], None]) -> None:
         """Stores the end and releases the turn. While the store refuses, whoever waits is told so at once, and the
         session stays with this turn until its end is stored: a later turn must not come before it."""
         pause = FIRST_PAUSE
         while True:
             try:
-                await self._store.write_then(release, settle, ending, self._clock())
+                await self._store.write_then(release, settle, end, self._clock())
             except Conflict:
                 ended = await self._store.read(turns.outcome, live.turn)
                 if ended is not None:
@@ -534,7 +534,7 @@ class EmbeddedEngine(Engine):
                     log.error(
                         "a turn's end cannot be stored yet", session=live.session, turn=live.turn, error=str(error)
                     )
-                    failed = Outcome(turn=ending.turn, session=ending.session, state="failed", error=describe(error))
+                    failed = Outcome(turn=end.turn, session=end.session, state="failed", error=failure_of(error))
                     live.log.append(TurnEnded(outcome=failed))
                 await anyio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -545,12 +545,12 @@ class EmbeddedEngine(Engine):
         """Settle a turn that will not be resumed; False when it has ended meanwhile."""
 
         def then(settled: Settlement) -> None:
-            if settled.spilled is not None:
-                self.submit(session.id, settled.spilled, session.principal)
+            if settled.follow_up is not None:
+                self.submit(session.id, settled.follow_up, session.principal)
 
-        ending = given_up(turn, session, failure, await self._store.read(turns.tally, turn.id))
+        end = turn_end_without_resume(turn, session, failure, await self._store.read(turns.tally, turn.id))
         try:
-            await self._store.write_then(then, settle, ending, self._clock())
+            await self._store.write_then(then, settle, end, self._clock())
         except Conflict:
             return False
         return True

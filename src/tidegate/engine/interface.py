@@ -20,7 +20,7 @@ class Engine(Protocol):
         turn: str,
         principal: str,
         *,
-        begun: StartedTurn | None = None,
+        started: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
     ) -> TurnLog:

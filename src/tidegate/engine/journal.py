@@ -2,7 +2,7 @@
 
 Guarantee: a step that has a row is never made again; a step's row is committed before the next step starts; the intent
 of a step with an effect is committed before it runs, and an intent without a row is never run again unless it is
-repeatable. The row that ends the turn is kept back and committed together with the end (`tail`). A call with an effect
+repeatable. The row that ends the turn is kept back and committed together with the end (`final_row`). A call with an effect
 is recorded in the audit log in the transactions of its intent and of its result.
 """
 
@@ -119,15 +119,15 @@ class Journal:
         *,
         incoming: tuple[Message, ...],
         recorded: Sequence[MessageRow],
-        begun: Mapping[str, IntentRow],
+        open_intents: Mapping[str, IntentRow],
         parking: Callable[[], bool],
-        away: Callable[[], AbstractContextManager[None]],
+        waiting_for_person: Callable[[], AbstractContextManager[None]],
         clock: Callable[[], float],
     ) -> None:
         self.id = live.turn
         self.session = live.session
         self.incoming = incoming
-        self.tail: tuple[str, Message] | None = None
+        self.final_row: tuple[str, Message] | None = None
         self.concluded: Message | None = None
         """The answer that ends the turn, where it is committed already."""
         self.steps = 0
@@ -140,28 +140,28 @@ class Journal:
         self._store = store
         self._billing = billing
         self._recorded = {row.step: row.message for row in recorded if row.step}
-        self._begun = begun
+        self._open_intents = open_intents
         self._parking = parking
-        self._away = away
+        self._waiting_for_person = waiting_for_person
         self._clock = clock
         self._drains = 0
 
     @property
     def usage(self) -> Usage:
-        return self._live.root.used
+        return self._live.root.usage
 
-    def pay(self, usage: Usage) -> None:
+    def add_usage(self, usage: Usage) -> None:
         """A model was asked beside the turn's own steps: whoever asked writes it down, and the turn has used it."""
-        self._live.use(usage)
+        self._live.add_usage(usage)
 
     @property
     def is_stopped(self) -> bool:
         """Whether somebody has stopped it, or its time is over: it does not go on in the next process."""
-        return self._live.stopping is not None or self._live.expired
+        return self._live.stopped_by is not None or self._live.expired
 
     @property
     def has_answered(self) -> bool:
-        return self.tail is not None or self.concluded is not None
+        return self.final_row is not None or self.concluded is not None
 
     @property
     def is_resumed(self) -> bool:
@@ -185,7 +185,7 @@ class Journal:
         message = await self._make(name, make, effect)
         self._count(message)
         if ends is not None and ends(message):
-            self.tail = (name, message)
+            self.final_row = (name, message)
         else:
             await self._commit(name, message, effect)
         return message
@@ -195,20 +195,20 @@ class Journal:
         run again only if both that process and this one call it repeatable."""
         if effect is None:
             return await make()
-        intent = self._begun.get(name)
+        intent = self._open_intents.get(name)
         if intent is None:
             if (refusal := await effect.refused()) is not None:
                 return refusal
-            await self._begin(name, effect)
+            await self._commit_intent(name, effect)
         elif not effect.repeatable or intent.repeatable is False:
             return effect.interrupted(intent.read_only)
         self.hosts[name] = effect.hosts
         return await make()
 
-    async def _begin(self, name: str, effect: Effect) -> None:
+    async def _commit_intent(self, name: str, effect: Effect) -> None:
         now = self._clock()
 
-        def begin(db: Db) -> None:
+        def write(db: Db) -> None:
             intents.begin(
                 db,
                 self.id,
@@ -221,7 +221,7 @@ class Journal:
             )
             record_call(db, self.id, name, effect.tool, effect.digest, "begun", self._billing, now)
 
-        await self._store.write(begin)
+        await self._store.write(write)
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
         self.concluded = msgspec.structs.replace(answer, calls=calls)
@@ -248,30 +248,30 @@ class Journal:
         found = await ready()
         if found is not None:
             return found
-        with self._away():
+        with self._waiting_for_person():
             while found is None:
-                await self._live.signalled(seen)
+                await self._live.wait_for_signal(seen)
                 seen = self._live.signals
                 found = await ready()
         return found
 
     def cut(self, model: str, usage: Usage) -> None:
-        self._live.use(usage)
+        self._live.add_usage(usage)
         self.cut_calls += ((model, usage),)
 
-    def bill_cut(self, db: Db, calls: Iterable[tuple[str, Usage]] | None = None) -> None:
+    def bill_cut_calls(self, db: Db, calls: Iterable[tuple[str, Usage]] | None = None) -> None:
         """Writes down the calls that broke off, in the writer's transaction."""
         for model, tokens in self.cut_calls if calls is None else calls:
             bill(db, self.id, model, tokens, self._billing, self._clock())
 
     def emit(self, event: Event) -> None:
-        self._live.tell(event)
+        self._live.emit(event)
 
     def _count(self, message: Message) -> None:
         if message.role == "assistant":
             self.steps += 1
             if message.usage is not None:
-                self._live.use(message.usage)
+                self._live.add_usage(message.usage)
 
     def _has_recorded_after(self) -> bool:
         """Whether this drain stands before a step that is already recorded: then it gave nothing, and must again."""
@@ -284,7 +284,7 @@ class Journal:
         def write(db: Db) -> MessageRow:
             if effect is not None:
                 self._record_result(db, name, message, effect, intents.clear(db, self.id, name), now)
-            self.bill_cut(db, cut)
+            self.bill_cut_calls(db, cut)
             return commit_row(db, self.id, self.session, name, message, self._billing, now)
 
         try:

@@ -28,33 +28,33 @@ WAITING_BYTES = 2 * 1024
 class LiveTurn:
     __slots__ = (
         "_due",
-        "_halts",
-        "_left",
-        "_news",
+        "_seconds_left",
+        "_signalled",
         "_signals",
         "_task",
         "_timer",
+        "_timer_holds",
         "abandoned",
-        "away",
-        "begun",
         "children",
         "delegated",
         "expired",
+        "has_slot",
+        "is_done",
         "log",
         "notices",
-        "over",
         "parent",
-        "placed",
         "principal",
+        "questions",
         "released",
         "resumed",
         "session",
-        "started",
+        "start",
+        "started_at",
         "steered",
-        "stopping",
+        "stopped_by",
         "tasks",
         "turn",
-        "used",
+        "usage",
     )
 
     def __init__(
@@ -63,14 +63,14 @@ class LiveTurn:
         session: str,
         principal: str = "",
         *,
-        begun: StartedTurn | None = None,
+        start: StartedTurn | None = None,
         resumed: bool = False,
         parent: "LiveTurn | None" = None,
     ) -> None:
         self.turn = turn
         self.session = session
         self.principal = principal
-        self.begun = begun
+        self.start = start
         """What it was taken with, when that happened as it was accepted."""
         self.resumed = resumed
         self.parent = parent
@@ -82,10 +82,10 @@ class LiveTurn:
         self.log = TurnLog(turn, session)
         self.notices: list[str] = []  # house: allow NOTICES_KEPT
         """What the user was told; it is stored with the end, for who was not there."""
-        self.used = NOTHING
+        self.usage = NOTHING
         """What its model calls have cost, and those of the tasks that it gave."""
-        self.started: float | None = None
-        self.stopping: str | None = None
+        self.started_at: float | None = None
+        self.stopped_by: str | None = None
         """Who stopped it, in words, once somebody has."""
         self.abandoned = False
         """Whether it was stopped only because its caller had gone."""
@@ -93,33 +93,33 @@ class LiveTurn:
         """Whether there may be something to drain."""
         self.expired = False
         """Whether it took longer than a turn may."""
-        self.over = False
+        self.is_done = False
         """Whether it works no more: what is left is to write down how it ended."""
         self.released = False
         """Whether its session has let it go."""
-        self.placed = False
+        self.has_slot = False
         """Whether it has a place among those that run; while it waits for its tasks, one that it keeps for them."""
-        self.away = 0
+        self.questions = 0
         """How many of its calls wait for a person."""
         self.tasks = 0
         """How many of its calls wait for a task that another agent works on."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._left = 0.0
-        self._halts = 0
+        self._seconds_left = 0.0
+        self._timer_holds = 0
         self._signals = 0
-        self._news: asyncio.Future[None] | None = None
+        self._signalled: asyncio.Future[None] | None = None
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it does nothing itself until others have: a person, or agents that it gave tasks."""
-        return bool(self.away or self.tasks)
+        return bool(self.questions or self.tasks)
 
     @property
-    def asks(self) -> bool:
+    def waits_for_person(self) -> bool:
         """Whether it does nothing itself until a person has answered: it has asked, or a task that it waits for has."""
-        return bool(self.away or (self.tasks and self._halts))
+        return bool(self.questions or (self.tasks and self._timer_holds))
 
     @property
     def root(self) -> "LiveTurn":
@@ -129,23 +129,23 @@ class LiveTurn:
             live = live.parent
         return live
 
-    def run(self) -> None:
+    def attach_task(self) -> None:
         """From now on a stop cancels the task that calls this, until `leave`."""
         self._task = asyncio.current_task()
 
-    def leave(self) -> bool:
+    def detach_task(self) -> bool:
         """No stop reaches the task any more: what is left is to write down how it ended. Whether a stop of ours has
         cancelled it, and not the end of the process."""
         task, self._task = self._task, None
-        self.over = True
-        ours = self.stopping is not None or self.expired
+        self.is_done = True
+        ours = self.stopped_by is not None or self.expired
         while ours and task is not None and task.cancelling():
             task.uncancel()
         return ours
 
     def stop(self, by: str) -> None:
-        if self.stopping is None:
-            self.stopping = by
+        if self.stopped_by is None:
+            self.stopped_by = by
         if self._task is not None:
             self._task.cancel()
 
@@ -154,40 +154,40 @@ class LiveTurn:
         if self._task is not None:
             self._task.cancel()
 
-    def use(self, usage: Usage) -> None:
+    def add_usage(self, usage: Usage) -> None:
         """A model call was made, here or in a task: whoever gave the task has used it too."""
-        self.used = self.used + usage
+        self.usage = self.usage + usage
         if self.parent is not None:
-            self.parent.use(usage)
+            self.parent.add_usage(usage)
 
     # -- its time --
 
-    def limit(self, seconds: float) -> None:
+    def start_timer(self, seconds: float) -> None:
         """From now on it may take so long."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + seconds
         self._timer = loop.call_later(seconds, self.expire)
 
-    def halt(self) -> None:
+    def hold_timer(self) -> None:
         """The time does not count until `go_on` was called as often as this."""
-        self._halts += 1
-        self.pause()
+        self._timer_holds += 1
+        self.stop_timer()
 
-    def go_on(self) -> None:
-        self._halts -= 1
-        if not self._halts and self._task is not None:
-            self.limit(self._left)
+    def resume_timer(self) -> None:
+        self._timer_holds -= 1
+        if not self._timer_holds and self._task is not None:
+            self.start_timer(self._seconds_left)
 
-    def pause(self) -> None:
+    def stop_timer(self) -> None:
         """The time does not count any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._left = max(0.0, self._due - asyncio.get_running_loop().time())
+            self._seconds_left = max(0.0, self._due - asyncio.get_running_loop().time())
 
     # -- what it tells, and is told --
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         if isinstance(event, Notice) and len(self.notices) < NOTICES_KEPT and event.text not in self.notices:
             self.notices.append(event.text)
         self.log.append(event)
@@ -200,24 +200,24 @@ class LiveTurn:
     def signal(self) -> None:
         """Something that one of its steps waits for may have happened."""
         self._signals += 1
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._signalled is not None and not self._signalled.done():
+            self._signalled.set_result(None)
 
     @property
     def signals(self) -> int:
         """How often it was signalled: who waits for more asks for this before it looks."""
         return self._signals
 
-    async def signalled(self, since: int) -> None:
+    async def wait_for_signal(self, since: int) -> None:
         while self._signals == since:
-            if self._news is None or self._news.done():
-                self._news = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._news)
+            if self._signalled is None or self._signalled.done():
+                self._signalled = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._signalled)
 
 
 def turn_holdings(turns: Iterable[LiveTurn]) -> Iterator[tuple[str, Holding]]:
     for live in turns:
-        yield f"session {live.session}", Holding(1, WAITING_BYTES if live.started is None else RUNNING_BYTES)
+        yield f"session {live.session}", Holding(1, WAITING_BYTES if live.started_at is None else RUNNING_BYTES)
 
 
 def log_holdings(logs: Iterable[TurnLog]) -> Iterator[tuple[str, Holding]]:

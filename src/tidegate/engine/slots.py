@@ -1,6 +1,6 @@
 """Places: which of the turns that have started may work now.
 
-Guarantee: at most `cap` turns are begun into places of their own. A turn that waits for a person has none, and takes
+Guarantee: at most `cap` turns are started into places of their own. A turn that waits for a person has none, and takes
 one without waiting when it comes back. A turn that waits for tasks that it gave keeps its place for the first of them,
 and has it back from the last: so a tree of tasks always gets on, with a single place too, and no more than `cap` trees
 are under way, each at most as many turns high as tasks may be handed on; what more of a tree's turns want to run at
@@ -19,7 +19,7 @@ class Slots:
         self._cap = cap
         self.taken = 0
         self.started = 0
-        """Turns that have begun and are not over."""
+        """Turns that have started and are not over."""
         self.asking = 0
         """Turns that wait for a person."""
         self.delegating = 0
@@ -27,51 +27,51 @@ class Slots:
 
     @property
     def running(self) -> int:
-        """Turns that have begun and wait for nobody."""
+        """Turns that have started and wait for nobody."""
         return self.started - self.asking - self.delegating
 
     @property
     def free(self) -> bool:
         return self.taken < self._cap
 
-    def open_to(self, parent: LiveTurn | None) -> bool:
+    def is_free_for(self, parent: LiveTurn | None) -> bool:
         """Whether a turn could begin, of one's own or on a task of that parent's."""
-        return self.free or (parent is not None and _is_kept(parent))
+        return self.free or (parent is not None and _has_spare_slot(parent))
 
-    def begin(self, live: LiveTurn) -> None:
+    def occupy(self, live: LiveTurn) -> None:
         """The turn has a place from now on: its parent's, if that keeps one."""
         self.started += 1
         self._count(live, 1)
-        live.placed = True
+        live.has_slot = True
         self.taken += 1
         self._balance(live.parent)
 
-    def end(self, live: LiveTurn) -> None:
-        """The turn is over, or was never begun. Its place is its parent's again, if that has no other."""
-        if live.started is not None:
+    def release(self, live: LiveTurn) -> None:
+        """The turn is over, or was never started. Its place is its parent's again, if that has no other."""
+        if live.started_at is not None:
             self._count(live, -1)
             self.started -= 1
-        self._vacate(live)
+        self._free(live)
         if live.parent is not None:
             live.parent.children.pop(live.turn, None)
             self._balance(live.parent)
 
     @contextmanager
-    def asks(self, live: LiveTurn) -> Iterator[None]:
+    def waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
         """A call of the turn waits for a person."""
-        halted = [*_up(live)]
-        for each in halted:
-            each.halt()
-        self._change(live, away=1)
+        held = [*_with_parents(live)]
+        for each in held:
+            each.hold_timer()
+        self._change(live, questions=1)
         try:
             yield
         finally:
-            self._change(live, away=-1)
-            for each in halted:
-                each.go_on()
+            self._change(live, questions=-1)
+            for each in held:
+                each.resume_timer()
 
     @contextmanager
-    def delegates(self, live: LiveTurn) -> Iterator[None]:
+    def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
         """A call of the turn waits for a task that it gives."""
         live.delegated = True
         self._change(live, tasks=1)
@@ -80,15 +80,15 @@ class Slots:
         finally:
             self._change(live, tasks=-1)
 
-    def _change(self, live: LiveTurn, *, away: int = 0, tasks: int = 0) -> None:
+    def _change(self, live: LiveTurn, *, questions: int = 0, tasks: int = 0) -> None:
         self._count(live, -1)
-        live.away += away
+        live.questions += questions
         live.tasks += tasks
         self._count(live, 1)
         self._balance(live)
 
     def _count(self, live: LiveTurn, by: int) -> None:
-        if live.away:
+        if live.questions:
             self.asking += by
         elif live.tasks:
             self.delegating += by
@@ -96,37 +96,37 @@ class Slots:
     def _balance(self, live: LiveTurn | None) -> None:
         """The turn has a place if it works itself, or keeps one for its tasks; and so on upwards."""
         while live is not None:
-            if live.started is None or live.released or not _wants(live):
-                self._vacate(live)
-            elif not live.placed:
-                live.placed = True
+            if live.started_at is None or live.released or not _needs_slot(live):
+                self._free(live)
+            elif not live.has_slot:
+                live.has_slot = True
                 self.taken += 1
             live = live.parent
 
-    def _vacate(self, live: LiveTurn) -> None:
-        if live.placed:
-            live.placed = False
+    def _free(self, live: LiveTurn) -> None:
+        if live.has_slot:
+            live.has_slot = False
             self.taken -= 1
 
 
-def _up(live: LiveTurn | None) -> Iterator[LiveTurn]:
+def _with_parents(live: LiveTurn | None) -> Iterator[LiveTurn]:
     while live is not None:
         yield live
         live = live.parent
 
 
-def _is_kept(live: LiveTurn) -> bool:
+def _has_spare_slot(live: LiveTurn) -> bool:
     """Whether it has a place that it does not use itself."""
-    return live.placed and live.waits
+    return live.has_slot and live.is_waiting
 
 
-def _wants(live: LiveTurn) -> bool:
-    if not live.waits:
+def _needs_slot(live: LiveTurn) -> bool:
+    if not live.is_waiting:
         return True
-    # A call whose task has not begun, or is over and not heard of yet, is one that a place is needed for.
-    begun = sum(child.started is not None for child in live.children.values())
-    return live.tasks > begun and not any(map(_holds, live.children.values()))
+    # A call whose task has not started, or is over and not heard of yet, is one that a place is needed for.
+    started = sum(child.started_at is not None for child in live.children.values())
+    return live.tasks > started and not any(map(_tree_has_slot, live.children.values()))
 
 
-def _holds(live: LiveTurn) -> bool:
-    return live.placed or any(map(_holds, live.children.values()))
+def _tree_has_slot(live: LiveTurn) -> bool:
+    return live.has_slot or any(map(_tree_has_slot, live.children.values()))

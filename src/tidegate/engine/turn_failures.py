@@ -46,7 +46,7 @@ BUSY = "The gateway has too much to do at the moment, so this was not done; try 
 BROKEN = "The gateway could not read or store this; try again in a moment, or ask its operator, whose log says why."
 
 
-def describe(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
     match error:
         case ModelFailed(param=str()):
             return Failure(
@@ -116,7 +116,7 @@ def describe(error: BaseException) -> Failure:
             )
 
 
-def stopped(by: str, *, abandoned: bool = False) -> Failure:
+def stopped_failure(by: str, *, abandoned: bool = False) -> Failure:
     """`abandoned`: only because nobody was there any more; whoever comes back is right to try again."""
     message = f"The turn was stopped {by}."
     return Failure(message=message, type="turn_error", code="stopped", status=409, retry=abandoned, final=not abandoned)

@@ -57,7 +57,7 @@ class StartedTurn(Frozen, frozen=True):
     """Of the steps that began in an earlier attempt and left no row."""
 
 
-def begin(db: Db, turn: str, now: float) -> StartedTurn:
+def start(db: Db, turn: str, now: float) -> StartedTurn:
     """Take a turn that waited, or one that an earlier process left."""
     changed = _take_caller_tools(db, turn, now)
     row = turns.take(db, turn, now)
@@ -76,7 +76,7 @@ def begin(db: Db, turn: str, now: float) -> StartedTurn:
     )
 
 
-def begin_at_once(
+def accept_and_start(
     db: Db,
     session: SessionRow,
     *,

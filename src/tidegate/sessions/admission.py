@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.engine import StartedTurn, begin_at_once
+from tidegate.engine import StartedTurn, accept_and_start
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
 from tidegate.sessions import titles
 from tidegate.spool import UploadFolder
@@ -87,7 +87,7 @@ def admit(
     _note_receipts(db, inbound, turn, tools, now)
     leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
-        begun = begin_at_once(
+        begun = accept_and_start(
             db,
             session,
             turn=turn,

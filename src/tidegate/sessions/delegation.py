@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tidegate.agent import Parked
-from tidegate.engine import TASK_OF_NONE
+from tidegate.engine import PARENT_ENDED
 from tidegate.errors import NotFound, Refused, Stopping, ToolFailed
 from tidegate.sessions.relay import TaskProgress
 from tidegate.store import principals, receipts
@@ -120,8 +120,8 @@ class Delegation:
                             relay.tell(event)
             return await self._ended(accepted.turn)
         except BaseException:
-            if not self._service.engine.resting:
-                self._service.engine.interrupt(accepted.turn, TASK_OF_NONE)
+            if not self._service.engine.is_stopping:
+                self._service.engine.interrupt(accepted.turn, PARENT_ENDED)
             raise
         finally:
             relay.end()

@@ -8,7 +8,7 @@ on a task goes on only with the turn that gave it.
 
 from typing import TYPE_CHECKING
 
-from tidegate.engine import TASK_OF_NONE, stopped
+from tidegate.engine import PARENT_ENDED, stopped_failure
 from tidegate.log import Log
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
 from tidegate.turns.channels import Channel
@@ -30,7 +30,7 @@ async def recover(service: "Sessions", *, older: float = 0.0) -> int:
         if service.engine.log(turn.id) is not None or (older and turn.accepted > service.clock() - older):
             continue
         if turn.within is not None and service.engine.log(turn.within) is None:
-            reason: Failure | None = stopped(TASK_OF_NONE)
+            reason: Failure | None = stopped_failure(PARENT_ENDED)
         else:
             reason = _refusal(turn, session, service.channels.of(turn.channel), service.config.limits.resumes)
         if reason is not None:
@@ -61,10 +61,10 @@ def _depth(turn: TurnRow) -> int:
 def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int) -> Failure | None:
     """Why the turn does not go on; None when it does."""
     if session.ended is not None:
-        return stopped("because its session ended")
+        return stopped_failure("because its session ended")
     strategy = channel.strategy(turn, session)
     if strategy == "stop":
-        return stopped("because the gateway restarted and its caller had gone", abandoned=True)
+        return stopped_failure("because the gateway restarted and its caller had gone", abandoned=True)
     if strategy == "report":
         return _given_up(
             f"The gateway stopped while it worked on this, and what comes by the channel {channel.name!r} is not taken "

@@ -198,17 +198,17 @@ class Sessions:
             "turn": new_id("t"),
             "fresh": await self._fresh(inbound),
             "queue_length": self.config.limits.queue_length,
-            "take": self.engine.has_room(inbound.within),
+            "take": self.engine.has_free_slot(inbound.within),
             "now": self.clock(),
         }
 
     def check_intake(self, principal: str, within: str = "") -> None:
         """Raises when this principal's new turn is not taken in now: of one's own, or on a task of a turn that runs."""
-        if not self._open and not (within and self.engine.takes_tasks(within)):
+        if not self._open and not (within and self.engine.accepts_tasks(within)):
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
         if (lost := self.store.lost) is not None:
             raise StoreLost(lost)
-        if within and self.engine.has_room(within):
+        if within and self.engine.has_free_slot(within):
             return
         most, each = self.config.limits.waiting_total, self.config.limits.waiting_each
         if self.engine.waiting_total >= most:
@@ -253,7 +253,7 @@ class Sessions:
             return Acceptance(turn=turn, session=session, how="attached", tools=admission.tools)
         running = self.engine.running(session)
         ahead = self.engine.waiting(session) + (running is not None)
-        self.engine.submit(session, turn, inbound.principal, begun=admission.begun, within=inbound.within or None)
+        self.engine.submit(session, turn, inbound.principal, started=admission.begun, within=inbound.within or None)
         how: Literal["started", "queued", "interrupting"] = "queued" if ahead else "started"
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")

@@ -4,39 +4,39 @@ Guarantee: everything here is a pure function of the rows that it is given: the 
 before and after a restart. Who reads and writes the rows, and asks a model, is `turns/compaction/compaction.py`.
 """
 
-from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit, tail_from, window_marks
+from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit_start, tail_start, window_marks
 from tidegate.agent.context.summaries import (
     INSTRUCTIONS,
-    NO_SMALLER,
+    SAVES_TOO_LITTLE,
     TOO_LONG,
-    Material,
-    cut_messages,
-    cut_summaries,
-    given_bytes,
-    groups,
-    of_messages,
-    of_summaries,
+    SummaryRequest,
+    outline_messages,
+    outline_summaries,
     read_summary,
+    request_bytes_of,
+    request_for_messages,
+    request_for_summaries,
+    summary_groups,
 )
-from tidegate.agent.context.view import View, elided
+from tidegate.agent.context.view import View, elide
 
 __all__ = [
     "INSTRUCTIONS",
-    "NO_SMALLER",
+    "SAVES_TOO_LITTLE",
     "TOO_LONG",
-    "Material",
+    "SummaryRequest",
     "View",
     "WindowMarks",
     "chunks",
-    "cut_messages",
-    "cut_summaries",
-    "elided",
-    "given_bytes",
-    "groups",
-    "last_unit",
-    "of_messages",
-    "of_summaries",
+    "elide",
+    "last_unit_start",
+    "outline_messages",
+    "outline_summaries",
     "read_summary",
-    "tail_from",
+    "request_bytes_of",
+    "request_for_messages",
+    "request_for_summaries",
+    "summary_groups",
+    "tail_start",
     "window_marks",
 ]

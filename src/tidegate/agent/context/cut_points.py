@@ -72,12 +72,12 @@ def boundaries(rows: Rows) -> Iterator[int]:
         owed |= {call.id for call in message.calls}
 
 
-def last_unit(rows: Rows) -> int:
+def last_unit_start(rows: Rows) -> int:
     """Where the last thing begins that cannot be cut."""
     return max(boundaries(rows), default=0)
 
 
-def tail_from(rows: Rows, keep: int, weigh: Weigh) -> int:
+def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
     """The number of the first row that stays: as many of the newest as weigh no more than `keep`, and at least the last
     unit."""
     weight = 0

@@ -33,7 +33,7 @@ CONDENSED = (
     "\nThe list holds earlier summaries of successive parts instead of messages: write the one summary of all of them."
 )
 
-GIVEN_CHARACTERS = 4000
+TEXT_CHARACTERS = 4000
 """Of one text that is given to be summarised: more of a result than a summary ever repeats."""
 
 WORDS_PER_TOKEN = 0.7
@@ -47,20 +47,20 @@ MARGIN = 2
 
 LEAST_WORDS = 40
 
-GIVEN_OVERHEAD = 64
+SUMMARY_OVERHEAD = 64
 """Bytes that a summary takes beside its text where it is given to be condensed."""
 
-TOO_LONG, NO_SMALLER = "the model gave one that was too long", "the model gave one that saves too little"
+TOO_LONG, SAVES_TOO_LITTLE = "the model gave one that was too long", "the model gave one that saves too little"
 """Reasons for asking once more, for a terser one."""
 
-LINES = (4, 16)
+OUTLINE_LINES = (4, 16)
 """Of what people said, at least and at most, spread over the whole span."""
 
-CHARACTERS = 100
+OUTLINE_CHARACTERS = 100
 """Of each."""
 
 
-class Material(Frozen, frozen=True):
+class SummaryRequest(Frozen, frozen=True):
     """What a model is asked: `tokens` is how long its summary should be."""
 
     prefix: Prefix
@@ -68,26 +68,26 @@ class Material(Frozen, frozen=True):
     tokens: int
 
 
-def of_messages(rows: Iterable[tuple[int, Message]], tokens: int, *, terse: bool = False) -> Material:
-    return _material([_told(place, message) for place, message in rows], tokens, TERSER if terse else "")
+def request_for_messages(rows: Iterable[tuple[int, Message]], tokens: int, *, terse: bool = False) -> SummaryRequest:
+    return _request([_as_data(place, message) for place, message in rows], tokens, TERSER if terse else "")
 
 
-def of_summaries(rows: Sequence[SummaryRow], tokens: int, *, terse: bool = False) -> Material:
+def request_for_summaries(rows: Sequence[SummaryRow], tokens: int, *, terse: bool = False) -> SummaryRequest:
     told = [{"summary": row.number, "messages": f"{row.first} to {row.last}", "text": row.text} for row in rows]
-    return _material(told, tokens, CONDENSED + (TERSER if terse else ""))
+    return _request(told, tokens, CONDENSED + (TERSER if terse else ""))
 
 
-def given_bytes(message: Message) -> int:
+def request_bytes_of(message: Message) -> int:
     """How much a message takes of what a model is given: as it is written there, escapes and all."""
-    return len(msgspec.json.encode(_told(10**9, message))) + 1
+    return len(msgspec.json.encode(_as_data(10**9, message))) + 1
 
 
-def groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[SummaryRow]]:
+def summary_groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[SummaryRow]]:
     """Successive summaries of which each group is to become one: as many as there is room for, and more than one."""
     found: list[list[SummaryRow]] = []
     left = 0
     for row in rows:
-        size = len(msgspec.json.encode(row.text)) + GIVEN_OVERHEAD
+        size = len(msgspec.json.encode(row.text)) + SUMMARY_OVERHEAD
         if not found or size > left:
             found.append([])
             left = room
@@ -96,30 +96,30 @@ def groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[SummaryRow]]:
     return [group for group in found if len(group) > 1]
 
 
-def read_summary(answer: Message, material: Material, *, whole: bool) -> tuple[str, str]:
+def read_summary(answer: Message, request: SummaryRequest, *, complete: bool) -> tuple[str, str]:
     """The text, or why there is none. What was broken off for its length counts as too long if it is to be `whole`."""
     text = answer.text.strip()
     if answer.finish == "content_filter":
         return "", "the model refused to write it"
     if not text:
         return "", "the model gave an empty one"
-    if len(text.encode(errors="replace")) > MARGIN * BYTES_PER_TOKEN * material.tokens:
+    if len(text.encode(errors="replace")) > MARGIN * BYTES_PER_TOKEN * request.tokens:
         return "", TOO_LONG
-    if whole and answer.finish == "length":
+    if complete and answer.finish == "length":
         return "", TOO_LONG
     return text, ""
 
 
-def _material(told: list[dict[str, Any]], tokens: int, more: str) -> Material:
+def _request(told: list[dict[str, Any]], tokens: int, more: str) -> SummaryRequest:
     words = max(LEAST_WORDS, int(tokens * WORDS_PER_TOKEN))
-    return Material(
+    return SummaryRequest(
         prefix=Prefix(prompt=(INSTRUCTIONS + more).format(words=words)),
         message=Message(role="user", text=msgspec.json.encode(told).decode()),
         tokens=tokens,
     )
 
 
-def _told(place: int, message: Message) -> dict[str, Any]:
+def _as_data(place: int, message: Message) -> dict[str, Any]:
     told: dict[str, Any] = {"message": place, "from": message.role}
     if message.name:
         told["tool"] = message.name
@@ -137,13 +137,13 @@ def _told(place: int, message: Message) -> dict[str, Any]:
 
 
 def _some(text: str) -> str:
-    if len(text) <= GIVEN_CHARACTERS:
+    if len(text) <= TEXT_CHARACTERS:
         return text
-    half = GIVEN_CHARACTERS // 2
+    half = TEXT_CHARACTERS // 2
     return f"{text[:half]} [… {len(text) - 2 * half:,} characters are left out …] {text[-half:]}"
 
 
-def cut_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
+def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
     """For messages, of about so many characters."""
     said = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
     tools = sum(message.role == "tool" for _, message in rows)
@@ -156,21 +156,21 @@ def cut_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
     return f"{head}{results}. {which}:\n" + "\n".join(lines)
 
 
-def cut_summaries(rows: Sequence[SummaryRow], size: int) -> str:
+def outline_summaries(rows: Sequence[SummaryRow], size: int) -> str:
     """For summaries, of about so many characters."""
     lines = [f"messages {row.first} to {row.last}: {_begin(row.text)}" for row in _spread(rows, size)]
     return f"The beginnings of {len(lines)} of {len(rows)} earlier summaries:\n" + "\n".join(lines)
 
 
 def _begin(text: str) -> str:
-    line = " ".join(text[: 4 * CHARACTERS].split())
-    return line if len(line) <= CHARACTERS else f"{line[:CHARACTERS]}…"
+    line = " ".join(text[: 4 * OUTLINE_CHARACTERS].split())
+    return line if len(line) <= OUTLINE_CHARACTERS else f"{line[:OUTLINE_CHARACTERS]}…"
 
 
 def _spread(items: Sequence[T], size: int) -> list[T]:
     """The last of them, and as many before it as there is room for, evenly."""
-    least, most = LINES
-    lines = min(max(least, size // CHARACTERS), most)
+    least, most = OUTLINE_LINES
+    lines = min(max(least, size // OUTLINE_CHARACTERS), most)
     if len(items) <= lines:
         return list(items)
     return [items[(number + 1) * len(items) // lines - 1] for number in range(lines)]

@@ -45,12 +45,12 @@ class View(Frozen, frozen=True):
 
     def messages(self) -> list[Message]:
         """In the order in which a model reads them."""
-        return [*map(told, self.summaries), *in_call_order(self.shown_rows())]
+        return [*map(summary_message, self.summaries), *in_call_order(self.shown_rows())]
 
     def shown_rows(self) -> list[Message]:
         if not self.elisions:
             return [message for _, message in self.rows]
-        return [elided(place, message, self.elisions) for place, message in self.rows]
+        return [elide(place, message, self.elisions) for place, message in self.rows]
 
     def with_summaries(self, added: Sequence[SummaryRow]) -> "View":
         """As it would be with these applied."""
@@ -78,7 +78,7 @@ def _same_place(row: ElisionRow) -> tuple[int, int, str]:
     return row.last, row.first, row.kind
 
 
-def told(summary: SummaryRow) -> Message:
+def summary_message(summary: SummaryRow) -> Message:
     """A summary as it stands in a request."""
     who = "A list of" if summary.how == "cut" else "A summary of"
     head = (
@@ -90,7 +90,7 @@ def told(summary: SummaryRow) -> Message:
     return Message(role="user", aside=f"{head}\n{lines}")
 
 
-def elided(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Message:
+def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Message:
     """The message in that place as it is shown under these; of several, the one that leaves least counts."""
     here = [row for row in elisions if row.first <= place <= row.last]
     if any(row.kind == "media" for row in here):
