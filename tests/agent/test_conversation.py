@@ -230,7 +230,7 @@ async def test_a_picture_that_is_gone_is_told_in_words(server: ScriptedModel, mo
     held = conversation(model, [user(), asked("a"), result("a", spooled("sp_gone"), spooled("sp_1"))], files)
     messages = await sent(server, held)
     assert pictures(messages[-1]) == [PNG + b"one"]
-    assert messages[-2]["content"] == "result a\nPicture 1 is no longer there."
+    assert messages[-2]["content"] == "result a\nPicture 1 is no longer available."
     await held.release()
 
 

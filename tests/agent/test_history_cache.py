@@ -151,7 +151,7 @@ async def test_where_the_disk_refuses_nothing_is_kept_and_nothing_breaks() -> No
         await cache.keep("s_1", STATE, history(1))
         await cache.keep("s_1", STATE, history(1))
     assert await cache.find("s_1", b"one", 7) is None
-    assert [line["event"] for line in lines] == ["a conversation's history is not kept for its next turn"]
+    assert [line["event"] for line in lines] == ["cannot cache the history of a conversation"]
 
 
 async def test_a_closed_cache_keeps_and_finds_nothing(cache: HistoryCache, files: Files) -> None:

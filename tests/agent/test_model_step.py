@@ -221,6 +221,6 @@ def test_two_failures_are_told_in_one_sentence_each() -> None:
     first = ModelFailed("Model 'a': one.", kind="quota", retryable=False, said="private words")
     second = ModelFailed("Model 'b': two.", kind="network", retryable=True, said="other words", shown=True)
     told = combined_failure(first, second)
-    assert told.brief == "Model 'a': one. Another was asked instead. Model 'b': two."
+    assert told.brief == "Model 'a': one. Another model was tried. Model 'b': two."
     assert told.message == f"{told.brief} It said: other words"
     assert (told.kind, told.retryable, told.shown) == ("quota", True, True)

@@ -116,7 +116,7 @@ async def test_a_sound_that_is_gone_or_too_much_is_told_in_its_place(server: Scr
     assert sounds(messages) == [("wav", files.given["sp_1"])]
     words = messages[2]["content"]
     assert words == (
-        "result a\nSound 2 is no longer there.\nSound 3 is left out: those of one conversation are too many together."
+        "result a\nSound 2 is no longer available.\nSound 3 is omitted: the media of this conversation are too large together."
     )
     await held.release()
 
@@ -131,8 +131,8 @@ async def test_a_document_that_is_gone_or_too_much_is_told_as_one(server: Script
         messages = await sent(server, held)
         await held.release()
     assert messages[2]["content"] == (
-        "result a\nDocument 2 is no longer there.\n"
-        "Document 3 is left out: those of one conversation are too many together."
+        "result a\nDocument 2 is no longer available.\n"
+        "Document 3 is omitted: the media of this conversation are too large together."
     )
     (shown,) = [part["file"] for part in messages[3]["content"] if part["type"] == "file"]
     assert base64.b64decode(shown["file_data"].partition(",")[2]) == files.given["sp_1"]

@@ -161,7 +161,7 @@ async def test_a_tool_that_is_unknown_broken_or_misused_is_told_to_the_model(hom
         assert outcome.state == "answered"
         results = [row for row in await rows_of(house, outcome.session) if row.role == "tool"]
         assert [row.failed for row in results] == [True] * 4
-        assert "broke (RuntimeError)" in results[0].text
+        assert "failed unexpectedly (RuntimeError)" in results[0].text
         assert "no tool named" in results[1].text
 
 

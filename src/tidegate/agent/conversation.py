@@ -405,11 +405,11 @@ class Conversation:
                     data = await self._load(media.spooled) if room >= 0 else b""
                 except OSError as error:
                     log.warning("media of a conversation cannot be read", id=media.spooled, error=error.strerror)
-                    lost.append(f"{kind} {place} is no longer there.")
+                    lost.append(f"{kind} {place} is no longer available.")
                     continue
                 room -= len(data)
                 if room < 0:
-                    lost.append(f"{kind} {place} is left out: those of one conversation are too many together.")
+                    lost.append(f"{kind} {place} is omitted: the media of this conversation are too large together.")
                     continue
                 media = msgspec.structs.replace(media, data=data, spooled="")
             kept.append(media)

@@ -157,7 +157,7 @@ class History:
         try:
             self._write(b"".join(moving))
         except OSError as error:
-            log.warning("a long conversation stays in memory whole: the disk refuses", error=error.strerror)
+            log.warning("a long conversation stays in memory, because the disk refuses it", error=error.strerror)
             self._overflow = None
             return
         self.parts = parts

@@ -115,7 +115,7 @@ class HistoryCache:
         try:
             await to_thread.run_sync(self._write, batch, start % self._size)
         except OSError as error:
-            log.warning("a conversation's history is not kept for its next turn", error=error.strerror)
+            log.warning("cannot cache the history of a conversation", error=error.strerror)
             self._closed = True
             return
         for waiting in batch:
@@ -135,7 +135,7 @@ class HistoryCache:
                 read_whole, self._file.fileno(), entry.start % self._size, sum(entry.lengths)
             )
         except OSError as error:
-            log.warning("a conversation's history cannot be read back", error=error.strerror)
+            log.warning("cannot read the cached history of a conversation", error=error.strerror)
             return None
         if not self._is_there(entry):
             return None

@@ -59,13 +59,13 @@ async def run(turn: Turn, model_step: ModelStep, tool_runner: ToolRunner, call: 
         if verdict is RepeatVerdict.STOP:
             raise TurnFailed(
                 f"The agent made the same tool call {2 * bounds.repeats} times in a row with the same result, so its "
-                "turn was ended; say differently what you need, or raise limits.repeats.",
+                "turn was ended; rephrase your request, or raise limits.repeats.",
                 code="loop",
             )
         if verdict is RepeatVerdict.WARN:
             model_step.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
-        f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
+        f"The agent used all {bounds.steps} steps of its turn without an answer; send 'go on' to continue, or raise "
         "limits.turn_steps.",
         code="step_limit",
     )

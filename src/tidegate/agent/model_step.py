@@ -143,7 +143,7 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
 def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
     """One failure that tells of two; it is of the first one's kind."""
     failure = ModelFailed(
-        f"{first.brief} Another was asked instead. {then.brief}",
+        f"{first.brief} Another model was tried. {then.brief}",
         kind=first.kind,
         retryable=first.retryable or then.retryable,
         retry_after=first.retry_after,

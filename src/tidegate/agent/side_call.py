@@ -71,7 +71,7 @@ async def run_side_call(
     except TimeoutError:
         broke(0)
         raise ModelFailed(
-            f"Model {model.name!r}: it took longer than {within:g} s.", kind="timeout", retryable=True
+            f"Model {model.name!r}: no answer within {within:g} s.", kind="timeout", retryable=True
         ) from None
     except asyncio.CancelledError:
         broke(0)

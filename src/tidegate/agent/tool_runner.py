@@ -157,8 +157,8 @@ class ToolRunner:
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise  # the turn is being stopped; otherwise something that the tool waited for was cancelled
-            log.exception("a tool broke", tool=call.name, session=self._turn.session, turn=self._turn.id)
-            broke = f"{call.name} broke ({type(error).__name__}); the operator's log says more."
+            log.exception("a tool failed unexpectedly", tool=call.name, session=self._turn.session, turn=self._turn.id)
+            broke = f"{call.name} failed unexpectedly ({type(error).__name__}); see the operator's log."
             return _cut_short(tool, call, broke)
 
 

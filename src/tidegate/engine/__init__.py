@@ -1,8 +1,8 @@
-"""The engine: what runs a session's turns one at a time and keeps their journal.
+"""The engine: runs the turns of each session one at a time and keeps their journal.
 
-`Engine` is what the sessions room asks of it, `agent.Turn` what the loop asks; between the two another engine can
-stand. `EmbeddedEngine` runs turns in this process over SQLite; its further methods are about this process: what runs
-and waits here, and how it comes to rest.
+`Engine` is the interface that the sessions package uses; `agent.Turn` is the interface that the agent loop uses.
+Another engine can be put between the two. `EmbeddedEngine` runs turns in this process over SQLite. Its additional
+methods concern this process: which turns run and wait here, and how the engine shuts down.
 """
 
 from tidegate.agent import Parked

@@ -1,7 +1,7 @@
-"""What is known of a turn while it is worked on, and how it ends by that.
+"""One attempt to run a turn, and the end that follows from it.
 
-Guarantee: a turn that has given its answer has answered, whatever stopped it then; one that was neither answered nor
-failed was stopped, with what it had said. Nothing is read or written here.
+Guarantee: a turn that has given its answer counts as answered, even if it is stopped afterwards. A turn that has
+neither answered nor failed was stopped; the text it had already shown is kept. This module reads and writes nothing.
 """
 
 from tidegate.engine.journal import Billing, Journal
@@ -23,7 +23,7 @@ class Attempt:
 
 
 def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Usage, int]) -> TurnEnd:
-    """`tally` is what the turn has used, and its steps."""
+    """The end of a turn after an attempt. `tally` is the turn's usage and its number of steps."""
     journal, failure = attempt.journal, attempt.failure
     answer = journal.final_row if journal is not None else None
     final_rows = (answer,) if answer is not None else ()
@@ -59,7 +59,7 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
 
 
 def turn_end_without_resume(turn: TurnRow, session: SessionRow, failure: Failure, tally: tuple[Usage, int]) -> TurnEnd:
-    """The end of a turn that an earlier process left and that does not go on."""
+    """The end of a turn that an earlier process left behind and that is not resumed."""
     usage, steps = tally
     return TurnEnd(
         turn=turn.id,

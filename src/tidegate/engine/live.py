@@ -1,8 +1,12 @@
-"""The one record of a turn that waits or runs in this process.
+"""The record of one turn that waits or runs in this process.
 
-Guarantee: everything that exists for a turn while it runs (its log, start time, stop mark, steering, what it has used,
-the turns that work on tasks of its) is a field here, so that letting go of the record lets go of all of it, whichever
-way the turn ends. A record holds ids and values and other records, never a session's live things.
+Guarantee: everything that exists for a turn while it runs (its log, start time, stop reason, steering, usage and child
+turns) is a field here, so dropping the record drops all of it, however the turn ends. A record holds ids, values and
+other records, never the live objects of a session.
+
+`turn_holdings` and `log_holdings` report the memory of turns by session, measured on request. They cover every turn
+that waits or runs, and every log, including the log of an ended turn that a slow reader still follows. The text of a
+turn is counted with its log; the constants here cover what a turn costs regardless of its text.
 """
 
 import asyncio
@@ -14,12 +18,12 @@ from tidegate.lifetimes import Holding
 from tidegate.values import Event, Notice, Usage
 
 NOTICES_KEPT = 16
-"""Of one turn. More is no news."""
+"""Notices of one turn. Further ones are dropped."""
 
 NOTHING = Usage()
 
 RUNNING_BYTES = 12 * 1024
-"""A running turn: its task with the frames in which it waits for a model, its record and journal. Measured."""
+"""A running turn: its task with the frames in which it waits for a model, its record and its journal. Measured."""
 
 WAITING_BYTES = 2 * 1024
 """A waiting turn: its record and empty log."""
@@ -71,38 +75,38 @@ class LiveTurn:
         self.session = session
         self.principal = principal
         self.start = start
-        """What it was taken with, when that happened as it was accepted."""
+        """The rows it was started with, if it was started in the transaction that accepted it."""
         self.resumed = resumed
         self.parent = parent
-        """The turn that gave it its task."""
+        """The turn that delegated this one, if it runs a task."""
         self.children: dict[str, LiveTurn] = {}
-        """The turns that work on tasks of its, by id."""
+        """The turns that run tasks delegated by this turn, by id."""
         self.delegated = resumed
-        """Whether it may have given tasks."""
+        """Whether it may have delegated tasks."""
         self.log = TurnLog(turn, session)
         self.notices: list[str] = []  # house: allow NOTICES_KEPT
-        """What the user was told; it is stored with the end, for who was not there."""
+        """Notices shown to the user. They are stored with the end, for users who were not connected."""
         self.usage = NOTHING
-        """What its model calls have cost, and those of the tasks that it gave."""
+        """The usage of its model calls and of those of its tasks."""
         self.started_at: float | None = None
         self.stopped_by: str | None = None
-        """Who stopped it, in words, once somebody has."""
+        """The reason for the stop, in words, once it was stopped."""
         self.abandoned = False
-        """Whether it was stopped only because its caller had gone."""
+        """Whether it was stopped only because its caller had left."""
         self.steered = resumed
-        """Whether there may be something to drain."""
+        """Whether there may be messages to drain."""
         self.expired = False
-        """Whether it took longer than a turn may."""
+        """Whether it exceeded the time limit."""
         self.is_done = False
-        """Whether it works no more: what is left is to write down how it ended."""
+        """Whether it has finished running; only its end remains to be stored."""
         self.released = False
-        """Whether its session has let it go."""
+        """Whether its session has released it."""
         self.has_slot = False
-        """Whether it has a place among those that run; while it waits for its tasks, one that it keeps for them."""
+        """Whether it has a slot. While it waits for its tasks, the slot is reserved for them."""
         self.questions = 0
-        """How many of its calls wait for a person."""
+        """How many of its tool calls wait for a person."""
         self.tasks = 0
-        """How many of its calls wait for a task that another agent works on."""
+        """How many of its tool calls wait for a delegated task."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -113,29 +117,30 @@ class LiveTurn:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it does nothing itself until others have: a person, or agents that it gave tasks."""
+        """Whether it does nothing itself at the moment: it waits for a person or for its tasks."""
         return bool(self.questions or self.tasks)
 
     @property
     def waits_for_person(self) -> bool:
-        """Whether it does nothing itself until a person has answered: it has asked, or a task that it waits for has."""
+        """Whether it can only continue after a person's answer: to its own question, or to one of a task that it waits
+        for."""
         return bool(self.questions or (self.tasks and self._timer_holds))
 
     @property
     def root(self) -> "LiveTurn":
-        """The outermost turn that it works for; itself, if nobody gave it its task."""
+        """The outermost parent turn; the turn itself if it has no parent."""
         live = self
         while live.parent is not None:
             live = live.parent
         return live
 
     def attach_task(self) -> None:
-        """From now on a stop cancels the task that calls this, until `leave`."""
+        """From now on a stop cancels the current task, until `detach_task`."""
         self._task = asyncio.current_task()
 
     def detach_task(self) -> bool:
-        """No stop reaches the task any more: what is left is to write down how it ended. Whether a stop of ours has
-        cancelled it, and not the end of the process."""
+        """From now on no stop cancels the task: only the end of the turn remains to be stored. Returns whether the turn
+        was stopped or expired, as opposed to cancelled by the end of the process."""
         task, self._task = self._task, None
         self.is_done = True
         ours = self.stopped_by is not None or self.expired
@@ -155,21 +160,21 @@ class LiveTurn:
             self._task.cancel()
 
     def add_usage(self, usage: Usage) -> None:
-        """A model call was made, here or in a task: whoever gave the task has used it too."""
+        """Counts a model call of this turn or of one of its tasks, here and in all parent turns."""
         self.usage = self.usage + usage
         if self.parent is not None:
             self.parent.add_usage(usage)
 
-    # -- its time --
+    # -- time limit --
 
     def start_timer(self, seconds: float) -> None:
-        """From now on it may take so long."""
+        """Start the time limit."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + seconds
         self._timer = loop.call_later(seconds, self.expire)
 
     def hold_timer(self) -> None:
-        """The time does not count until `go_on` was called as often as this."""
+        """Suspend the time limit until `resume_timer` has been called as often as this."""
         self._timer_holds += 1
         self.stop_timer()
 
@@ -179,13 +184,13 @@ class LiveTurn:
             self.start_timer(self._seconds_left)
 
     def stop_timer(self) -> None:
-        """The time does not count any more."""
+        """Stop the time limit and remember the time left."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             self._seconds_left = max(0.0, self._due - asyncio.get_running_loop().time())
 
-    # -- what it tells, and is told --
+    # -- events and signals --
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Notice) and len(self.notices) < NOTICES_KEPT and event.text not in self.notices:
@@ -193,19 +198,20 @@ class LiveTurn:
         self.log.append(event)
 
     def steer(self) -> None:
-        """Something was said into this turn and is durable."""
+        """A steering message for this turn has been committed."""
         self.steered = True
         self.signal()
 
     def signal(self) -> None:
-        """Something that one of its steps waits for may have happened."""
+        """An event that one of its steps waits for may have happened."""
         self._signals += 1
         if self._signalled is not None and not self._signalled.done():
             self._signalled.set_result(None)
 
     @property
     def signals(self) -> int:
-        """How often it was signalled: who waits for more asks for this before it looks."""
+        """How many signals it has received. Read this before checking a condition, then pass it to
+        `wait_for_signal`."""
         return self._signals
 
     async def wait_for_signal(self, since: int) -> None:

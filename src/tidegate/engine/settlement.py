@@ -1,11 +1,11 @@
-"""The end of a turn, in one transaction.
+"""The settlement of a turn: its end, written in one transaction.
 
-When it commits, the turn has its final state and its answer, and every tool call in its rows has a result: a call that
-began and left none was interrupted, whatever ended the turn; only a call without an intent was not run. A message that
-was steered into it too late has become a turn of its own; in a session that is over it stands in the transcript, marked
-as unanswered, and the turn's notices say so. An ephemeral session is gone but for its usage and the outcome kept under
-its receipts. Tasks that the turn gave leave only their usage, which is counted to it and to the turns it is within.
-When it does not commit, the turn is still running and goes on at the next start.
+When the transaction commits, the turn has its final state and its answer, and every tool call in its rows has a result.
+A call that began and left no result was interrupted, whatever ended the turn; only a call without an intent was not
+run. A message that was steered in too late has become a turn of its own; if the session has ended, it is in the
+transcript, marked as unanswered, and the turn's notices say so. An ephemeral session is deleted except for its usage
+and the outcome stored under its receipts. Delegated tasks leave only their usage, which is added to this turn and to
+its parent turns. If the transaction does not commit, the turn is still running and continues at the next start.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from tidegate.store import Db, MessageRow, approvals, intents, messages, receipt
 from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 LONG_TURN = 60.0
-"""Seconds after which a turn's end counts as activity of its own; before that, its beginning is recent enough."""
+"""Seconds after which the end of a turn counts as session activity. Before that, its start is recent enough."""
 
 
 class TurnEnd(Frozen, frozen=True):
-    """How a turn ends, decided by the engine before it is written."""
+    """The end of a turn, as decided by the engine before it is written."""
 
     turn: str
     session: str
@@ -32,30 +32,31 @@ class TurnEnd(Frozen, frozen=True):
     accepted: float
     final_rows: tuple[tuple[str, Message], ...] = ()
     concluded: Message | None = None
-    """The answer, where it is committed already: its calls are those that are left to the caller."""
+    """The answer, if it has been committed already: its calls are those left to the caller."""
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0
     cut_calls: tuple[tuple[str, Usage], ...] = ()
-    """Model and tokens of calls that broke off: they are part of `usage`, and of no row."""
+    """Model and usage of model calls that were cut off. They count in `usage` and have no row."""
     hosts: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """Hosts that calls without a result have contacted, by step."""
+    """Hosts contacted by calls that have no result, by step."""
     notices: tuple[str, ...] = ()
     within: str | None = None
-    """The turn that gave it its task."""
+    """The parent turn, if this turn runs a delegated task."""
     delegated: bool = False
-    """Whether it may have given tasks, whose receipts nobody asks for any more."""
+    """Whether the turn may have delegated tasks. Their receipts are no longer needed."""
     withdrawn: bool = False
-    """Stopped before it was taken: what it was to read stays out of the transcript, and nobody else takes it."""
+    """Stopped before it was taken: its messages stay out of the transcript, and no other turn takes them."""
 
 
 class Settlement(Frozen, frozen=True):
     outcome: Outcome
     rows: tuple[MessageRow, ...] = ()
     follow_up: str | None = None
-    """The turn that late steering became."""
+    """The turn that answers messages steered in too late."""
     version: int = -1
-    """The session's version now, by which a resident knows whether it is up to date; -1 when there is none."""
+    """The session's version now, by which a resident conversation knows whether it is up to date; -1 if there is
+    none."""
 
 
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
@@ -105,11 +106,11 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
 
 
 def _missing_results(db: Db, end: TurnEnd, now: float) -> Iterator[tuple[str, Message]]:
-    """The results that the turn's calls still lack. Those that had begun are recorded as interrupted."""
-    begun = intents.open_of(db, end.turn)
+    """The results that the turn's calls still lack. Calls that had begun are recorded as interrupted."""
+    open_intents = intents.open_of(db, end.turn)
     why = end.error.message if end.error is not None else "The turn ended first."
     for step, call in missing([(row.step or "", row.message) for row in messages.journal(db, end.turn)]):
-        intent = begun.get(step)
+        intent = open_intents.get(step)
         if intent is None:
             yield step, not_run(call, why)
         else:
@@ -128,8 +129,8 @@ def _missing_results(db: Db, end: TurnEnd, now: float) -> Iterator[tuple[str, Me
 
 
 def _answer(end: TurnEnd) -> Message | None:
-    said = (message for _, message in reversed(end.final_rows) if message.role == "assistant")
-    return end.concluded or next(said, None)
+    answers = (message for _, message in reversed(end.final_rows) if message.role == "assistant")
+    return end.concluded or next(answers, None)
 
 
 def _finish(end: TurnEnd) -> str:
@@ -158,7 +159,7 @@ def _outcome(end: TurnEnd, notices: tuple[str, ...], now: float) -> Outcome:
 
 
 def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
-    """What the turn's user is told of messages that were steered into it and that it did not read."""
+    """Notices for the user about messages that were steered into the turn and not read by it."""
     if not late:
         return
     some, be, it = ("1 message", "is", "it") if late == 1 else (f"{late} messages", "are", "them")
@@ -169,8 +170,8 @@ def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
 
 
 def _queue_follow_up(db: Db, end: TurnEnd, now: float) -> str:
-    """What was accepted into this turn and not drained becomes the next turn, so that it is taken exactly once. The
-    caller tools stay as they are."""
+    """Turns messages that were accepted into this turn but not drained into the next turn, so that each is taken
+    exactly once. The caller tools stay as they are."""
     turn = new_id("t")
     turns.insert(
         db,

@@ -1,7 +1,7 @@
-"""Taking a turn: it leaves the queue, and its messages enter the transcript.
+"""The start of a turn: it leaves the queue, and its messages enter the transcript.
 
-Guarantee: what `begin` gives is the turn, its session, its settings and its journal as they are in the transaction that
-takes it. A session with nothing else to do begins at once, in the transaction that accepts the message.
+Guarantee: `start` returns the turn, its session, its settings and its journal as they are in the transaction that takes
+the turn. If nothing else runs or waits in the session, the turn starts in the transaction that accepts its message.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,36 +29,37 @@ from tidegate.store import (
 from tidegate.values import Call, Frozen, Message, OnDisconnect
 
 NOTICE = f"{turns.INCOMING}notice"
-"""The step of what the agent is told besides what was said."""
+"""The step name of the gateway's notice to the agent, which follows the user's messages."""
 
 
 def is_incoming(row: MessageRow) -> bool:
-    """Whether the turn was begun with it."""
+    """Whether the row is one of the messages that the turn was started with."""
     return (row.step or "").startswith(turns.INCOMING)
 
 
 class TakenTurn(Frozen, frozen=True):
-    """A turn as its handler gets it: the rows as they were when it was taken."""
+    """A turn as its handler receives it: its rows at the moment it was taken."""
 
     turn: TurnRow
     session: SessionRow
     settings: tuple[SettingRow, ...]
     tools_changed: bool = False
-    """Whether the prefix was frozen anew with other caller tools."""
+    """Whether the frozen prefix was replaced because the caller tools have changed."""
 
 
 class StartedTurn(Frozen, frozen=True):
-    """A turn that may run: what it was begun with, by place, and what an earlier attempt left."""
+    """A turn that is ready to run: its incoming messages with their sequence numbers, and the rows of an earlier
+    attempt."""
 
     taken: TakenTurn
     incoming: tuple[tuple[int, Message], ...]
     recorded: tuple[MessageRow, ...] = ()
     intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
-    """Of the steps that began in an earlier attempt and left no row."""
+    """Intents of steps that began in an earlier attempt and left no row."""
 
 
 def start(db: Db, turn: str, now: float) -> StartedTurn:
-    """Take a turn that waited, or one that an earlier process left."""
+    """Take a turn from the queue, or one that an earlier process left unfinished."""
     changed = _take_caller_tools(db, turn, now)
     row = turns.take(db, turn, now)
     session = sessions.get(db, row.session)
@@ -89,7 +90,8 @@ def accept_and_start(
     job: str = "",
     within: ParentTurn | None = None,
 ) -> StartedTurn:
-    """Accept and take in one, for a session in which nothing else waits or runs: its rows are written once."""
+    """Accept and take a turn in one transaction, for a session in which nothing else waits or runs. Its rows are
+    written only once."""
     before = session
     session = freeze_caller_tools(db, session, call)
     row = turns.insert(
@@ -122,7 +124,7 @@ def accept_and_start(
 
 
 def _tell(db: Db, session: SessionRow, turn: str, held: tuple[SettingRow, ...], now: float) -> list[MessageRow]:
-    """What happened meanwhile joins the turn as a message of its own, behind what was said."""
+    """Commits notices, model switches and changed notes as one message of its own, after the user's messages."""
     texts = [notices.take(db, session.id), switches.take(db, session.id, held, now)]
     if session.memory_seen:
         texts.append(notes.tell(db, session, turn, now))
@@ -134,15 +136,15 @@ def _tell(db: Db, session: SessionRow, turn: str, held: tuple[SettingRow, ...], 
 
 
 def peek(db: Db, turn: str) -> TakenTurn | None:
-    """The turn without taking it."""
+    """Read a turn without taking it."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
     return TakenTurn(turn=row, session=session, settings=()) if row is not None and session is not None else None
 
 
 def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
-    """Puts the caller tools of a turn that begins into its session's prefix, where these are not the ones in it. A call
-    without their definitions, such as one that is tried again, takes those of the session."""
+    """Puts the caller tools of a starting turn into the session's prefix, unless the prefix has them already. A call
+    without definitions, such as a retried one, uses the tools of the session."""
     given = call.caller_tools
     if call.tools_digest == session.caller_tools or session.prefix is None:
         return session
@@ -153,7 +155,7 @@ def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
 
 
 def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
-    """The same for a turn that waited, with what its session's open calls are owed; whether the prefix changed."""
+    """Does the same for a queued turn and closes the session's open calls. Returns whether the prefix changed."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
     if row is None or session is None or row.state != "queued" or session.ended is not None:
@@ -172,7 +174,7 @@ def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: 
 
 
 def _frozen(call: Call) -> Call:
-    """The call without the definitions of its tools: they are in the session's prefix."""
+    """The call without its tool definitions: those are in the session's prefix."""
     if call.caller_tools is None:
         return call
     return msgspec.structs.replace(call, caller_tools=msgspec.structs.replace(call.caller_tools, definitions=()))
