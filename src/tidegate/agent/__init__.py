@@ -1,4 +1,4 @@
-"""The agent: its loop, what it sees, and what it needs of the engine that runs it.
+"""The agent: its loop, the conversation it shows to the model, and the interface it needs from an engine.
 
 Everything here is written against `Turn`, so that the same loop runs in this process or on a distributed engine.
 """

@@ -1,8 +1,9 @@
-"""The loop: ask the model, run the tools it asks for, until it answers.
+"""The agent loop: ask the model, run the tools it calls, repeat until it answers.
 
-Guarantee: each model answer and each tool result is one journal step, in an order that a replay walks again; what was
-steered into the turn joins between steps, never inside one; every call gets a result before the model is asked again.
-The loop owns nothing: the mind and the hands are its turn's, the journal its engine's.
+Guarantee: each model answer and each tool result is one journal step, in an order that a replay follows again. Steering
+messages join between steps, never inside one. Every call has a result before the model is asked again. A model that
+repeats the same calls with the same results is warned, then stopped. The loop owns nothing: the model step and the tool
+runner belong to the turn, the journal belongs to the engine.
 """
 
 from collections.abc import Sequence
@@ -21,17 +22,17 @@ REPEATED = "[You have made this very call {count} times with this same result. D
 
 
 class Bounds(Frozen, frozen=True):
-    """What one turn may do."""
+    """Limits of one turn."""
 
     steps: int
     repeats: int
 
 
 async def run(turn: Turn, model_step: ModelStep, tool_runner: ToolRunner, call: Call, bounds: Bounds) -> Message:
-    """Work the turn to its answer, which is given back.
+    """Run the turn to its answer and return it.
 
-    A step that calls tools of the caller ends the turn: the agent's own calls of that step run first, and the caller
-    gets the others. A `tool_choice` that forces a call is honoured by the first step only, or no turn would end.
+    A step that calls caller tools ends the turn: the agent's own calls of that step run first, and the caller gets the
+    others. A `tool_choice` that forces a call applies to the first step only; otherwise no turn would end.
     """
     model_step.extend(turn.incoming)
     repeats = LoopDetector(bounds.repeats)
@@ -65,14 +66,14 @@ async def run(turn: Turn, model_step: ModelStep, tool_runner: ToolRunner, call: 
         if verdict is RepeatVerdict.WARN:
             model_step.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
-        f"The agent used all {bounds.steps} steps of its turn without an answer; send 'go on' to continue, or raise "
+        f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
         "limits.turn_steps.",
         code="step_limit",
     )
 
 
 async def _warn(turn: Turn, number: int, count: int) -> tuple[Message, ...]:
-    """A row of its own after the results, so that the results themselves stay what the tools said."""
+    """Adds the warning as a row of its own after the results, so that the results themselves stay unchanged."""
 
     async def make() -> Message:
         return Message(role="user", aside=REPEATED.format(count=count))
@@ -87,7 +88,10 @@ class RepeatVerdict(Enum):
 
 
 class LoopDetector:
-    """Counts equal rounds in a row. A round is a model's calls together with their results."""
+    """Counts equal rounds in a row. A round is a model's calls together with their results.
+
+    Pure over the turn's messages, so that a replayed turn reaches the same verdicts.
+    """
 
     def __init__(self, allowed: int) -> None:
         self._allowed = allowed

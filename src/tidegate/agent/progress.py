@@ -1,8 +1,8 @@
-"""What a running tool puts out, for whoever watches.
+"""Live output of a running tool, for the turn's followers.
 
-Guarantee: small pieces are told together, a few times a second at most; of one call no more than `SHOWN_CHARACTERS` are
-told, since a log of a turn holds what its readers have not read yet; then one line says that no more is shown. Nothing
-is told after the call has ended. The output itself is the tool's result, not this.
+Guarantee: small pieces are sent together, a few times a second at most. Of one call at most `SHOWN_CHARACTERS` are
+sent, because the turn's log holds what its readers have not read yet; then one line says that no more is shown. Nothing
+is sent after the call has ended. The full output is the tool's result, not this.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ PAUSE_SECONDS = 0.1
 """Between two pieces: a person reads no faster."""
 
 PIECE_CHARACTERS = 4096
-"""Told at once when so much has come together."""
+"""A piece of this size is sent at once."""
 
 SHOWN_CHARACTERS = 64 * 1024
-"""Of one call. Who wants more reads the result."""
+"""Of one call. The rest is in the result."""
 
 CUT_OFF = "\n[more output is not shown here]\n"
 
 
 class Progress:
-    """Called with each piece; a context manager around the call."""
+    """Receives each piece of output; a context manager around the call."""
 
     def __init__(self, turn: Turn, call: ToolCall) -> None:
         self._turn = turn
