@@ -290,7 +290,7 @@ async def test_what_a_result_owes_is_shown_although_another_result_is_missing(mo
 
 async def test_without_a_loader_a_spooled_picture_fails_clearly(server: ScriptedModel, model: Model) -> None:
     held = conversation(model, [user(), asked("a"), result("a", spooled("sp_1"))])
-    with pytest.raises(RuntimeError, match="sp_1 cannot be loaded: this conversation was given no loader"):
+    with pytest.raises(RuntimeError, match="sp_1 cannot be loaded: this conversation has no loader"):
         await sent(server, held)
     await held.release()
 

@@ -105,7 +105,7 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
             await house.answered(turn)
         stats = house.service.engine.stats()
         assert (stats.running, stats.waiting, stats.asking, stats.delegating) == (0, 0, 0, 0)
-        assert house.service.engine.has_room()
+        assert house.service.engine.has_free_slot()
         both = [await house.accept(f"[hold {name}]", name=name) for name in ("one", "two")]
         with anyio.fail_after(WAIT):
             await model.held("one")

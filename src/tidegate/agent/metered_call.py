@@ -90,7 +90,7 @@ async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
     except (asyncio.CancelledError, ModelFailed) as error:
-        # An endpoint that failed before it produced any output bills nothing. For a call that we cut off, we cannot know.
+        # An endpoint that failed before it produced output bills nothing. For a call that we cut off, this is unknown.
         heard = shown if isinstance(error, asyncio.CancelledError) else error.heard
         if isinstance(error, asyncio.CancelledError) or heard:
             spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
