@@ -116,7 +116,8 @@ async def test_a_sound_that_is_gone_or_too_much_is_told_in_its_place(server: Scr
     assert sounds(messages) == [("wav", files.given["sp_1"])]
     words = messages[2]["content"]
     assert words == (
-        "result a\nSound 2 is no longer available.\nSound 3 is omitted: the media of this conversation are too large together."
+        "result a\nSound 2 is no longer available.\n"
+        "Sound 3 is omitted: the media of this conversation are too large together."
     )
     await held.release()
 

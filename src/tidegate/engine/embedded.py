@@ -317,8 +317,8 @@ class EmbeddedEngine(Engine):
         with contextlib.ExitStack() as present:
             record = present.enter_context(self._presence.attend(live.session))
 
-            def release(settled: Settlement) -> None:
-                self._release(record, live, settled)
+            def release(settlement: Settlement) -> None:
+                self._release(record, live, settlement)
                 present.close()
 
             try:
@@ -335,7 +335,7 @@ class EmbeddedEngine(Engine):
         finally:
             self._release(record, live, None)
 
-    def _release(self, record: Present, live: LiveTurn, settled: Settlement | None) -> None:
+    def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
         """The one place where a turn's record is released, once. This happens as soon as the end is stored, so that
         waiting callers are notified in the same iteration of the event loop; at the latest when the turn's task
         ends."""
@@ -345,8 +345,8 @@ class EmbeddedEngine(Engine):
         self.slots.release(live)
         self._live.pop(live.turn, None)
         try:
-            if settled is not None:
-                self._publish_end(live, settled)
+            if settlement is not None:
+                self._publish_end(live, settlement)
         finally:
             live.log.close()
             self._presence.turn_ended(record, live)
@@ -389,18 +389,18 @@ class EmbeddedEngine(Engine):
                 self._presence.turn_asks(record)
             live = live.parent
 
-    def _publish_end(self, live: LiveTurn, settled: Settlement) -> None:
-        outcome = settled.outcome
+    def _publish_end(self, live: LiveTurn, settlement: Settlement) -> None:
+        outcome = settlement.outcome
         self._counts[outcome.state] += 1
         if live.started_at is not None:
             self._seconds += self._clock() - live.started_at
-            self._handler.turn_ended(live.session, outcome, settled.version)
-        if settled.follow_up is not None:
-            self.submit(live.session, settled.follow_up, live.principal)
+            self._handler.turn_ended(live.session, outcome, settlement.version)
+        if settlement.follow_up is not None:
+            self.submit(live.session, settlement.follow_up, live.principal)
         if live.log.closed:
             return  # its readers have already been notified of the store failure
         running = live.log.running_calls() if outcome.state != "answered" else frozenset()
-        for row in settled.rows:
+        for row in settlement.rows:
             live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
             if row.message.call_id in running:
                 live.log.append(tool_ended(row.message))
@@ -442,7 +442,7 @@ class EmbeddedEngine(Engine):
         await self._end_tasks(live)
         end = await self._turn_end(live, attempt)
         if end is not None:
-            await self._commit(live, end, lambda settled: self._release(record, live, settled))
+            await self._commit(live, end, lambda settlement: self._release(record, live, settlement))
 
     def _is_end_of_process(self, error: Exception) -> bool:
         """Whether a turn failed only because nothing can be opened any more: the process is ending."""
@@ -455,10 +455,10 @@ class EmbeddedEngine(Engine):
         tasks = tuple(live.children.values())
         for task in tasks:
             self.interrupt(task.turn, PARENT_ENDED)
-        with anyio.move_on_after(TASKS_END_SECONDS) as patience:
+        with anyio.move_on_after(TASKS_END_SECONDS) as deadline:
             for task in tasks:
                 await self._until_ended(task)
-        if patience.cancelled_caught:
+        if deadline.cancelled_caught:
             log.warning("a delegated task has outlived its parent turn", session=live.session, turn=live.turn)
 
     async def _park(self, live: LiveTurn, journal: Journal | None) -> None:
@@ -479,12 +479,12 @@ class EmbeddedEngine(Engine):
         if failure.code == "internal":
             log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
         else:
-            told = failure.message
+            reason = failure.message
             if isinstance(error, ModelFailed):
-                told = error.brief
+                reason = error.brief
             elif isinstance(error, StoreFailed):
-                told = error.message
-            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=told)
+                reason = error.message
+            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=reason)
 
     async def _handle(self, live: LiveTurn, attempt: Attempt) -> None:
         started, live.start = live.start, None
@@ -550,9 +550,9 @@ class EmbeddedEngine(Engine):
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
         """Settle a turn that will not be resumed. Returns False if it has ended meanwhile."""
 
-        def then(settled: Settlement) -> None:
-            if settled.follow_up is not None:
-                self.submit(session.id, settled.follow_up, session.principal)
+        def then(settlement: Settlement) -> None:
+            if settlement.follow_up is not None:
+                self.submit(session.id, settlement.follow_up, session.principal)
 
         end = turn_end_without_resume(turn, session, failure, await self._store.read(turns.tally, turn.id))
         try:

@@ -66,11 +66,11 @@ def start(db: Db, turn: str, now: float) -> StartedTurn:
     if session is None:
         raise NotFound("This conversation was deleted; send the message to a new one.")
     recorded = messages.journal(db, turn)
-    held = tuple(settings.get_all(db, row.session, now))
+    current = tuple(settings.get_all(db, row.session, now))
     if all(is_incoming(each) and each.step != NOTICE for each in recorded):
-        recorded += _tell(db, session, turn, held, now)
+        recorded += _append_notice(db, session, turn, current, now)
     return StartedTurn(
-        taken=TakenTurn(turn=row, session=session, settings=held, tools_changed=changed),
+        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
         intents=intents.open_of(db, turn),
@@ -107,32 +107,34 @@ def accept_and_start(
         within=within,
     )
     closed = _close_calls(db, before, incoming, now, turn)
-    placed = [
+    rows = [
         messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
         for number, message in enumerate(incoming)
     ]
-    held = tuple(settings.get_all(db, session.id, now))
-    placed += _tell(db, session, turn, held, now)
-    session = msgspec.structs.replace(session, version=session.version + len(placed) + closed, active=now)
+    current = tuple(settings.get_all(db, session.id, now))
+    rows += _append_notice(db, session, turn, current, now)
+    session = msgspec.structs.replace(session, version=session.version + len(rows) + closed, active=now)
     if closed:
-        placed = messages.journal(db, turn)
+        rows = messages.journal(db, turn)
     changed = session.caller_tools != before.caller_tools
     return StartedTurn(
-        taken=TakenTurn(turn=row, session=session, settings=held, tools_changed=changed),
-        incoming=tuple((each.seq or 0, each.message) for each in placed),
+        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
+        incoming=tuple((each.seq or 0, each.message) for each in rows),
     )
 
 
-def _tell(db: Db, session: SessionRow, turn: str, held: tuple[SettingRow, ...], now: float) -> list[MessageRow]:
+def _append_notice(
+    db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
+) -> list[MessageRow]:
     """Commits notices, model switches and changed notes as one message of its own, after the user's messages."""
-    texts = [notices.take(db, session.id), switches.take(db, session.id, held, now)]
+    texts = [notices.take(db, session.id), switches.take(db, session.id, current, now)]
     if session.memory_seen:
         texts.append(notes.tell(db, session, turn, now))
     text = "\n".join(filter(None, texts))
     if not text:
         return []
-    told = Message(role="user", aside=text)
-    return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=told, now=now)]
+    notice = Message(role="user", aside=text)
+    return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=notice, now=now)]
 
 
 def peek(db: Db, turn: str) -> TakenTurn | None:
@@ -145,12 +147,12 @@ def peek(db: Db, turn: str) -> TakenTurn | None:
 def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
     """Puts the caller tools of a starting turn into the session's prefix, unless the prefix has them already. A call
     without definitions, such as a retried one, uses the tools of the session."""
-    given = call.caller_tools
+    tools = call.caller_tools
     if call.tools_digest == session.caller_tools or session.prefix is None:
         return session
-    if given is not None and not given.definitions:
+    if tools is not None and not tools.definitions:
         return session
-    prefix = sessions.prefix(db, session.prefix).with_caller_tools(given)
+    prefix = sessions.prefix(db, session.prefix).with_caller_tools(tools)
     return sessions.set_caller_tools(db, session, prefix, call.tools_digest)
 
 
@@ -169,8 +171,8 @@ def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
 def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: float, turn: str) -> int:
     if not session.caller_tools:
         return 0
-    given = frozenset(message.call_id for message in incoming if message.role == "tool")
-    return messages.close_calls(db, session.id, now, but=given, turn=turn)
+    answered = frozenset(message.call_id for message in incoming if message.role == "tool")
+    return messages.close_calls(db, session.id, now, but=answered, turn=turn)
 
 
 def _frozen(call: Call) -> Call:

@@ -1,7 +1,7 @@
-"""How a long conversation fits into its model's window: what is shown of it, where it may be cut, how it is summarised.
+"""How a long conversation fits its model's window: what is shown, where it may be cut, how it is summarised.
 
-Guarantee: everything here is a pure function of the rows that it is given: the same rows are shown by the same messages
-before and after a restart. Who reads and writes the rows, and asks a model, is `turns/compaction/compaction.py`.
+Guarantee: everything here is a pure function of the rows it is given, so the same rows are shown as the same messages
+before and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the model.
 """
 
 from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit_start, tail_start, window_marks

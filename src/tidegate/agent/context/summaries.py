@@ -1,8 +1,9 @@
-"""What a model is asked when it is to summarise a part of a conversation, and what of its answer is of use.
+"""Summaries of old messages: the request to a model, the check of its answer, and an outline made by rule instead.
 
-Guarantee: pure. What was said is given as data: one JSON list in which every message has its place and who said it, so
-that no text can pass for another message or for an instruction. An answer is either a text of no more than the length
-that was allowed, or a reason why it is of no use.
+Guarantee: pure. The messages are given to the model as data: one JSON list in which every message has its place and its
+role, so that no text can pass for another message or for an instruction. An answer is either a text within the allowed
+length, or a reason why it cannot be used. An outline is bounded, whatever the messages contain; it says what it is and
+names the places of the messages it quotes, by which their full text can be looked up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,34 +35,34 @@ CONDENSED = (
 )
 
 TEXT_CHARACTERS = 4000
-"""Of one text that is given to be summarised: more of a result than a summary ever repeats."""
+"""Of one text that is given to the model: more of a result than a summary ever repeats."""
 
 WORDS_PER_TOKEN = 0.7
-"""About what most languages have."""
+"""An average over most languages."""
 
 BYTES_PER_TOKEN = 4
-"""About: an answer is only held to the length that was asked for with a generous margin."""
+"""An average. The length of an answer is only checked with a generous margin."""
 
 MARGIN = 2
-"""Times as long as it was asked for may a summary be."""
+"""A summary may be this many times as long as requested."""
 
 LEAST_WORDS = 40
 
 SUMMARY_OVERHEAD = 64
-"""Bytes that a summary takes beside its text where it is given to be condensed."""
+"""Bytes of a summary besides its text, in a request to condense several."""
 
 TOO_LONG, SAVES_TOO_LITTLE = "the model gave one that was too long", "the model gave one that saves too little"
-"""Reasons for asking once more, for a terser one."""
+"""Reasons for asking once more, for a shorter summary."""
 
 OUTLINE_LINES = (4, 16)
-"""Of what people said, at least and at most, spread over the whole span."""
+"""Least and most user messages that are quoted, spread evenly over the whole span."""
 
 OUTLINE_CHARACTERS = 100
-"""Of each."""
+"""Of each quoted message."""
 
 
 class SummaryRequest(Frozen, frozen=True):
-    """What a model is asked: `tokens` is how long its summary should be."""
+    """A request for a summary. `tokens` is the length that the summary should have."""
 
     prefix: Prefix
     message: Message
@@ -73,17 +74,18 @@ def request_for_messages(rows: Iterable[tuple[int, Message]], tokens: int, *, te
 
 
 def request_for_summaries(rows: Sequence[SummaryRow], tokens: int, *, terse: bool = False) -> SummaryRequest:
-    told = [{"summary": row.number, "messages": f"{row.first} to {row.last}", "text": row.text} for row in rows]
-    return _request(told, tokens, CONDENSED + (TERSER if terse else ""))
+    data = [{"summary": row.number, "messages": f"{row.first} to {row.last}", "text": row.text} for row in rows]
+    return _request(data, tokens, CONDENSED + (TERSER if terse else ""))
 
 
 def request_bytes_of(message: Message) -> int:
-    """How much a message takes of what a model is given: as it is written there, escapes and all."""
+    """Bytes of a message in a request, including JSON escapes."""
     return len(msgspec.json.encode(_as_data(10**9, message))) + 1
 
 
 def summary_groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[SummaryRow]]:
-    """Successive summaries of which each group is to become one: as many as there is room for, and more than one."""
+    """Groups of successive summaries, each to be condensed into one: as many as fit into `room` bytes, and at least
+    two."""
     found: list[list[SummaryRow]] = []
     left = 0
     for row in rows:
@@ -97,7 +99,8 @@ def summary_groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[Summa
 
 
 def read_summary(answer: Message, request: SummaryRequest, *, complete: bool) -> tuple[str, str]:
-    """The text, or why there is none. What was broken off for its length counts as too long if it is to be `whole`."""
+    """The text, or the reason why there is none. If `complete`, a text that was cut off for its length counts as too
+    long."""
     text = answer.text.strip()
     if answer.finish == "content_filter":
         return "", "the model refused to write it"
@@ -110,30 +113,30 @@ def read_summary(answer: Message, request: SummaryRequest, *, complete: bool) ->
     return text, ""
 
 
-def _request(told: list[dict[str, Any]], tokens: int, more: str) -> SummaryRequest:
+def _request(data: list[dict[str, Any]], tokens: int, more: str) -> SummaryRequest:
     words = max(LEAST_WORDS, int(tokens * WORDS_PER_TOKEN))
     return SummaryRequest(
         prefix=Prefix(prompt=(INSTRUCTIONS + more).format(words=words)),
-        message=Message(role="user", text=msgspec.json.encode(told).decode()),
+        message=Message(role="user", text=msgspec.json.encode(data).decode()),
         tokens=tokens,
     )
 
 
 def _as_data(place: int, message: Message) -> dict[str, Any]:
-    told: dict[str, Any] = {"message": place, "from": message.role}
+    data: dict[str, Any] = {"message": place, "from": message.role}
     if message.name:
-        told["tool"] = message.name
+        data["tool"] = message.name
     if message.text:
-        told["text"] = _some(message.text)
+        data["text"] = _some(message.text)
     if message.aside:
-        told["note_from_the_gateway"] = _some(message.aside)
+        data["note_from_the_gateway"] = _some(message.aside)
     if message.calls:
-        told["calls"] = [{"tool": call.name, "arguments": _some(call.arguments)} for call in message.calls]
+        data["calls"] = [{"tool": call.name, "arguments": _some(call.arguments)} for call in message.calls]
     if message.media:
-        told["shows"] = [media.words for media in message.media]
+        data["shows"] = [media.words for media in message.media]
     if message.failed:
-        told["failed"] = True
-    return told
+        data["failed"] = True
+    return data
 
 
 def _some(text: str) -> str:
@@ -144,7 +147,7 @@ def _some(text: str) -> str:
 
 
 def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
-    """For messages, of about so many characters."""
+    """An outline of messages, of about `size` characters."""
     said = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
     tools = sum(message.role == "tool" for _, message in rows)
     head = f"{len(rows)} messages are not shown and were not summarised"
@@ -157,7 +160,7 @@ def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
 
 
 def outline_summaries(rows: Sequence[SummaryRow], size: int) -> str:
-    """For summaries, of about so many characters."""
+    """An outline of summaries, of about `size` characters."""
     lines = [f"messages {row.first} to {row.last}: {_begin(row.text)}" for row in _spread(rows, size)]
     return f"The beginnings of {len(lines)} of {len(rows)} earlier summaries:\n" + "\n".join(lines)
 
@@ -168,7 +171,7 @@ def _begin(text: str) -> str:
 
 
 def _spread(items: Sequence[T], size: int) -> list[T]:
-    """The last of them, and as many before it as there is room for, evenly."""
+    """The last item, and as many before it as `size` allows, evenly spread."""
     least, most = OUTLINE_LINES
     lines = min(max(least, size // OUTLINE_CHARACTERS), most)
     if len(items) <= lines:

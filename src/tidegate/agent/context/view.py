@@ -1,8 +1,12 @@
-"""What a model is shown of a conversation: summaries of what is old, and the messages behind them.
+"""The view of a conversation that a model is shown: summaries of old messages, then the messages after them.
 
-Guarantee: a view is a value, made from rows; `messages` is a pure function of it. A summary is told by the gateway, in
-a message of its own, and what it says is quoted line by line: words that somebody put into the conversation, and that
-a summary may repeat, never stand where the gateway's own do.
+Guarantee: a view is a value made from rows, and `messages` is a pure function of it. A summary is a message of its own
+from the gateway, and its text is quoted line by line: words that a participant put into the conversation, and that a
+summary may repeat, never appear as the gateway's own.
+
+Elisions shorten single messages: long results, long texts, pictures and sounds. The beginning and the end of a text
+stay; between them is a note of how much is left out and of which message, so nothing is cut silently and the rest can
+be looked up. A message that is short enough stays the same object. Calls keep their ids and stay valid JSON.
 """
 
 import hashlib
@@ -15,15 +19,15 @@ from tidegate.store import ElisionRow, SummaryRow
 from tidegate.values import Frozen, Message, ToolCall
 
 QUOTE = "> "
-"""Before each line of a summary."""
+"""Starts each line of a summary."""
 
 TAIL_SHARE = 4
-"""One part in so many of an excerpt is the end of the text: most things say first what they are."""
+"""One part in this many of an excerpt is the end of the text: most texts say first what they are."""
 
 
 class View(Frozen, frozen=True):
-    """`rows` are the messages behind the last of the `summaries`, with their places, in the order of these. `inside`
-    says that a part of the turn whose rows were left out is summarised or elided itself."""
+    """`rows` are the messages after the last of the `summaries`, with their places, in order. `inside` means that part
+    of the current turn, whose rows are not included, is itself summarised or elided."""
 
     rows: tuple[tuple[int, Message], ...] = ()
     summaries: tuple[SummaryRow, ...] = ()
@@ -37,14 +41,14 @@ class View(Frozen, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Tells views apart by what is summarised and elided in them; empty when nothing is."""
+        """Identifies what is summarised and elided in this view; empty if nothing is."""
         if not self.summaries and not self.elisions:
             return ""
         named = [[row.number for row in self.summaries], [msgspec.structs.astuple(row) for row in self.elisions]]
         return hashlib.blake2b(msgspec.json.encode(named), digest_size=4).hexdigest()
 
     def messages(self) -> list[Message]:
-        """In the order in which a model reads them."""
+        """The messages in the order in which a model reads them."""
         return [*map(summary_message, self.summaries), *in_call_order(self.shown_rows())]
 
     def shown_rows(self) -> list[Message]:
@@ -53,7 +57,7 @@ class View(Frozen, frozen=True):
         return [elide(place, message, self.elisions) for place, message in self.rows]
 
     def with_summaries(self, added: Sequence[SummaryRow]) -> "View":
-        """As it would be with these applied."""
+        """The view with these summaries applied."""
         rows = {(row.number, row.level, row.first): row for row in (*self.summaries, *added)}.values()
         covers = [row for row in rows if row.level > 0]
         kept = (
@@ -69,7 +73,7 @@ class View(Frozen, frozen=True):
         )
 
     def with_elision(self, elision: ElisionRow) -> "View":
-        """As the store would give it with this one."""
+        """The view with this elision, as the store would return it."""
         others = (row for row in self.elisions if _same_place(row) != _same_place(elision))
         return msgspec.structs.replace(self, elisions=tuple(sorted((*others, elision), key=_same_place)))
 
@@ -79,7 +83,7 @@ def _same_place(row: ElisionRow) -> tuple[int, int, str]:
 
 
 def summary_message(summary: SummaryRow) -> Message:
-    """A summary as it stands in a request."""
+    """A summary as a message of a request."""
     who = "A list of" if summary.how == "cut" else "A summary of"
     head = (
         f"Summary {summary.number}. {who} messages {summary.first} to {summary.last} of this conversation, which are "
@@ -91,7 +95,7 @@ def summary_message(summary: SummaryRow) -> Message:
 
 
 def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Message:
-    """The message in that place as it is shown under these; of several, the one that leaves least counts."""
+    """The message at that place, with these elisions applied. Of several, the shortest excerpt is shown."""
     here = [row for row in elisions if row.first <= place <= row.last]
     if any(row.kind == "media" for row in here):
         message = _without_media(message)
@@ -108,7 +112,7 @@ def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Messa
 
 
 def excerpt(place: int, text: str, characters: int) -> str:
-    """The beginning and the end of a text, and what is not there."""
+    """The beginning and the end of a text, with a note of what is left out."""
     last = characters // TAIL_SHARE
     first = characters - last
     left_out = f"[… {len(text) - characters:,} characters of message {place} are left out here; they are kept …]"
