@@ -121,7 +121,7 @@ async def test_pictures_follow_the_last_result_of_their_step(server: ScriptedMod
     await held.release()
 
 
-async def test_a_conversation_that_is_begun_anew_is_what_it_would_be_if_it_were_new(model: Model) -> None:
+async def test_a_conversation_without_carried_reasoning_equals_a_new_one(model: Model) -> None:
     """S33: also in what it is taken to cost."""
     said = [user(), asked("a"), result("a", spooled("sp_1")), user("and now?")]
     held = conversation(model, said, Files(sp_1=PNG + b"one"))
@@ -131,7 +131,7 @@ async def test_a_conversation_that_is_begun_anew_is_what_it_would_be_if_it_were_
     await held.release()
 
 
-async def test_a_long_conversation_that_is_loaded_at_once_is_the_one_that_grew(model: Model) -> None:
+async def test_a_conversation_loaded_at_once_equals_one_that_grew(model: Model) -> None:
     """B4, S03: the same bytes, the same estimate and the same count, whatever lies among its messages."""
     said: list[Message] = []
     for number in range(200):
@@ -197,7 +197,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_reloaded_from_the_store_a_conversation_sends_the_same_bytes_and_only_grows(given: list[Any]) -> None:
+async def test_a_reloaded_conversation_sends_the_same_bytes_and_only_grows(given: list[Any]) -> None:
     """B4, D3, S32: live and reloaded at every step, whatever order the results were committed in."""
     async with ScriptedModel() as server, configured(server.base_url) as model:
         files = Files(sp_1=PNG + b"one", sp_2=PNG + b"two")
@@ -224,7 +224,7 @@ async def test_reloaded_from_the_store_a_conversation_sends_the_same_bytes_and_o
         await live.release()
 
 
-async def test_a_picture_that_is_gone_is_told_in_words(server: ScriptedModel, model: Model) -> None:
+async def test_a_missing_picture_is_replaced_by_words(server: ScriptedModel, model: Model) -> None:
     """D3, D5: the conversation goes on."""
     files = Files(sp_1=PNG + b"one")
     held = conversation(model, [user(), asked("a"), result("a", spooled("sp_gone"), spooled("sp_1"))], files)
@@ -234,7 +234,7 @@ async def test_a_picture_that_is_gone_is_told_in_words(server: ScriptedModel, mo
     await held.release()
 
 
-async def test_too_many_pictures_are_left_out_from_the_end_on(server: ScriptedModel, model: Model) -> None:
+async def test_pictures_beyond_the_limit_are_omitted_from_the_end(server: ScriptedModel, model: Model) -> None:
     """D7, S32: a request is bounded, and begins as the one before."""
     files = Files(sp_1=PNG + bytes(LOADED_BYTES // 5))
     held = conversation(model, [user()], files)
@@ -250,9 +250,7 @@ async def test_too_many_pictures_are_left_out_from_the_end_on(server: ScriptedMo
     await held.release()
 
 
-async def test_a_past_with_thoughts_is_taken_up_without_reading_the_prefix_for_each(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_loading_carried_reasoning_hashes_the_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """S32: tools may be long, and so may the past."""
     carried = (OpaqueItem(item=msgspec.Raw(b'{"message":{"reasoning":"so"}}'), text=0, calls=0),)
     past = [Message(role="assistant", text="yes", model=model.provided, carrier="openai-chat", carried=carried)] * 50
@@ -268,7 +266,7 @@ async def test_a_past_with_thoughts_is_taken_up_without_reading_the_prefix_for_e
     assert len(digests) == 1
 
 
-async def test_a_users_own_pictures_go_with_his_words(server: ScriptedModel, model: Model) -> None:
+async def test_a_users_pictures_are_sent_with_the_message(server: ScriptedModel, model: Model) -> None:
     """D3: inline or spooled."""
     files = Files(sp_1=PNG + b"one")
     said = Message(role="user", text="look at this", media=(inline(), spooled("sp_1")))
@@ -279,7 +277,7 @@ async def test_a_users_own_pictures_go_with_his_words(server: ScriptedModel, mod
     await held.release()
 
 
-async def test_what_a_result_owes_is_shown_although_another_result_is_missing(model: Model) -> None:
+async def test_pictures_of_a_result_are_shown_although_another_result_is_missing(model: Model) -> None:
     """D3: nothing is lost, and nothing is shown twice."""
     held = conversation(model, [user(), asked("a", "b"), result("a", inline()), user("go on"), asked("c"), result("c")])
     parts = [kept for kept in held.history.parts if isinstance(kept, bytes)]
@@ -295,7 +293,7 @@ async def test_without_a_loader_a_spooled_picture_fails_clearly(server: Scripted
     await held.release()
 
 
-async def test_an_estimate_counts_a_picture_by_what_it_costs_and_not_by_its_bytes(model: Model) -> None:
+async def test_an_estimate_counts_a_picture_by_its_cost_and_not_by_its_bytes(model: Model) -> None:
     """D7: a large picture must not use up the day's budget when a provider does not count."""
     plain = conversation(model, [user(), asked("a"), result("a")])
     shown = conversation(model, [user(), asked("a"), result("a", inline(PNG + bytes(200_000)), spooled("sp_1"))])

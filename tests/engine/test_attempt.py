@@ -30,9 +30,7 @@ def taken(db: Db) -> TakenTurn:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_an_answer_that_was_complete_is_kept_though_a_stop_comes_in_the_same_moment(
-    tmp_path: Path, answered: bool
-) -> None:
+async def test_a_complete_answer_is_kept_if_a_stop_comes_at_the_same_moment(tmp_path: Path, answered: bool) -> None:
     """B7, S14, S16: one that was not complete ends as stopped."""
     async with Store.open(tmp_path / "tidegate.db") as store:
         live, attempt = LiveTurn("t_1", "s_1"), Attempt()

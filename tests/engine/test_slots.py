@@ -147,7 +147,7 @@ TestForest = Forest.TestCase
 TestForest.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def test_a_place_goes_from_a_turn_to_its_task_and_back() -> None:
+def test_a_slot_goes_from_a_turn_to_its_task_and_back() -> None:
     """L21: with one place: the task begins in it, nobody else can, and the turn has it again."""
     slots = Slots(1)
     parent, other = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
@@ -166,7 +166,7 @@ def test_a_place_goes_from_a_turn_to_its_task_and_back() -> None:
     assert parent.has_slot and slots.taken == 1 and slots.running == 1
 
 
-def test_who_comes_back_from_a_person_has_a_place_at_once() -> None:
+def test_a_turn_that_waited_for_a_person_gets_a_slot_at_once() -> None:
     """S29: it has waited enough."""
     slots = Slots(1)
     first, second = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
