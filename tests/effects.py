@@ -117,7 +117,7 @@ async def asked(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
     assert len(found) >= count, f"the turn ended and had asked {found}"
     live = house.components.engine.running(log.session)
     assert live is not None
-    await until(lambda: live.away == _open(log.events))
+    await until(lambda: live.questions == _open(log.events))
     return found
 
 

@@ -121,17 +121,17 @@ async def test_pictures_follow_the_last_result_of_their_step(server: ScriptedMod
     await held.release()
 
 
-async def test_a_conversation_that_is_begun_anew_is_what_it_would_be_if_it_were_new(model: Model) -> None:
+async def test_a_conversation_without_carried_reasoning_equals_a_new_one(model: Model) -> None:
     """S33: also in what it is taken to cost."""
     said = [user(), asked("a"), result("a", spooled("sp_1")), user("and now?")]
     held = conversation(model, said, Files(sp_1=PNG + b"one"))
     expected = (held.weight, held.estimated_bytes)
-    held.begin_anew(said)
+    held.drop_carried(said)
     assert (held.weight, held.estimated_bytes) == expected
     await held.release()
 
 
-async def test_a_long_conversation_that_is_loaded_at_once_is_the_one_that_grew(model: Model) -> None:
+async def test_a_conversation_loaded_at_once_equals_one_that_grew(model: Model) -> None:
     """B4, S03: the same bytes, the same estimate and the same count, whatever lies among its messages."""
     said: list[Message] = []
     for number in range(200):
@@ -145,7 +145,7 @@ async def test_a_long_conversation_that_is_loaded_at_once_is_the_one_that_grew(m
         grown.append(message)
     assert joined(grown) == joined(loaded)
     assert (grown.tokens, grown.estimated_bytes) == (loaded.tokens, loaded.estimated_bytes)
-    assert grown.is_counted and loaded.is_counted
+    assert grown.has_token_count and loaded.has_token_count
     before = loaded.estimated_bytes
     loaded.extend([user("x" * 1000), answer("y" * 1000, model, Usage(input=1, output=1))])
     assert 2000 < loaded.estimated_bytes - before < 2200
@@ -171,10 +171,10 @@ async def test_pictures_are_loaded_only_while_a_request_is_written(server: Scrip
     assert files.loaded == [] and before < 4000
     during: list[int] = []
     for _ in range(2):
-        await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda *_: None)
+        await held.ask(Call(), on_text=lambda _text: during.append(held.request_bytes), on_reset=lambda *_: None)
     assert files.loaded == ["sp_1", "sp_1"]
     assert 1_300_000 < min(during) == max(during), "one request after another counts as one"
-    assert held.asked_bytes == 0
+    assert held.request_bytes == 0
     assert held.weight == before
     assert all(len(msgspec.json.encode(kept)) < 1000 for kept in held.history.parts if isinstance(kept, tuple))
     await held.release()
@@ -197,7 +197,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_reloaded_from_the_store_a_conversation_sends_the_same_bytes_and_only_grows(given: list[Any]) -> None:
+async def test_a_reloaded_conversation_sends_the_same_bytes_and_only_grows(given: list[Any]) -> None:
     """B4, D3, S32: live and reloaded at every step, whatever order the results were committed in."""
     async with ScriptedModel() as server, configured(server.base_url) as model:
         files = Files(sp_1=PNG + b"one", sp_2=PNG + b"two")
@@ -224,17 +224,17 @@ async def test_reloaded_from_the_store_a_conversation_sends_the_same_bytes_and_o
         await live.release()
 
 
-async def test_a_picture_that_is_gone_is_told_in_words(server: ScriptedModel, model: Model) -> None:
+async def test_a_missing_picture_is_replaced_by_words(server: ScriptedModel, model: Model) -> None:
     """D3, D5: the conversation goes on."""
     files = Files(sp_1=PNG + b"one")
     held = conversation(model, [user(), asked("a"), result("a", spooled("sp_gone"), spooled("sp_1"))], files)
     messages = await sent(server, held)
     assert pictures(messages[-1]) == [PNG + b"one"]
-    assert messages[-2]["content"] == "result a\nPicture 1 is no longer there."
+    assert messages[-2]["content"] == "result a\nPicture 1 is no longer available."
     await held.release()
 
 
-async def test_too_many_pictures_are_left_out_from_the_end_on(server: ScriptedModel, model: Model) -> None:
+async def test_pictures_beyond_the_limit_are_omitted_from_the_end(server: ScriptedModel, model: Model) -> None:
     """D7, S32: a request is bounded, and begins as the one before."""
     files = Files(sp_1=PNG + bytes(LOADED_BYTES // 5))
     held = conversation(model, [user()], files)
@@ -250,9 +250,7 @@ async def test_too_many_pictures_are_left_out_from_the_end_on(server: ScriptedMo
     await held.release()
 
 
-async def test_a_past_with_thoughts_is_taken_up_without_reading_the_prefix_for_each(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_loading_carried_reasoning_hashes_the_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """S32: tools may be long, and so may the past."""
     carried = (OpaqueItem(item=msgspec.Raw(b'{"message":{"reasoning":"so"}}'), text=0, calls=0),)
     past = [
@@ -270,7 +268,7 @@ async def test_a_past_with_thoughts_is_taken_up_without_reading_the_prefix_for_e
     assert len(digests) == 1
 
 
-async def test_a_users_own_pictures_go_with_his_words(server: ScriptedModel, model: Model) -> None:
+async def test_a_users_pictures_are_sent_with_the_message(server: ScriptedModel, model: Model) -> None:
     """D3: inline or spooled."""
     files = Files(sp_1=PNG + b"one")
     said = Message(role="user", text="look at this", media=(inline(), spooled("sp_1")))
@@ -281,7 +279,7 @@ async def test_a_users_own_pictures_go_with_his_words(server: ScriptedModel, mod
     await held.release()
 
 
-async def test_what_a_result_owes_is_shown_although_another_result_is_missing(model: Model) -> None:
+async def test_pictures_of_a_result_are_shown_although_another_result_is_missing(model: Model) -> None:
     """D3: nothing is lost, and nothing is shown twice."""
     held = conversation(model, [user(), asked("a", "b"), result("a", inline()), user("go on"), asked("c"), result("c")])
     parts = [kept for kept in held.history.parts if isinstance(kept, bytes)]
@@ -292,12 +290,12 @@ async def test_what_a_result_owes_is_shown_although_another_result_is_missing(mo
 
 async def test_without_a_loader_a_spooled_picture_fails_clearly(server: ScriptedModel, model: Model) -> None:
     held = conversation(model, [user(), asked("a"), result("a", spooled("sp_1"))])
-    with pytest.raises(RuntimeError, match="sp_1 cannot be loaded: this conversation was given no loader"):
+    with pytest.raises(RuntimeError, match="sp_1 cannot be loaded: this conversation has no loader"):
         await sent(server, held)
     await held.release()
 
 
-async def test_an_estimate_counts_a_picture_by_what_it_costs_and_not_by_its_bytes(model: Model) -> None:
+async def test_an_estimate_counts_a_picture_by_its_cost_and_not_by_its_bytes(model: Model) -> None:
     """D7: a large picture must not use up the day's budget when a provider does not count."""
     plain = conversation(model, [user(), asked("a"), result("a")])
     shown = conversation(model, [user(), asked("a"), result("a", inline(PNG + bytes(200_000)), spooled("sp_1"))])

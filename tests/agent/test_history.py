@@ -44,7 +44,7 @@ async def filled(rows: int, overflow: Callable[[], BinaryIO] | None = nameless) 
     return history, said
 
 
-async def test_a_long_past_is_in_a_file_and_read_back_byte_for_byte() -> None:
+async def test_a_long_history_is_read_back_from_its_file_byte_for_byte() -> None:
     """L03, S32: what a model is sent does not depend on where it lay."""
     history, said = await filled(500)
     assert history.memory <= IN_MEMORY_BYTES
@@ -71,7 +71,7 @@ async def test_a_released_history_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EMFILE])
-async def test_where_the_disk_refuses_all_stays_in_memory_and_is_told_once(code: int) -> None:
+async def test_if_the_disk_refuses_everything_stays_in_memory_and_is_logged_once(code: int) -> None:
     """D5: a turn does not fail for it."""
 
     def refuse() -> BinaryIO:
@@ -93,7 +93,7 @@ async def test_where_the_disk_refuses_all_stays_in_memory_and_is_told_once(code:
         max_size=60,
     )
 )
-def test_whatever_is_appended_and_moved_comes_back_in_order(steps: list[bytes | Group | None]) -> None:
+def test_appended_and_moved_messages_are_read_back_in_order(steps: list[bytes | Group | None]) -> None:
     """S32: messages that cannot be encoded yet stand where they stood."""
 
     async def run() -> None:
@@ -124,7 +124,7 @@ def test_whatever_is_appended_and_moved_comes_back_in_order(steps: list[bytes | 
         anyio.run(run)
 
 
-async def test_a_request_is_made_of_few_pieces_however_many_messages_are_behind_it() -> None:
+async def test_a_request_has_few_pieces_however_long_the_history_is() -> None:
     """S32: the newest stand alone, since a format may mark them."""
     history = History(None)
     said = [b'{"n":%d}' % number for number in range(2000)]

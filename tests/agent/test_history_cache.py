@@ -55,7 +55,7 @@ def history(number: int, size: int = LEAST_BYTES) -> list[bytes]:
     return [data[: size // 2], data[size // 2 : -10], data[-10:]]
 
 
-async def test_what_was_kept_is_found_once_and_byte_for_byte(cache: HistoryCache) -> None:
+async def test_a_cached_history_is_found_once_and_byte_for_byte(cache: HistoryCache) -> None:
     """B4, S03: with all that is known of it, in the same pieces."""
     await cache.keep("s_1", STATE, history(1))
     assert await cache.find("s_1", b"one", 7) == (STATE, history(1))
@@ -91,7 +91,7 @@ async def test_the_newest_overwrite_the_oldest_and_the_file_stays_within_its_bou
     assert files.last is not None and os.fstat(files.last.fileno()).st_size <= FILE_BYTES
 
 
-async def test_what_is_overwritten_while_it_is_read_is_not_found(cache: HistoryCache) -> None:
+async def test_an_entry_overwritten_during_a_read_is_not_found(cache: HistoryCache) -> None:
     """B4: a reader never gets another's bytes."""
     found: list[Any] = []
 
@@ -107,7 +107,7 @@ async def test_what_is_overwritten_while_it_is_read_is_not_found(cache: HistoryC
         assert found[-1] is None or found[-1] == (STATE, history(number))
 
 
-async def test_what_is_unloaded_while_another_is_written_is_written_with_the_next_in_one_go(
+async def test_histories_unloaded_during_a_write_are_written_together_next(
     cache: HistoryCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A10, L03: so that unloading keeps up with any number of turns; what comes beyond the bound waits for nobody."""
@@ -133,14 +133,14 @@ async def test_what_is_unloaded_while_another_is_written_is_written_with_the_nex
     assert await cache.find("s_late", b"one", 7) is None
 
 
-async def test_short_and_huge_histories_are_not_kept(cache: HistoryCache, files: Files) -> None:
+async def test_short_and_huge_histories_are_not_cached(cache: HistoryCache, files: Files) -> None:
     """L03: the one is encoded again as quickly, the other would push out all the rest."""
     await cache.keep("s_1", STATE, [b"x" * (LEAST_BYTES - 1)])
     await cache.keep("s_2", STATE, [b"x" * (FILE_BYTES + 1)])
     assert files.last is None and cache.stats().size == 0
 
 
-async def test_where_the_disk_refuses_nothing_is_kept_and_nothing_breaks() -> None:
+async def test_if_the_disk_refuses_nothing_is_cached_and_nothing_fails() -> None:
     """D5: the conversation is read from the store then."""
 
     def full() -> BinaryIO:
@@ -151,7 +151,7 @@ async def test_where_the_disk_refuses_nothing_is_kept_and_nothing_breaks() -> No
         await cache.keep("s_1", STATE, history(1))
         await cache.keep("s_1", STATE, history(1))
     assert await cache.find("s_1", b"one", 7) is None
-    assert [line["event"] for line in lines] == ["a conversation's history is not kept for its next turn"]
+    assert [line["event"] for line in lines] == ["cannot cache the history of a conversation"]
 
 
 async def test_a_closed_cache_keeps_and_finds_nothing(cache: HistoryCache, files: Files) -> None:

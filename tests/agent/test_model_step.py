@@ -9,8 +9,8 @@ import pytest
 
 from tests.models.support import ANSWER_BYTES, PREFIX, settings
 from tests.random_model import NAMES, Moody
-from tidegate.agent import Conversation, ModelSteps, SpendGuard
-from tidegate.agent.model_step import FallBack, both
+from tidegate.agent import Conversation, ModelStep, SpendGuard
+from tidegate.agent.model_step import FallBack, combined_failure
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model, Models
 from tidegate.security import Secret
@@ -100,11 +100,11 @@ async def chained(server: Moody, said: str = "hello") -> AsyncIterator[Chain]:
             assert clients.stats().busy == 0
 
 
-async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[ModelSteps, Message]:
+async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[ModelStep, Message]:
     first = chain.talk(chain.models[0])
-    model_steps = ModelSteps(first, SpendGuard(model="first"), fall_back or chain)
+    model_step = ModelStep(first, SpendGuard(model="first"), fall_back or chain)
     with anyio.fail_after(20):
-        return model_steps, await model_steps.ask(turn, Call())  # type: ignore[arg-type]
+        return model_step, await model_step.run(turn, Call())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -113,12 +113,12 @@ async def server() -> AsyncIterator[Moody]:
         yield server
 
 
-async def test_a_model_that_answers_is_asked_alone(server: Moody) -> None:
+async def test_no_other_model_is_asked_if_the_first_answers(server: Moody) -> None:
     async with chained(server) as chain:
         turn = Told()
-        model_steps, answer = await ask(chain, turn)
+        model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "first", ANSWER)
-        assert model_steps.conversation.model.name == model_steps.spend_guard.model == "first"
+        assert model_step.conversation.model.name == model_step.spend_guard.model == "first"
     assert server.asked == ["first"]
     assert chain.failures == []
 
@@ -138,20 +138,20 @@ async def test_a_model_that_answers_is_asked_alone(server: Moody) -> None:
         ("[badjson after=0]", "protocol"),
     ],
 )
-async def test_when_one_fails_the_next_is_asked_and_nothing_is_void(server: Moody, mood: str, kind: str) -> None:
+async def test_if_a_model_fails_silently_the_next_is_asked_without_a_reset(server: Moody, mood: str, kind: str) -> None:
     server.moods["first"] = mood
     async with chained(server) as chain:
         turn = Told()
-        model_steps, answer = await ask(chain, turn)
+        model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "second", ANSWER)
-        assert model_steps.conversation.model.name == model_steps.spend_guard.model == "second"
+        assert model_step.conversation.model.name == model_step.spend_guard.model == "second"
         assert (turn.resets, turn.cuts) == ([], [])
     assert server.asked == ["first", "second"]
     assert chain.failures == [(["first"], kind)]
 
 
 @pytest.mark.parametrize("mood", ["[cut after=3]", "[hang after=3]", "[error after=3]", "[badjson after=3]"])
-async def test_what_a_failed_one_had_shown_is_void_before_another_speaks(server: Moody, mood: str) -> None:
+async def test_text_of_a_failed_model_is_withdrawn_before_the_next_starts(server: Moody, mood: str) -> None:
     """And each of the calls that broke off is paid for, in its own model's name."""
     server.moods |= {"first": mood, "second": mood}
     async with chained(server) as chain:
@@ -164,7 +164,7 @@ async def test_what_a_failed_one_had_shown_is_void_before_another_speaks(server:
     assert server.asked == list(NAMES)
 
 
-async def test_when_none_is_left_the_failure_names_all_and_is_of_the_firsts_kind(server: Moody) -> None:
+async def test_if_all_models_fail_the_failure_names_all_and_has_the_kind_of_the_first(server: Moody) -> None:
     server.moods |= {"first": "[status 429 retry-after=7]", "second": "[status 401]", "third": "[status 400]"}
     async with chained(server) as chain:
         turn = Told()
@@ -179,7 +179,7 @@ async def test_when_none_is_left_the_failure_names_all_and_is_of_the_firsts_kind
     assert [names for names, _ in chain.failures] == [["first"], ["first", "second"], list(NAMES)]
 
 
-async def test_without_another_it_fails_as_it_failed(server: Moody) -> None:
+async def test_without_a_fallback_the_failure_is_unchanged(server: Moody) -> None:
     server.moods["first"] = "[words 9] [cut after=4]"
 
     async def nobody(*_: object) -> None:
@@ -197,15 +197,15 @@ async def test_each_step_may_ask_every_model_again(server: Moody) -> None:
     async with chained(server) as chain:
         server.moods["first"] = "[status 503]"
         turn = Told()
-        model_steps, _ = await ask(chain, turn)
+        model_step, _ = await ask(chain, turn)
         server.moods = {"second": "[status 503]"}
         with anyio.fail_after(20):
-            answer = await model_steps.ask(turn, Call())  # type: ignore[arg-type]
+            answer = await model_step.run(turn, Call())  # type: ignore[arg-type]
         assert answer.model == "first"
     assert server.asked == ["first", "second", "second", "first"]
 
 
-async def test_a_cancelled_ask_asks_nobody_else(server: Moody) -> None:
+async def test_a_cancelled_step_asks_no_other_model(server: Moody) -> None:
     async with chained(server, "[hold it]") as chain:
         turn = Told()
         async with anyio.create_task_group() as group:
@@ -217,10 +217,10 @@ async def test_a_cancelled_ask_asks_nobody_else(server: Moody) -> None:
     assert server.asked == ["first"]
 
 
-def test_two_failures_are_told_in_one_sentence_each() -> None:
+def test_a_combined_failure_has_one_sentence_for_each() -> None:
     first = ModelFailed("Model 'a': one.", kind="quota", retryable=False, said="private words")
     second = ModelFailed("Model 'b': two.", kind="network", retryable=True, said="other words", shown=True)
-    told = both(first, second)
-    assert told.brief == "Model 'a': one. Another was asked instead. Model 'b': two."
+    told = combined_failure(first, second)
+    assert told.brief == "Model 'a': one. Another model was tried. Model 'b': two."
     assert told.message == f"{told.brief} It said: other words"
     assert (told.kind, told.retryable, told.shown) == ("quota", True, True)

@@ -4,17 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.agent import is_balanced, missing, not_run
-from tidegate.agent.tool_pairs import model_step, tool_step
+from tidegate.agent.tool_pairs import model_step_name, tool_step_name
 from tidegate.values import Message, ToolCall
 
 
 def asking(number: int, count: int) -> tuple[str, Message]:
     calls = tuple(ToolCall(id=f"c{number}-{index}", name="clock", arguments="{}") for index in range(count))
-    return model_step(number), Message(role="assistant", calls=calls)
+    return model_step_name(number), Message(role="assistant", calls=calls)
 
 
 def result(number: int, index: int) -> tuple[str, Message]:
-    return tool_step(number, index), Message(role="tool", call_id=f"c{number}-{index}", text="12:00")
+    return tool_step_name(number, index), Message(role="tool", call_id=f"c{number}-{index}", text="12:00")
 
 
 @given(
@@ -22,7 +22,7 @@ def result(number: int, index: int) -> tuple[str, Message]:
     last=st.integers(0, 4),
     answered=st.sets(st.integers(0, 3)),
 )
-def test_what_a_cut_off_turn_still_owes_makes_it_whole(rounds: list[int], last: int, answered: set[int]) -> None:
+def test_missing_results_complete_a_turn_that_was_cut_off(rounds: list[int], last: int, answered: set[int]) -> None:
     """P02, S17: a turn may stop after any row; with its missing results added, every call has exactly one."""
     rows = [("in-0", Message(role="user", text="hello"))]
     for number, count in enumerate(rounds):
@@ -37,11 +37,11 @@ def test_what_a_cut_off_turn_still_owes_makes_it_whole(rounds: list[int], last: 
     assert missing([*rows, *owed]) == []
 
 
-def test_a_result_nobody_asked_for_is_no_balance() -> None:
+def test_a_result_without_a_call_is_unbalanced() -> None:
     """P02: an orphan result is seen."""
     assert not is_balanced([Message(role="user", text="x"), Message(role="tool", call_id="c1", text="y")])
 
 
-def test_a_call_that_is_talked_over_is_no_balance() -> None:
+def test_a_call_without_a_result_is_unbalanced() -> None:
     """P02: an orphan call is seen."""
     assert not is_balanced([asking(0, 1)[1], Message(role="user", text="and?")])

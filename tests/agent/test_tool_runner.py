@@ -16,7 +16,7 @@ from tidegate.values import MessageAdded, ToolEnded, ToolProgress, ToolStarted
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_tool_that_takes_too_long_is_stopped_and_the_model_told(home: Path, model: ScriptedModel) -> None:
+async def test_a_tool_that_takes_too_long_is_stopped_and_the_model_informed(home: Path, model: ScriptedModel) -> None:
     """L23: its own timeout, long before the turn's; the turn goes on."""
     left: list[str] = []
 
@@ -64,7 +64,7 @@ async def test_a_model_is_shown_no_more_of_a_tools_output_than_its_bound(home: P
         ("\n".join("y" * 401), False),
     ],
 )
-async def test_sixteen_kibibytes_or_four_hundred_lines_are_shown_whole_and_no_more(
+async def test_by_default_at_most_16_kib_or_400_lines_of_output_are_shown(
     home: Path, model: ScriptedModel, text: str, whole: bool
 ) -> None:
     """D1, D2: what holds where nothing is configured."""
@@ -81,7 +81,7 @@ async def test_sixteen_kibibytes_or_four_hundred_lines_are_shown_whole_and_no_mo
         assert ("the full text is sp_" in shown) is not whole
 
 
-async def test_no_more_calls_run_beside_each_other_than_allowed(home: Path, model: ScriptedModel) -> None:
+async def test_no_more_calls_run_in_parallel_than_allowed(home: Path, model: ScriptedModel) -> None:
     """P15: limits.tools_parallel; the next ones begin when those have ended, and the results keep their order."""
 
     @tool(effect="read", parallel=True)
@@ -104,7 +104,7 @@ async def test_no_more_calls_run_beside_each_other_than_allowed(home: Path, mode
         assert (most, running) == (2, 0)
 
 
-async def test_an_event_tells_little_of_a_call_and_its_result_and_the_model_reads_all(
+async def test_events_have_an_excerpt_of_a_call_and_its_result_and_the_model_reads_all(
     home: Path, model: ScriptedModel
 ) -> None:
     """D6: whoever watches reads an excerpt; the whole is in the transcript."""
@@ -161,7 +161,7 @@ async def test_progress_is_bounded_and_says_when_no_more_is_shown(
 
 @pytest.mark.parametrize("effect", ["read", "write", "execute", "network"])
 @pytest.mark.parametrize("repeatable", [True, False, None])
-async def test_whether_a_call_that_was_cut_off_is_made_again_is_its_tools_to_say(
+async def test_a_tool_decides_whether_its_interrupted_call_is_repeated(
     home: Path, model: ScriptedModel, effect: Effect, repeatable: bool | None
 ) -> None:
     """F4, P04: whatever its effect; where it says nothing, only what reads is."""

@@ -10,7 +10,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
 from tests.store.rows import new_session, new_turn
-from tidegate.engine.attempt import Attempt, bill_to, ending_of
+from tidegate.engine.attempt import Attempt, billing_of, turn_end
 from tidegate.engine.journal import Journal
 from tidegate.engine.live import LiveTurn
 from tidegate.engine.turn_start import TakenTurn
@@ -30,22 +30,20 @@ def taken(db: Db) -> TakenTurn:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_an_answer_that_was_complete_is_kept_though_a_stop_comes_in_the_same_moment(
-    tmp_path: Path, answered: bool
-) -> None:
+async def test_a_complete_answer_is_kept_if_a_stop_comes_at_the_same_moment(tmp_path: Path, answered: bool) -> None:
     """B7, S14, S16: one that was not complete ends as stopped."""
     async with Store.open(tmp_path / "tidegate.db") as store:
-        live, work = LiveTurn("t_1", "s_1"), Attempt()
-        work.taken = begun = await store.write(taken)
-        work.journal = journal = Journal(
+        live, attempt = LiveTurn("t_1", "s_1"), Attempt()
+        attempt.taken = started = await store.write(taken)
+        attempt.journal = journal = Journal(
             live,
             store,
-            bill_to(begun.turn, begun.session),
+            billing_of(started.turn, started.session),
             incoming=(),
             recorded=(),
-            begun={},
+            open_intents={},
             parking=lambda: False,
-            away=contextlib.nullcontext,
+            waiting_for_person=contextlib.nullcontext,
             clock=time.time,
         )
 
@@ -55,10 +53,10 @@ async def test_an_answer_that_was_complete_is_kept_though_a_stop_comes_in_the_sa
         if answered:
             await journal.step("model-0", answer, ends=lambda message: True)
         live.stop("by its user")
-        ending = ending_of(live, work, begun, (live.used, journal.steps))
-    assert ending.state == ("answered" if answered else "stopped")
-    assert [message.text for _, message in ending.tail] == (["done"] if answered else [])
-    assert (ending.error is None) == answered
+        end = turn_end(live, attempt, started, (live.usage, journal.steps))
+    assert end.state == ("answered" if answered else "stopped")
+    assert [message.text for _, message in end.final_rows] == (["done"] if answered else [])
+    assert (end.error is None) == answered
 
 
 async def test_the_intent_of_a_tool_is_gone_when_its_result_is_committed(home: Path, model: ScriptedModel) -> None:

@@ -16,7 +16,7 @@ from tidegate.tools import ToolContext, Toolset, tool
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_turn_goes_on_from_its_last_row(home: Path, model: ScriptedModel) -> None:
+async def test_a_turn_continues_from_its_last_row(home: Path, model: ScriptedModel) -> None:
     """F4, P01, P02, P06, V01: committed steps are not repeated, and the answer comes in the next process."""
     ran: list[str] = []
 
@@ -43,7 +43,7 @@ async def test_a_turn_goes_on_from_its_last_row(home: Path, model: ScriptedModel
         assert house.model.stats()["refusals"] == []
 
 
-async def test_a_tool_with_effects_that_was_cut_off_is_never_run_again(home: Path, model: ScriptedModel) -> None:
+async def test_an_interrupted_tool_with_effects_is_never_run_again(home: Path, model: ScriptedModel) -> None:
     """P05, S17, F4: its result says that the effect is unknown, and the model decides."""
     started = asyncio.Event()
     count = 0
@@ -71,7 +71,7 @@ async def test_a_tool_with_effects_that_was_cut_off_is_never_run_again(home: Pat
     assert count == 1
 
 
-async def test_a_read_only_tool_that_was_cut_off_may_run_again(home: Path, model: ScriptedModel) -> None:
+async def test_an_interrupted_read_only_tool_may_run_again(home: Path, model: ScriptedModel) -> None:
     """P04: reading twice harms nobody."""
     started = asyncio.Event()
     count = 0
@@ -97,7 +97,7 @@ async def test_a_read_only_tool_that_was_cut_off_may_run_again(home: Path, model
         assert [row.message.text for row in rows if row.message.role == "tool"] == ["look 2"]
 
 
-async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, model: ScriptedModel) -> None:
+async def test_a_turn_that_keeps_killing_the_gateway_is_not_resumed_for_ever(home: Path, model: ScriptedModel) -> None:
     """S17, L23: after limits.resumes it ends with a reason; its transcript is in balance and its session free."""
     extra = "[limits]\nresumes = 1"
     async with core(home, extra, model=model, drain=None) as house:
@@ -124,7 +124,7 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_given_up(home: Path, mod
         assert (await house.say("[say free]")).text == "free"
 
 
-async def test_what_waited_in_the_queue_is_answered_after_a_crash(home: Path, model: ScriptedModel) -> None:
+async def test_queued_messages_are_answered_after_a_crash(home: Path, model: ScriptedModel) -> None:
     """F4, V05, P01: an acknowledged message is taken by exactly one turn, also when it had only waited."""
     async with core(home, model=model, drain=None) as house:
         first = await house.accept("[hold gate] first")
@@ -140,7 +140,7 @@ async def test_what_waited_in_the_queue_is_answered_after_a_crash(home: Path, mo
         assert said == ["[hold gate] first", "[say second answer] second"]
 
 
-async def test_what_was_steered_before_a_crash_is_read_after_it(home: Path, model: ScriptedModel) -> None:
+async def test_messages_steered_in_before_a_crash_are_read_after_it(home: Path, model: ScriptedModel) -> None:
     """S14, P06: drained or not, it stands once in the transcript, and a replay gives each drain what it gave before."""
     async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[tool clock {}] [hold a step=0]")
@@ -182,7 +182,9 @@ async def test_a_stop_lets_turns_finish_within_its_budget(home: Path, model: Scr
         assert (await house.service.outcome(accepted.turn, ANNA)).state == "answered"
 
 
-async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: Path, model: ScriptedModel) -> None:
+async def test_a_stop_parks_unfinished_turns_and_the_next_start_continues_them(
+    home: Path, model: ScriptedModel
+) -> None:
     """F1, V01, S16: a parked turn is still running in the store, in its own session, and costs no resume."""
     async with core(home, "[limits]\nresumes = 0", model=model, drain=None) as house:
         accepted = await house.accept("[hold gate step=0] [tool clock {}] [say after the stop]")
@@ -200,7 +202,7 @@ async def test_a_stop_parks_what_cannot_finish_and_the_next_start_goes_on(home: 
 
 
 @pytest.mark.parametrize("rounds", range(0, 40, 2))
-async def test_a_turn_that_the_end_of_the_process_breaks_goes_on_after_the_next_start(
+async def test_a_turn_broken_by_the_end_of_the_process_continues_at_the_next_start(
     home: Path, model: ScriptedModel, rounds: int
 ) -> None:
     """F1, F4, V01: also one that was about to build what nothing can be built in any more."""

@@ -112,7 +112,7 @@ async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40])
-async def test_who_gives_up_waiting_at_the_door_loses_nothing(home: Path, model: ScriptedModel, after: int) -> None:
+async def test_a_caller_cancelled_during_acceptance_loses_nothing(home: Path, model: ScriptedModel, after: int) -> None:
     """P01, L09: a caller that is cancelled while its message is accepted leaves either nothing or a turn that runs."""
     async with core(home, model=model) as house:
         await house.say("first")

@@ -19,7 +19,7 @@ class Forest(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = Slots(CAP)
+        self.slots = Slots(CAP)
         self.turns: list[LiveTurn] = []
         self.waits: dict[LiveTurn, list[tuple[str, AbstractContextManager[None]]]] = {}
         self.numbers = 0
@@ -47,32 +47,32 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def begin(self, data: Any) -> None:
-        ready = [live for live in self.turns if live.started is None and self.places.open_to(live.parent)]
+        ready = [live for live in self.turns if live.started_at is None and self.slots.is_free_for(live.parent)]
         if (live := self._pick(data, ready)) is not None:
-            live.started = 1.0
-            self.places.begin(live)
+            live.started_at = 1.0
+            self.slots.occupy(live)
 
     @rule(data=st.data())
     def give_a_task(self, data: Any) -> None:
-        able = [live for live in self.turns if live.started is not None and self._depth(live) < DEPTH]
+        able = [live for live in self.turns if live.started_at is not None and self._depth(live) < DEPTH]
         if (live := self._pick(data, able)) is not None and len(self.turns) < 12:
-            wait = self.places.delegates(live)
+            wait = self.slots.waiting_for_tasks(live)
             wait.__enter__()
             child = self._new(live)
             self.waits[live].append((child.turn, wait))
 
     @rule(data=st.data())
     def ask(self, data: Any) -> None:
-        able = [live for live in self.turns if live.started is not None]
+        able = [live for live in self.turns if live.started_at is not None]
         if (live := self._pick(data, able)) is not None and len(self.waits[live]) < 4:
             self.asked = True
-            wait = self.places.asks(live)
+            wait = self.slots.waiting_for_person(live)
             wait.__enter__()
             self.waits[live].append(("", wait))
 
     @rule(data=st.data())
     def be_answered(self, data: Any) -> None:
-        asking = [live for live in self.turns if live.away]
+        asking = [live for live in self.turns if live.questions]
         if (live := self._pick(data, asking)) is not None:
             place = next(n for n, (turn, _) in enumerate(self.waits[live]) if not turn)
             self.waits[live].pop(place)[1].__exit__(None, None, None)
@@ -95,38 +95,38 @@ class Forest(RuleBasedStateMachine):
         over = [live for live in self.turns if not self.waits[live] and not live.children]
         if (live := self._pick(data, over)) is not None:
             live.released = True
-            self.places.end(live)
+            self.slots.release(live)
             self.turns.remove(live)
             del self.waits[live]
 
     @invariant()
     def what_is_counted_is_what_is_there(self) -> None:
-        places = self.places
-        assert places.taken == sum(live.placed for live in self.turns)
-        assert places.started == sum(live.started is not None for live in self.turns)
-        assert places.asking == sum(bool(live.away) for live in self.turns)
-        assert places.delegating == sum(bool(live.tasks and not live.away) for live in self.turns)
+        slots = self.slots
+        assert slots.taken == sum(live.has_slot for live in self.turns)
+        assert slots.started == sum(live.started_at is not None for live in self.turns)
+        assert slots.asking == sum(bool(live.questions) for live in self.turns)
+        assert slots.delegating == sum(bool(live.tasks and not live.questions) for live in self.turns)
 
     @invariant()
     def whoever_works_has_a_place(self) -> None:
-        assert all(live.placed for live in self.turns if live.started is not None and not live.waits)
-        assert not any(live.placed for live in self.turns if live.started is None)
+        assert all(live.has_slot for live in self.turns if live.started_at is not None and not live.is_waiting)
+        assert not any(live.has_slot for live in self.turns if live.started_at is None)
 
     @invariant()
     def no_more_trees_are_in_progress_than_there_are_places(self) -> None:
         """Those aside that have asked a person, who come back whenever he answers."""
         if not self.asked:
-            assert self.places.taken <= CAP
-            assert sum(live.started is not None and live.parent is None for live in self.turns) <= CAP
+            assert self.slots.taken <= CAP
+            assert sum(live.started_at is not None and live.parent is None for live in self.turns) <= CAP
 
     @invariant()
     def a_task_that_waits_can_begin_or_its_tree_gets_on(self) -> None:
         """Of a turn whose tasks have not begun, something has a place or waits for a person."""
         for live in self.turns:
             if (
-                live.started is not None
+                live.started_at is not None
                 and live.tasks
-                and any(child.started is None for child in live.children.values())
+                and any(child.started_at is None for child in live.children.values())
             ):
                 assert _gets_on(live), live.turn
 
@@ -135,44 +135,44 @@ class Forest(RuleBasedStateMachine):
             for _, wait in self.waits[live]:
                 wait.__exit__(None, None, None)
             live.released = True
-            self.places.end(live)
-        assert (self.places.taken, self.places.started, self.places.asking, self.places.delegating) == (0, 0, 0, 0)
+            self.slots.release(live)
+        assert (self.slots.taken, self.slots.started, self.slots.asking, self.slots.delegating) == (0, 0, 0, 0)
 
 
 def _gets_on(live: LiveTurn) -> bool:
-    return live.placed or bool(live.away) or any(map(_gets_on, live.children.values()))
+    return live.has_slot or bool(live.questions) or any(map(_gets_on, live.children.values()))
 
 
 TestForest = Forest.TestCase
 TestForest.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def test_a_place_goes_from_a_turn_to_its_task_and_back() -> None:
+def test_a_slot_goes_from_a_turn_to_its_task_and_back() -> None:
     """L21: with one place: the task begins in it, nobody else can, and the turn has it again."""
-    places = Slots(1)
+    slots = Slots(1)
     parent, other = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
-    parent.started = 1.0
-    places.begin(parent)
-    with places.delegates(parent):
+    parent.started_at = 1.0
+    slots.occupy(parent)
+    with slots.waiting_for_tasks(parent):
         child = LiveTurn("t_3", "s_3", parent=parent)
         parent.children[child.turn] = child
-        assert parent.placed and places.open_to(parent) and not places.open_to(other.parent)
-        child.started = 1.0
-        places.begin(child)
-        assert (parent.placed, child.placed, places.taken, places.delegating) == (False, True, 1, 1)
+        assert parent.has_slot and slots.is_free_for(parent) and not slots.is_free_for(other.parent)
+        child.started_at = 1.0
+        slots.occupy(child)
+        assert (parent.has_slot, child.has_slot, slots.taken, slots.delegating) == (False, True, 1, 1)
         child.released = True
-        places.end(child)
-        assert parent.placed and not places.free
-    assert parent.placed and places.taken == 1 and places.running == 1
+        slots.release(child)
+        assert parent.has_slot and not slots.free
+    assert parent.has_slot and slots.taken == 1 and slots.running == 1
 
 
-def test_who_comes_back_from_a_person_has_a_place_at_once() -> None:
+def test_a_turn_that_waited_for_a_person_gets_a_slot_at_once() -> None:
     """S29: it has waited enough."""
-    places = Slots(1)
+    slots = Slots(1)
     first, second = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
-    first.started = second.started = 1.0
-    places.begin(first)
-    with places.asks(first):
-        assert places.free and not first.placed
-        places.begin(second)
-    assert first.placed and second.placed and places.taken == 2 and not places.free
+    first.started_at = second.started_at = 1.0
+    slots.occupy(first)
+    with slots.waiting_for_person(first):
+        assert slots.free and not first.has_slot
+        slots.occupy(second)
+    assert first.has_slot and second.has_slot and slots.taken == 2 and not slots.free

@@ -97,7 +97,7 @@ def shape(events: list[Event]) -> list[str]:
     return joined
 
 
-async def test_a_log_that_is_closed_without_an_end_lets_its_readers_go() -> None:
+async def test_a_log_closed_without_an_end_releases_its_readers() -> None:
     """F1: at a stop of the gateway nobody waits for ever."""
     log = TurnLog("t", "s")
     log.append(TextDelta(text="half"))
@@ -106,7 +106,7 @@ async def test_a_log_that_is_closed_without_an_end_lets_its_readers_go() -> None
         assert text_of(await read_all(log)) == "half"
 
 
-async def test_what_is_shown_of_an_answer_starts_anew_after_a_reset() -> None:
+async def test_a_draft_starts_anew_after_a_reset() -> None:
     """P03: voided text is not part of what a stop keeps."""
     log = TurnLog("t", "s")
     log.append(TextDelta(text="wrong"))

@@ -25,7 +25,7 @@ async def until(true: Callable[[], bool]) -> None:
             await anyio.sleep(0.001)
 
 
-async def test_a_running_turn_is_on_the_books_of_its_session(home: Path, model: ScriptedModel) -> None:
+async def test_the_memory_of_a_running_turn_is_counted_for_its_session(home: Path, model: ScriptedModel) -> None:
     """L99: with its log, its request and, in a one-shot call, its conversation; nothing is left of it afterwards."""
     async with core(home, model=model) as c:
         ledger = c.service.ledger
@@ -54,7 +54,7 @@ async def test_a_running_turn_is_on_the_books_of_its_session(home: Path, model: 
         await until(lambda: {owner: list(kinds) for owner, kinds in ledger.read().owners.items()} == left)
 
 
-async def test_a_log_stays_on_the_books_while_a_slow_reader_follows_it(home: Path, model: ScriptedModel) -> None:
+async def test_the_memory_of_a_log_is_counted_while_a_slow_reader_follows_it(home: Path, model: ScriptedModel) -> None:
     """L99, L21: the turn has ended; what its reader has not taken yet is still held, and named."""
     async with core(home, model=model) as c:
         accepted = await c.accept(f"[hold a] {LONG}")
@@ -73,7 +73,7 @@ async def test_a_log_stays_on_the_books_while_a_slow_reader_follows_it(home: Pat
         await until(lambda: c.service.ledger.totals()["turn log"] == Holding())
 
 
-def test_a_log_weighs_what_it_says() -> None:
+def test_the_weight_of_a_log_is_that_of_its_events() -> None:
     """L99: text in any script, messages and their calls' arguments; folding makes it lighter."""
     log = TurnLog("t_1", "s_1")
     log.append(TurnStarted(turn="t_1"))

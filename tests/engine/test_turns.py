@@ -66,7 +66,7 @@ async def test_a_long_queue_in_one_session_does_not_starve_the_others(home: Path
         assert order.index("quiet") == 1
 
 
-async def test_stopping_keeps_what_was_shown_and_the_session_goes_on(home: Path, model: ScriptedModel) -> None:
+async def test_stopping_keeps_the_shown_text_and_the_session_continues(home: Path, model: ScriptedModel) -> None:
     """B7, L23, S16: a stopped turn ends as stopped, with the text that its user had seen."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[words 50] [hang after=5]")
@@ -126,7 +126,7 @@ async def test_a_turn_that_fails_says_why_and_frees_its_session(
         assert house.service.census()["turns_running"] == 0
 
 
-async def test_a_model_that_goes_round_in_circles_is_told_and_then_stopped(home: Path, model: ScriptedModel) -> None:
+async def test_a_model_that_repeats_itself_is_warned_and_then_stopped(home: Path, model: ScriptedModel) -> None:
     """L23: the same call with the same result: first a note to the model, then the end of the turn."""
 
     @tool(effect="read")
@@ -148,7 +148,7 @@ async def test_a_model_that_goes_round_in_circles_is_told_and_then_stopped(home:
         assert (await house.say("[say ok]")).text == "ok"
 
 
-async def test_a_tool_that_is_unknown_broken_or_misused_is_told_to_the_model(home: Path, model: ScriptedModel) -> None:
+async def test_the_model_is_informed_of_an_unknown_broken_or_misused_tool(home: Path, model: ScriptedModel) -> None:
     """B7, L23: the turn goes on and the model reads one sentence."""
 
     @tool(effect="read")
@@ -161,11 +161,11 @@ async def test_a_tool_that_is_unknown_broken_or_misused_is_told_to_the_model(hom
         assert outcome.state == "answered"
         results = [row for row in await rows_of(house, outcome.session) if row.role == "tool"]
         assert [row.failed for row in results] == [True] * 4
-        assert "broke (RuntimeError)" in results[0].text
+        assert "failed unexpectedly (RuntimeError)" in results[0].text
         assert "no tool named" in results[1].text
 
 
-async def test_tools_that_allow_it_run_side_by_side(home: Path, model: ScriptedModel) -> None:
+async def test_tools_that_allow_it_run_in_parallel(home: Path, model: ScriptedModel) -> None:
     """P04: neighbouring parallel calls meet each other; the model reads the results in the order of its calls."""
     here = asyncio.Barrier(2)
 
@@ -181,7 +181,7 @@ async def test_tools_that_allow_it_run_side_by_side(home: Path, model: ScriptedM
         assert shown == ["a", "b"]
 
 
-async def test_a_turn_that_takes_too_long_is_ended_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
+async def test_a_turn_that_takes_too_long_fails_and_names_the_limit(home: Path, model: ScriptedModel) -> None:
     """P15, L23: limits.turn_seconds."""
     async with core(home, "[limits]\nturn_seconds = 1", model=model) as house:
         outcome = await house.say("[hang]")
@@ -217,7 +217,7 @@ async def test_steering_joins_the_running_turn_between_its_steps(home: Path, mod
         assert said.count("by the way: in UTC") == 1
 
 
-async def test_what_is_steered_too_late_becomes_a_turn_of_its_own(home: Path, model: ScriptedModel) -> None:
+async def test_a_message_steered_in_too_late_becomes_a_turn_of_its_own(home: Path, model: ScriptedModel) -> None:
     """S14: every accepted message appears in exactly one turn, also one that came after the last look."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate] hello")

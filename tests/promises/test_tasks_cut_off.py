@@ -130,7 +130,7 @@ async def test_stopped_at_any_point_it_leaves_nothing(
             assert house.service.census() == baseline, count
             assert await rows(house) == kept, count
             assert house.components.delegation is not None and house.components.delegation.is_idle
-            assert house.components.engine.places.taken == 0
+            assert house.components.engine.slots.taken == 0
             if not running:
                 break
             cut += 1

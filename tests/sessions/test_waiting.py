@@ -189,7 +189,7 @@ async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: Scr
     async with delegating(home, model, "[limits]\nresidents = 1", **options) as house:
         given = task("helper", '[tool push {"what": "a"}] [say pushed it]')
         accepted = await house.accept(f"{LONG} {given} [say told]", channel="page")
-        await until(lambda: house.components.engine.away == 1)
+        await until(lambda: house.components.engine.asking == 1)
         [question] = await house.service.questions.open_for(ANNA)
         assert house.components.presence.relieve(1)[0] == 1
         await settled(house)

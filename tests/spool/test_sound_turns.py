@@ -144,7 +144,7 @@ async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
         assert (media.media_type, data) == ("audio/wav", LARGE)
         shutil.rmtree(house.components.spool.root / outcome.session)
         assert (await house.say("two")).state == "answered"
-        assert "Sound 1 is no longer there." in told(house)
+        assert "Sound 1 is no longer available." in told(house)
 
 
 async def test_what_the_spool_refuses_is_heard_and_what_is_left_out_is_told(

@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from tests.logs import capture_logs
 from tests.store.rows import bulk, get_meta, new_session, new_turn, put_meta
-from tidegate.engine import describe
+from tidegate.engine import failure_of
 from tidegate.errors import Conflict, DiskFailed, StoreBusy, StoreDamaged, StoreFailed, StoreFull, StoreLost
 from tidegate.store import Problems, Store, maintenance
 from tidegate.store.sqlite import writer
@@ -220,4 +220,4 @@ def test_running_out_of_descriptors_is_no_failure_of_the_disk(number: int) -> No
     """L11, L18: it passes by itself, and nobody has to look at the disk."""
     failure = disk_failure(number, os.strerror(number))
     assert isinstance(failure, StoreBusy)
-    assert describe(failure).status == 503 and describe(failure).retry
+    assert failure_of(failure).status == 503 and failure_of(failure).retry

@@ -150,7 +150,7 @@ async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) ->
         with pytest.raises(Conflict, match="it was cancelled"):
             await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.say("[say next]")).text == "next"
-        assert deeds.done == [] and house.components.engine.away == 0 and house.service.questions.waiting == 0
+        assert deeds.done == [] and house.components.engine.asking == 0 and house.service.questions.waiting == 0
 
 
 async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: ScriptedModel) -> None:
@@ -262,7 +262,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
     async with asking(home, model, deeds, extra, drain=None) as house:
         accepted = await house.accept(both, channel="page")
         first = await asked(house, accepted.turn, 2)
-        assert house.service.questions.waiting == 2 and house.components.engine.away == 1
+        assert house.service.questions.waiting == 2 and house.components.engine.asking == 1
         assert (await house.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
         assert "limits.questions" in results(house)[-1]
     async with asking(home, model, deeds, extra) as house:

@@ -582,7 +582,7 @@ async def test_what_was_undone_while_its_summary_was_written_is_not_stored(home:
         assert task is not None
         record = h.components.presence.get(session)
         assert record is not None
-        record.resident.preparing = None  # as if nobody had ended it with the resident
+        record.resident.summary_task = None  # as if nobody had ended it with the resident
         for _ in range(turns):
             await h.service.operations.undo(session, ANNA)
         model.release("pen")

@@ -211,7 +211,7 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
                 group.start_soon(talk, f"talk {number}")
         assert outcomes == ["outer"] * 4
         await still(house)
-        assert house.components.engine.places.taken == 0
+        assert house.components.engine.slots.taken == 0
 
 
 async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, model: ScriptedModel) -> None:
@@ -338,7 +338,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
             await WAYS[way](house, accepted.session)
         assert seen == [0]
         assert log is not None and log.closed and log.events[-1].outcome.state == "stopped"  # type: ignore[union-attr]
-        assert error(log.events[-1].outcome).endswith("the turn that gave it its task has ended.")  # type: ignore[union-attr]
+        assert error(log.events[-1].outcome).endswith("the turn that delegated this task has ended.")  # type: ignore[union-attr]
         await still(house)
         left = await rows(house)
         assert (left["sessions"], left["receipts"], left["intents"]) == (0 if way == "delete" else 1, 0, 0)

@@ -35,7 +35,7 @@ async def asked_by(house: Core, turn: str, count: int = 1) -> list[QuestionAsked
     log = house.service.live(turn)
     assert log is not None
     await until(lambda: sum(isinstance(event, QuestionAsked) for event in log.events) >= count)
-    await until(lambda: house.components.engine.away >= count)
+    await until(lambda: house.components.engine.asking >= count)
     return [event for event in log.events if isinstance(event, QuestionAsked)]
 
 
@@ -289,7 +289,7 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         await house.service.questions.answer(question.id, ANNA, "denied", "no")
         assert (await house.answered(accepted.turn)).text == "done"
         assert result(house)[1].endswith("quick") and deeds.done == []
-        assert house.components.engine.places.taken == 0
+        assert house.components.engine.slots.taken == 0
 
 
 async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_given_in(

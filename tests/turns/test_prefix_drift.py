@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, Core, core
-from tidegate.agent import EXTRA, PROMPT, freeze
+from tidegate.agent import EXTRA, PROMPT, build_prefix
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.turns.prefix_drift import drift_of
 
@@ -139,10 +139,10 @@ async def stare(ctx: ToolContext, *, long: bool = False) -> str:
 def test_what_differs_is_named() -> None:
     """A4: tools by name, also one that only changed; prompt and tools together."""
     old, new = Toolset((look,)), Toolset((stare,))
-    assert drift_of(freeze([(PROMPT, "a ")], old), " a", old) is None
-    assert drift_of(freeze([(PROMPT, ""), (EXTRA, "mine")], old), "", old) is None
-    assert drift_of(freeze([(PROMPT, "a"), (EXTRA, "mine")], old), "a", old) is None
-    found = drift_of(freeze([(PROMPT, "a")], old), "b", new)
+    assert drift_of(build_prefix([(PROMPT, "a ")], old), " a", old) is None
+    assert drift_of(build_prefix([(PROMPT, ""), (EXTRA, "mine")], old), "", old) is None
+    assert drift_of(build_prefix([(PROMPT, "a"), (EXTRA, "mine")], old), "a", old) is None
+    found = drift_of(build_prefix([(PROMPT, "a")], old), "b", new)
     assert found is not None and found.text == (
         "This agent's prompt and tools changed since this conversation began (changed: look). /reload applies the change."
     )

@@ -1,4 +1,4 @@
-"""The agent: its loop, what it sees, and what it needs of the engine that runs it.
+"""The agent: its loop, the conversation it shows to the model, and the interface it needs from an engine.
 
 Everything here is written against `Turn`, so that the same loop runs in this process or on a distributed engine.
 """
@@ -7,8 +7,8 @@ from tidegate.agent.conversation import Conversation, weigh
 from tidegate.agent.history_cache import HistoryCache, HistoryState
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.metered_call import Budget, Payer, SpendGuard
-from tidegate.agent.model_step import ModelSteps, Remedy, RequestFitter
-from tidegate.agent.prompt import EXTRA, PROMPT, freeze, part_of
+from tidegate.agent.model_step import ModelStep, Remedy, RequestFitter
+from tidegate.agent.prompt import EXTRA, PROMPT, build_prefix, part_of
 from tidegate.agent.side_call import SideCall, run_side_call
 from tidegate.agent.tool_pairs import in_call_order, interrupted, is_balanced, missing, not_run
 from tidegate.agent.tool_runner import Permissions, ToolRunner, ToolSetup, tool_ended
@@ -24,7 +24,7 @@ __all__ = [
     "Effect",
     "HistoryCache",
     "HistoryState",
-    "ModelSteps",
+    "ModelStep",
     "Parked",
     "Payer",
     "Permissions",
@@ -35,7 +35,7 @@ __all__ = [
     "ToolRunner",
     "ToolSetup",
     "Turn",
-    "freeze",
+    "build_prefix",
     "in_call_order",
     "interrupted",
     "is_balanced",

@@ -1,10 +1,10 @@
-"""A session as the model sees it, held in memory between turns: the resident.
+"""A resident conversation: a session as the model sees it, kept in memory between turns.
 
-Guarantee: every message is encoded once, when it is appended, and the encoded history only ever grows at its end; the
-same rows give the same bytes again when they are loaded from the store. However long it is, only its newest part is in
-memory. The results of one step are encoded together, when the last of them is there. Media that lies in the spool is
-loaded while a request is written, and only then. A conversation owns its history and one lease on the shared model
-client; `release` gives both back and touches nothing else (unload is not end).
+Guarantee: every message is encoded once, when it is appended, and the encoded history only grows at its end; the same
+rows give the same bytes again when they are loaded from the store. However long the conversation is, only its newest
+part is in memory. The results of one step are encoded together, once the last of them has arrived. Spooled media are
+loaded only while a request is written. A conversation owns its history and one lease on the shared model client;
+`release` gives both back and changes nothing else (unloading a session does not end it).
 """
 
 import asyncio
@@ -27,55 +27,56 @@ BASE_OVERHEAD = 1024
 """Bytes of the conversation itself: its record, lists and lease."""
 
 REQUEST_OVERHEAD = 2048
-"""Bytes of a request beside what is said in it: the list of its pieces, its head and its parameters."""
+"""Bytes of a request besides its messages: the list of its pieces, its headers and its parameters."""
 
 MEDIA_OVERHEAD = 256
-"""Bytes that a picture, a sound or a document costs of which only the name is held."""
+"""Bytes of a picture, sound or document of which only the name is in memory."""
 
 LOADED_BYTES = 20 * 1024 * 1024
-"""Of spooled media in one request, as files: what the strictest provider takes, written as text. The first ones are
-shown, so that the request still begins as the one before."""
+"""Spooled media in one request, as files: the limit of the strictest provider, allowing for base64. The first ones are
+shown, so that the request still begins like the one before."""
 
 PICTURE_TEXT_BYTES = 6400
-"""Of text that costs about as many tokens as a picture does, large or small."""
+"""Bytes of text that cost about as many tokens as a picture, large or small."""
 
 DOCUMENT_PAGE_BYTES = 50_000
-"""Of a document that are taken to be one page, between written pages (less) and scanned ones (more). A page costs about
-as many tokens as a picture, since that is how providers show it."""
+"""Assumed size of a document page, between text pages (smaller) and scanned pages (larger). A page costs about as many
+tokens as a picture, since providers show it as one."""
 
 DOCUMENT_PAGES = 100
-"""That a document is taken to have at most: of a longer one that is scanned, size says little of the cost."""
+"""Most pages assumed for a document. For a longer scanned document, the size says little about the cost."""
 
 FRAME_BYTES = 64
-"""That a message has around its text, whichever format it is sent in."""
+"""Bytes around the text of a message, in any wire format."""
 
 SOUND_TEXT_BYTES = 128
-"""Of text that costs about as many tokens as a second of sound does."""
+"""Bytes of text that cost about as many tokens as a second of sound."""
 
 SOUND_SECONDS = 60.0
-"""That a sound is taken to last when it is not known."""
+"""Assumed length of a sound whose length is unknown."""
 
 CONTINUE = Message(
     role="user",
     aside="The answer above is not complete. Go on exactly where it breaks off, without repeating any of it.",
 )
-"""Follows an answer at the end of a conversation where the model's format lets none stand there."""
+"""Appended if a conversation ends with an answer and the model's wire format does not allow that."""
 
 Keep = Callable[[HistoryState, Sequence[bytes]], Awaitable[None]]
-"""Keeps an encoded history for when the conversation comes back."""
+"""Caches an encoded history until the conversation is loaded again."""
 
 Load = Callable[[str], Awaitable[bytes]]
-"""What lies in the session's spool under an id. OSError when it cannot be read."""
+"""Reads a file of the session's spool by its id. Raises OSError if it cannot be read."""
 
 
 async def load_nothing(id: str) -> bytes:
-    raise RuntimeError(f"the media {id} cannot be loaded: this conversation was given no loader")
+    raise RuntimeError(f"the media {id} cannot be loaded: this conversation has no loader")
 
 
 class Conversation:
     __slots__ = (
         "_asking",
         "_bound",
+        "_call_order",
         "_counted",
         "_ends_with_answer",
         "_estimated",
@@ -83,20 +84,19 @@ class Conversation:
         "_lease",
         "_load",
         "_loaded",
-        "_owed",
-        "_places",
+        "_missing_results",
         "_results",
         "_unloaded",
-        "behind",
         "carries",
-        "cools",
+        "cooldown",
         "era",
         "history",
+        "is_outdated",
         "mark",
         "model",
         "prefix",
-        "preparing",
         "signature",
+        "summary_task",
         "tools",
         "version",
     )
@@ -116,43 +116,44 @@ class Conversation:
         mark: str = "",
         keep: Keep | None = None,
     ) -> None:
-        """`era` counts how often the provider has refused what earlier answers carried; `mark` names what of it is
-        summarised or left out (`View.mark`). `keep` is given the history when it is released between two turns."""
+        """`era` counts how often the provider has refused the reasoning carried by earlier answers. `mark` identifies
+        what is summarised or elided (`View.mark`). `keep` receives the history when it is released between two
+        turns."""
         self.model = model
         self.prefix = prefix
         self.tools = tools
         self.signature = signature
         self.version = -1
-        """The session's version in the store when this was last known to be equal to it."""
+        """The session's version in the store when this conversation was last known to match it."""
         self.history = History(overflow)
-        """Encoded messages; as they are those of which media lies in the spool."""
+        """The encoded messages. Messages with spooled media are stored unencoded."""
         self.carries = False
-        """Whether anything of it goes back that answers carried beside their words."""
+        """Whether a request includes reasoning that earlier answers carried besides their text."""
         self._load = load
         self._keep = keep
-        self._owed = 0
-        """Results that the last answer still waits for."""
+        self._missing_results = 0
+        """Results of the last answer's calls that have not arrived yet."""
         self._results: list[Message] = []  # lint: allow at most as many as an answer has calls
-        """Those that came."""
-        self._places: dict[str, int] = {}  # lint: allow one for each call of an answer
-        """The order of the last calls by their ids. A caller's results may come later than those of the agent's tools,
-        and in any order; a model reads them in the order of the calls, as it will when they come from the store."""
+        """Results that have arrived."""
+        self._call_order: dict[str, int] = {}  # lint: allow one for each call of an answer
+        """The order of the last calls, by id. A caller's results may arrive later than those of the agent's tools, and
+        in any order; a model reads them in the order of the calls, as it does when they come from the store."""
         self._unloaded = 0
-        """Of the history that are not encoded."""
+        """Entries of the history that are not encoded."""
         self._estimated = 0
         self._loaded = 0
         self._asking = False
         self._ends_with_answer = False
         self.era = era
         self.mark = mark
-        self.behind = False
-        """Whether it has to be cast anew before it is asked: a part of what the turn said is summarised already."""
-        self.preparing: asyncio.Task[None] | None = None
-        """Writes a summary beside it; it ends with this."""
-        self.cools: tuple[float, str] | None = None
+        self.is_outdated = False
+        """Whether it must be rebuilt before the next request: a part of the current turn has been summarised."""
+        self.summary_task: asyncio.Task[None] | None = None
+        """Writes a summary in the background; ends with this conversation."""
+        self.cooldown: tuple[float, str] | None = None
         """Until when no model is asked for a summary of it, and why."""
         self._counted: tuple[int, int] | None = None
-        """Tokens of a request as the provider counted them, and its bytes."""
+        """Tokens of a request as counted by the provider, and its bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
         self.extend(messages)
@@ -161,8 +162,8 @@ class Conversation:
         self.extend((message,))
 
     def extend(self, messages: Iterable[Message]) -> None:
-        """Adds messages in their order. Each is encoded by itself, but many are put together at once: this is what a
-        conversation costs that is loaded again, so that it is kept short for plain messages."""
+        """Adds messages in order. Each is encoded separately, and the results are added to the history together.
+        Loading a conversation again costs exactly this, so the path of plain messages is kept short."""
         encode = self.model.wire.encode
         encoded: list[bytes] = []
         counted: list[tuple[Message, int]] = []
@@ -170,15 +171,15 @@ class Conversation:
         for message in messages:
             if message.role == "tool":
                 self._results.append(message)
-                self._owed -= 1
-                if self._owed <= 0:
+                self._missing_results -= 1
+                if self._missing_results <= 0:
                     self._close_step(encoded)
                 continue
-            if self._results:  # one is missing, and will not come
+            if self._results:  # a result is missing and will not arrive
                 self._close_step(encoded)
-            self._owed = len(message.calls)
+            self._missing_results = len(message.calls)
             if message.calls:
-                self._places = {call.id: place for place, call in enumerate(message.calls)}
+                self._call_order = {call.id: place for place, call in enumerate(message.calls)}
             if message.usage is not None:
                 counted.append((message, self._estimated))
             if message.carried:
@@ -195,7 +196,7 @@ class Conversation:
             self._note_count(counted)
 
     def _with_carried(self, answer: Message) -> Message:
-        """The answer with what it carried beside its words, if that may go back."""
+        """The answer with the reasoning it carried, if that may be sent back."""
         if answer.bound != self.bound:
             return msgspec.structs.replace(answer, carried=())
         if answer.model == self.model.provider_model:
@@ -203,8 +204,8 @@ class Conversation:
         return answer
 
     def _note_count(self, answers: Sequence[tuple[Message, int]]) -> None:
-        """Takes over what the provider counted for the last of these answers that was given to what is shown now: so
-        an estimate is as good after a reload as before. With each answer comes what was said before it, in bytes."""
+        """Uses the provider's token count of the last of these answers that was given to the view shown now, so that an
+        estimate is as good after a reload as before. Each answer comes with the bytes of the messages before it."""
         for answer, said in reversed(answers):
             same = answer.model == self.model.provider_model and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
@@ -213,21 +214,21 @@ class Conversation:
                 self._counted = (tokens, size)
                 return
 
-    def begin_anew(self, messages: Iterable[Message]) -> None:
-        """The same to the same point, with the words alone: the provider has refused what else was carried. What comes
-        from now on is carried again."""
+    def drop_carried(self, messages: Iterable[Message]) -> None:
+        """Rebuilds the conversation without carried reasoning, because the provider has refused it. Reasoning of later
+        answers is carried again."""
         self.era += 1
-        self.recast(messages, self.mark)
+        self.rebuild(messages, self.mark)
 
-    def recast(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
-        """The same conversation, shown by other messages, of about so many tokens. What answers carried under another
+    def rebuild(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
+        """Replaces the messages that are shown, of about `tokens` tokens. Reasoning carried by answers under another
         mark is left out."""
         self.mark = mark
-        self.behind = False
+        self.is_outdated = False
         self._bound = ""
         self._counted = None
         self.history.clear()
-        self._owed = self._unloaded = self._estimated = 0
+        self._missing_results = self._unloaded = self._estimated = 0
         self._results = []
         self.carries = False
         self.extend(messages)
@@ -238,7 +239,7 @@ class Conversation:
         self._asking = True
         try:
             await self.history.settle()
-            # The written history is nobody's but the model's, which lets it go once its request is made.
+            # Only the model holds the written history, and drops it once the request is made.
             answer = await self.model.ask(self.prefix, await self._write(), call, on_text=on_text, on_reset=on_reset)
         finally:
             self._asking = False
@@ -247,8 +248,8 @@ class Conversation:
 
     @property
     def bound(self) -> str:
-        """Under which prefix and mark this is, and since which refusal. A provider may refuse a signed thought after
-        any other prefix than it was had under."""
+        """Identifies the prefix, the mark and the era. A provider may refuse a signed thought after any prefix other
+        than the one it was created under."""
         if not self._bound:
             digest = hashlib.blake2b(self.prefix.tools + b"," + self.prefix.system, digest_size=6).hexdigest()
             self._bound = f"{digest}.{self.era}" if self.era else digest
@@ -256,20 +257,20 @@ class Conversation:
                 self._bound += f"/{self.mark}"
         return self._bound
 
-    def count(self, tokens: int) -> None:
-        """The provider says that the request which this now stands for had so many tokens."""
+    def set_token_count(self, tokens: int) -> None:
+        """Records the provider's token count of the request that the conversation now corresponds to."""
         self.model.token_estimate.learn(self.estimated_bytes, tokens)
         if self.model.token_estimate.is_plausible(self.estimated_bytes, tokens):
             self._counted = (tokens, self.estimated_bytes)
 
     @property
-    def is_counted(self) -> bool:
-        """Whether the provider has counted a request of it as it is shown now."""
+    def has_token_count(self) -> bool:
+        """Whether the provider has counted a request of the conversation as it is shown now."""
         return self._counted is not None
 
     @property
     def tokens(self) -> int:
-        """Of a request as the conversation stands: as it was last counted, and an estimate of what came since."""
+        """Tokens of a request at this point: the last count, plus an estimate of later messages."""
         if self._counted is None:
             return self.model.token_estimate.tokens(self.estimated_bytes)
         tokens, size = self._counted
@@ -277,43 +278,43 @@ class Conversation:
 
     @property
     def weight(self) -> int:
-        """Bytes that it takes in memory."""
+        """Bytes in memory."""
         return BASE_OVERHEAD + self.history.memory
 
     @property
     def estimated_bytes(self) -> int:
-        """Bytes of text that would cost about as much as a request does as the conversation stands."""
+        """Bytes of text that would cost about as much as a request at this point."""
         return self._estimated + self.prefix_bytes
 
     @property
     def prefix_bytes(self) -> int:
-        """Of prompt and tools."""
+        """Bytes of prompt and tools."""
         return len(self.prefix.system) + len(self.prefix.tools)
 
     @property
     def prefix_tokens(self) -> int:
-        """About how many tokens those are."""
+        """Estimated tokens of prompt and tools."""
         return self.model.token_estimate.tokens(self.prefix_bytes)
 
     @property
-    def asked_bytes(self) -> int:
-        """Bytes that the request takes which the model is working on: it is kept for another try. What it shares with
-        the history and with other conversations is counted there."""
+    def request_bytes(self) -> int:
+        """Bytes of the request in progress, which is kept for a retry. Parts shared with the history and with other
+        conversations are counted there."""
         return REQUEST_OVERHEAD + self.history.filed + self._loaded if self._asking else 0
 
     async def release(self) -> None:
         lease, self._lease = self._lease, None
-        if self.preparing is not None:
-            self.preparing.cancel()
-            self.preparing = None
+        if self.summary_task is not None:
+            self.summary_task.cancel()
+            self.summary_task = None
         if lease is not None:
             lease.release()
             await self._keep_history()
         self.history.release()
 
     async def _keep_history(self) -> None:
-        """Hands the history on, if it is what the store holds, all of it is encoded, and every call has its result."""
-        if self._keep is None or self.version < 0 or self._unloaded or self._owed > 0:
+        """Caches the history, if it matches the store, is fully encoded, and every call has its result."""
+        if self._keep is None or self.version < 0 or self._unloaded or self._missing_results > 0:
             return
         state = HistoryState(
             signature=self.signature,
@@ -327,7 +328,7 @@ class Conversation:
         await self._keep(state, cast(Sequence[bytes], await self.history.read()))
 
     def restore(self, state: HistoryState, pieces: Iterable[bytes]) -> None:
-        """The history of an empty conversation, as it was kept."""
+        """Fills an empty conversation from a cached history."""
         self.mark = state.mark
         self.carries = state.carries
         self._estimated = state.estimated
@@ -338,12 +339,12 @@ class Conversation:
     # -- messages --
 
     def _close_step(self, encoded: list[bytes]) -> None:
-        results = tuple(sorted(self._results, key=lambda result: self._places.get(result.call_id, 0)))
+        results = tuple(sorted(self._results, key=lambda result: self._call_order.get(result.call_id, 0)))
         self._results = []
         self._add(results, encoded)
 
     def _add(self, group: Group, encoded: list[bytes]) -> None:
-        """Adds what is encoded together to the pieces that are on their way to the history."""
+        """Encodes a group of messages together and adds it to `encoded`, the pieces that go to the history next."""
         shown = [media for message in group for media in message.media if self.model.wire.takes(media.media_type)]
         if any(media.spooled for media in shown):
             self._unloaded += 1
@@ -368,7 +369,7 @@ class Conversation:
         return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
 
     async def _write(self) -> Sequence[bytes]:
-        """The history with all media in its place, and with an end that the model can answer."""
+        """The history with all media loaded, and with an end that the model can answer."""
         written = await self._write_media()
         if self._ends_with_answer and not self.model.wire.continues_answers:
             written = [*written, self.model.wire.encode(CONTINUE)]
@@ -394,8 +395,8 @@ class Conversation:
         return written
 
     async def _with_media(self, message: Message, room: int) -> tuple[Message, int]:
-        """The same with its spooled media loaded, and what is left of the room. What cannot be loaded, or is too much,
-        is told in words in its stead."""
+        """The message with its spooled media loaded, and the bytes left for others. Media that cannot be loaded, or
+        exceed the limit, are replaced by words."""
         kept: list[Media] = []
         lost: list[str] = []
         for place, media in enumerate(message.media, 1):
@@ -404,39 +405,39 @@ class Conversation:
                 try:
                     data = await self._load(media.spooled) if room >= 0 else b""
                 except OSError as error:
-                    log.warning("media of a conversation cannot be read", id=media.spooled, error=error.strerror)
-                    lost.append(f"{kind} {place} is no longer there.")
+                    log.warning("cannot read media of a conversation", id=media.spooled, error=error.strerror)
+                    lost.append(f"{kind} {place} is no longer available.")
                     continue
                 room -= len(data)
                 if room < 0:
-                    lost.append(f"{kind} {place} is left out: those of one conversation are too many together.")
+                    lost.append(f"{kind} {place} is omitted: the media of this conversation are too large together.")
                     continue
                 media = msgspec.structs.replace(media, data=data, spooled="")
             kept.append(media)
         if not kept and not lost:
             return message, room
-        told = "\n".join(lost)
+        notes = "\n".join(lost)
         if message.role == "tool":
-            text, aside = "\n".join(filter(None, (message.text, told))), message.aside
+            text, aside = "\n".join(filter(None, (message.text, notes))), message.aside
         else:
-            text, aside = message.text, "\n".join(filter(None, (message.aside, told)))
+            text, aside = message.text, "\n".join(filter(None, (message.aside, notes)))
         return msgspec.structs.replace(message, text=text, aside=aside, media=tuple(kept)), room
 
 
 def weigh(message: Message) -> int:
-    """About how many bytes of text a message costs in a request, whichever format that is in."""
+    """Estimated bytes of text that a message costs in a request, in any wire format."""
     calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.calls)
     text = len(message.text.encode(errors="replace")) + len(message.aside.encode(errors="replace"))
     return FRAME_BYTES + text + calls + sum(map(weigh_media, message.media))
 
 
 def _framed(group: Group) -> int:
-    """Bytes of what is said in it, about as they are sent."""
+    """Estimated bytes of the text of these messages, as sent."""
     return sum(FRAME_BYTES + len(message.text) + len(message.aside) for message in group)
 
 
 def weigh_media(media: Media) -> int:
-    """Of text that costs about as much."""
+    """Bytes of text that cost about as much as this picture, sound or document."""
     if media.is_sound:
         return int((media.seconds or SOUND_SECONDS) * SOUND_TEXT_BYTES)
     pages = min(1 + media.size // DOCUMENT_PAGE_BYTES, DOCUMENT_PAGES) if media.is_document else 1

@@ -1,9 +1,9 @@
-"""The encoded messages of a conversation: the newest in memory, a long past in a file.
+"""The encoded messages of a conversation: the newest in memory, older ones in a file.
 
-Guarantee: what was appended is read back in order, byte for byte, in a bounded number of pieces, so that a request
-costs the same however many messages are behind it. After `settle` no more than a bound is in memory; the rest lies in a
-file without a name, which not even a kill leaves behind. Where the disk refuses, all stays in memory. A history owns
-its file, and `release` closes it.
+Guarantee: appended messages are read back in order, byte for byte, in a bounded number of pieces, so that a request
+costs the same however many messages come before it. After `settle`, memory use is bounded; the rest is in an unnamed
+file, which leaves nothing behind even after a kill. If the disk refuses, everything stays in memory. A history owns its
+file, and `release` closes it.
 """
 
 import os
@@ -19,25 +19,26 @@ from tidegate.values import Message
 log = Log(__name__)
 
 IN_MEMORY_BYTES = 256 * 1024
-"""Above this the oldest go to the file: some ten times a usual conversation, so that most never have one."""
+"""Above this size the oldest messages move to the file. About ten times a usual conversation, so most never have
+one."""
 
 KEPT_BYTES = 128 * 1024
-"""That stay in memory then: so much is moved at once that it is seldom done."""
+"""Stays in memory after a move: moving this much at once makes moves rare."""
 
 ROW_OVERHEAD = 64
-"""Bytes that an encoded message costs beside its text: the object's header and its slot in the list."""
+"""Bytes of an encoded message besides its text: the object's header and its slot in the list."""
 
 PIECES = 64
-"""In memory at most, before old ones are put together."""
+"""Most pieces in memory before old ones are joined."""
 
 KEPT_PIECES = 16
-"""Of the newest that stay as they are then: a wire format may have to look at them."""
+"""Newest pieces that are not joined: a wire format may have to look at them."""
 
 Group = tuple[Message, ...]
-"""What is encoded together: one message, or all results of one model step."""
+"""Messages that are encoded together: one message, or all results of one model step."""
 
 Overflow = Callable[[], BinaryIO]
-"""Opens a file without a name. OSError when the disk refuses."""
+"""Opens an unnamed file. Raises OSError if the disk refuses."""
 
 
 class Run:
@@ -59,9 +60,9 @@ class History:
         self._end = 0
         self._fold_at = PIECES
         self.parts: list[bytes | Group | Run] = []
-        """In their order; what could not be encoded yet stands as it is."""
+        """In order; messages that cannot be encoded yet are stored as they are."""
         self.memory = 0
-        """Bytes that are held in memory."""
+        """Bytes in memory."""
 
     @property
     def has_file(self) -> bool:
@@ -69,7 +70,7 @@ class History:
 
     @property
     def filed(self) -> int:
-        """Bytes that lie in the file."""
+        """Bytes in the file."""
         return self._end
 
     def append(self, encoded: bytes) -> None:
@@ -80,13 +81,13 @@ class History:
             self._fold()
 
     def extend(self, encoded: list[bytes]) -> None:
-        """Adds what an encoder has just made. Of many, all but the newest become one piece."""
+        """Adds newly encoded pieces. If there are many, all but the newest become one piece."""
         if len(encoded) >= PIECES:
             self.append(b",".join(encoded[:-KEPT_PIECES]))
             encoded = encoded[-KEPT_PIECES:]
         for piece in encoded:
-            # An encoder's result keeps the spare room of its buffer (512 bytes at least, up to half of a long text);
-            # what is held for hours is an exact copy.
+            # An encoder's result keeps its buffer's spare capacity (at least 512 bytes, up to half of a long text);
+            # pieces that stay for hours are exact copies.
             self.append(bytes(memoryview(piece)))
 
     def append_unencoded(self, group: Group, weight: int) -> None:
@@ -94,18 +95,18 @@ class History:
         self.memory += weight + ROW_OVERHEAD
 
     async def settle(self) -> None:
-        """Keep to the bound. Called where nobody appends meanwhile."""
+        """Move old messages to the file if memory exceeds the bound. Nothing may be appended meanwhile."""
         if self.memory > IN_MEMORY_BYTES and self._overflow is not None:
             await to_thread.run_sync(self._move)
 
     async def read(self) -> Sequence[bytes | Group]:
-        """All of it; several messages may stand in one piece."""
+        """The whole history; one piece may contain several messages."""
         if self._file is None:
             return self.parts  # type: ignore[return-value]  # no run without a file
         return await to_thread.run_sync(self._read)
 
     def clear(self) -> None:
-        """Nothing was said."""
+        """Remove all messages."""
         self.parts = []
         self.memory = self._end = 0
         self._fold_at = PIECES
@@ -118,7 +119,7 @@ class History:
             self._file = None
 
     def _fold(self) -> None:
-        """Puts neighbours together. No more is copied than may be in memory, and that only every so many messages."""
+        """Joins neighbouring pieces. Copies no more than may be in memory, and only every so many messages."""
         old, self.parts[:-KEPT_PIECES] = self.parts[:-KEPT_PIECES], []
         folded: list[bytes | Group | Run] = []
         for kind, parts in groupby(old, type):
@@ -157,7 +158,7 @@ class History:
         try:
             self._write(b"".join(moving))
         except OSError as error:
-            log.warning("a long conversation stays in memory whole: the disk refuses", error=error.strerror)
+            log.warning("a long conversation stays in memory, because the disk refuses it", error=error.strerror)
             self._overflow = None
             return
         self.parts = parts
@@ -181,9 +182,9 @@ class History:
 
 def read_whole(file: int, start: int, length: int) -> bytes:
     data = os.pread(file, length, start)
-    while len(data) < length:  # more than the kernel gives at once
+    while len(data) < length:  # the kernel returns less than that at once
         more = os.pread(file, length - len(data), start + len(data))
         if not more:
-            raise OSError("the file of a long conversation is shorter than it was")
+            raise OSError("the file of a long conversation is truncated")
         data += more
     return data

@@ -1,12 +1,13 @@
-"""Encoded histories of conversations that were unloaded, in one file of bounded size.
+"""A cache of encoded histories of unloaded conversations, in one file of bounded size.
 
-A conversation that comes back is read from here instead of being decoded and encoded again message by message, so that
-it costs the same however many messages it has. Guarantee: what is found is byte for byte what was kept, and was kept
-under the same signature and version of the session; otherwise nothing is found, and the store is read. An entry is
-found once. The file has no name, so that nothing of it outlives the process, and is a ring in which the newest entries
-overwrite the oldest. Histories that come while one is being written are written together, and more than a bound never
-wait: unloading gives memory back, also when the disk is slow. Where it refuses, nothing is kept. The cache owns the
-file; `close` closes it.
+A conversation that is loaded again is read from here instead of being decoded and encoded message by message, so that
+it costs the same however many messages it has.
+
+Guarantee: a history is found only byte for byte as it was cached, under the same signature and version of the session;
+otherwise nothing is found, and the store is read. An entry is found once. The file is unnamed, so nothing outlives the
+process, and is used as a ring in which the newest entries overwrite the oldest. Histories that arrive during a write
+are written together afterwards, and a bound limits how many wait: unloading frees memory even if the disk is slow. If
+the disk refuses, nothing is cached. The cache owns the file; `close` closes it.
 """
 
 import asyncio
@@ -24,23 +25,23 @@ from tidegate.values import Frozen
 log = Log(__name__)
 
 FILE_BYTES = 64 * 1024 * 1024
-"""Of the file: some hundreds of long conversations. It is in the page cache as a rule."""
+"""Size of the file: some hundreds of long conversations. It is usually in the page cache."""
 
 LEAST_BYTES = 16 * 1024
-"""Of a history that is kept: to encode a shorter one again costs no more than to read it from a file."""
+"""Smallest history that is cached: encoding a shorter one again costs no more than reading it from a file."""
 
 MOST_BYTES = FILE_BYTES // 16
-"""Of a history that is kept: a longer one would push too many others out."""
+"""Largest history that is cached: a longer one would push out too many others."""
 
 WAITING_BYTES = FILE_BYTES // 8
-"""Of histories that wait to be written: what comes then is not kept, so that it holds no memory."""
+"""Histories that may wait to be written. Further ones are not cached, so that they use no memory."""
 
 ENTRIES = 1024
-"""Kept at most: as many as the file holds of those of usual length."""
+"""Most entries: as many histories of usual length as the file can hold."""
 
 
 class HistoryState(Frozen, frozen=True):
-    """What a conversation knows of its history beside the bytes."""
+    """The state of a conversation that belongs to its history, besides the bytes."""
 
     signature: bytes
     version: int
@@ -52,7 +53,7 @@ class HistoryState(Frozen, frozen=True):
 
 
 class PendingHistory:
-    """A history on its way to the file."""
+    """A history that waits to be written to the file."""
 
     __slots__ = ("lengths", "pieces", "session", "state")
 
@@ -91,7 +92,7 @@ class HistoryCache:
         return self._file is not None
 
     async def keep(self, session: str, state: HistoryState, pieces: Sequence[bytes]) -> None:
-        """Keeps a history until it is found again, forgotten or overwritten."""
+        """Caches a history until it is found, forgotten or overwritten."""
         size = sum(map(len, pieces))
         if self._closed or not LEAST_BYTES <= size <= min(MOST_BYTES, self._size):
             return
@@ -100,11 +101,11 @@ class HistoryCache:
         self._waiting.append(PendingHistory(session, state, pieces))
         self._waiting_bytes += size
         async with self._writing:
-            if self._waiting:  # else whoever had the lock before has written this one too
+            if self._waiting:  # otherwise the previous holder of the lock has written this one too
                 await self._write_waiting()
 
     async def _write_waiting(self) -> None:
-        """Writes all that waits in one go: a thread is asked once, however much was unloaded meanwhile."""
+        """Writes all waiting histories at once, with a single thread call."""
         batch, self._waiting = self._waiting, []
         size, self._waiting_bytes = self._waiting_bytes, 0
         if self._closed:
@@ -115,7 +116,7 @@ class HistoryCache:
         try:
             await to_thread.run_sync(self._write, batch, start % self._size)
         except OSError as error:
-            log.warning("a conversation's history is not kept for its next turn", error=error.strerror)
+            log.warning("cannot cache the history of a conversation", error=error.strerror)
             self._closed = True
             return
         for waiting in batch:
@@ -123,7 +124,7 @@ class HistoryCache:
             start += sum(waiting.lengths)
 
     async def find(self, session: str, signature: bytes, version: int) -> tuple[HistoryState, list[bytes]] | None:
-        """The history as it was kept, if nothing has changed since."""
+        """The cached history, if nothing has changed since."""
         entry = self._entries.get(session)
         self._entries.discard(session)
         if entry is None or (entry.state.signature, entry.state.version) != (signature, version):
@@ -135,7 +136,7 @@ class HistoryCache:
                 read_whole, self._file.fileno(), entry.start % self._size, sum(entry.lengths)
             )
         except OSError as error:
-            log.warning("a conversation's history cannot be read back", error=error.strerror)
+            log.warning("cannot read the cached history of a conversation", error=error.strerror)
             return None
         if not self._is_there(entry):
             return None
@@ -158,7 +159,7 @@ class HistoryCache:
                 self._file = None
 
     def _is_there(self, entry: CachedHistory) -> bool:
-        """Whether nothing was written over it, nor is being."""
+        """Whether the entry has not been overwritten and is not being overwritten."""
         return self._end - entry.start <= self._size
 
     def _write(self, batch: Sequence[PendingHistory], offset: int) -> None:

@@ -1,15 +1,18 @@
-"""The loop: ask the model, run the tools it asks for, until it answers.
+"""The agent loop: ask the model, run the tools it calls, repeat until it answers.
 
-Guarantee: each model answer and each tool result is one journal step, in an order that a replay walks again; what was
-steered into the turn joins between steps, never inside one; every call gets a result before the model is asked again.
-The loop owns nothing: the mind and the hands are its turn's, the journal its engine's.
+Guarantee: each model answer and each tool result is one journal step, in an order that a replay follows again. Steering
+messages join between steps, never inside one. Every call has a result before the model is asked again. A model that
+repeats the same calls with the same results is warned, then stopped. The loop owns nothing: the model step and the tool
+runner belong to the turn, the journal belongs to the engine.
 """
+
+from collections.abc import Sequence
+from enum import Enum
 
 import msgspec
 
-from tidegate.agent.loop_detector import LoopDetector, RepeatVerdict
-from tidegate.agent.model_step import ModelSteps
-from tidegate.agent.tool_pairs import model_step
+from tidegate.agent.model_step import ModelStep
+from tidegate.agent.tool_pairs import model_step_name
 from tidegate.agent.tool_runner import ToolRunner
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
@@ -19,49 +22,49 @@ REPEATED = "[You have made this very call {count} times with this same result. D
 
 
 class Bounds(Frozen, frozen=True):
-    """What one turn may do."""
+    """Limits of one turn."""
 
     steps: int
     repeats: int
 
 
-async def run(turn: Turn, model_steps: ModelSteps, tool_runner: ToolRunner, call: Call, bounds: Bounds) -> Message:
-    """Work the turn to its answer, which is given back.
+async def run(turn: Turn, model_step: ModelStep, tool_runner: ToolRunner, call: Call, bounds: Bounds) -> Message:
+    """Run the turn to its answer and return it.
 
-    A step that calls tools of the caller ends the turn: the agent's own calls of that step run first, and the caller
-    gets the others. A `tool_choice` that forces a call is honoured by the first step only, or no turn would end.
+    A step that calls caller tools ends the turn: the agent's own calls of that step run first, and the caller gets the
+    others. A `tool_choice` that forces a call applies to the first step only; otherwise no turn would end.
     """
-    model_steps.extend(turn.incoming)
+    model_step.extend(turn.incoming)
     repeats = LoopDetector(bounds.repeats)
-    callers = model_steps.conversation.prefix.caller_tools
+    caller_tools = model_step.conversation.prefix.caller_tools
 
     async def next_answer() -> Message:
-        return await model_steps.ask(turn, call)
+        return await model_step.run(turn, call)
 
     def is_last(answer: Message) -> bool:
-        return all(each.name in callers for each in answer.calls)
+        return all(each.name in caller_tools for each in answer.calls)
 
     for number in range(bounds.steps):
-        model_steps.extend(await turn.drain("steer"))
-        answer = await turn.step(model_step(number), next_answer, ends=is_last)
-        model_steps.append(answer)
+        model_step.extend(await turn.drain("steer"))
+        answer = await turn.step(model_step_name(number), next_answer, ends=is_last)
+        model_step.append(answer)
         if is_last(answer):
             return answer
-        results = await tool_runner.use(number, answer.calls, leave=callers)
-        model_steps.extend(results)
+        results = await tool_runner.run(number, answer.calls, caller_tools=caller_tools)
+        model_step.extend(results)
         if len(results) < len(answer.calls):
-            return turn.conclude(answer, tuple(each for each in answer.calls if each.name in callers))
+            return turn.conclude(answer, tuple(each for each in answer.calls if each.name in caller_tools))
         if call.is_forced:
             call = msgspec.structs.replace(call, tool_choice=b"")
         verdict = repeats.round(answer, results)
         if verdict is RepeatVerdict.STOP:
             raise TurnFailed(
                 f"The agent made the same tool call {2 * bounds.repeats} times in a row with the same result, so its "
-                "turn was ended; say differently what you need, or raise limits.repeats.",
+                "turn was ended; rephrase your request, or raise limits.repeats.",
                 code="loop",
             )
         if verdict is RepeatVerdict.WARN:
-            model_steps.extend(await _warn(turn, number, bounds.repeats))
+            model_step.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
         f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
         "limits.turn_steps.",
@@ -70,9 +73,38 @@ async def run(turn: Turn, model_steps: ModelSteps, tool_runner: ToolRunner, call
 
 
 async def _warn(turn: Turn, number: int, count: int) -> tuple[Message, ...]:
-    """A row of its own after the results, so that the results themselves stay what the tools said."""
+    """Adds the warning as a row of its own after the results, so that the results themselves stay unchanged."""
 
     async def make() -> Message:
         return Message(role="user", aside=REPEATED.format(count=count))
 
     return (await turn.step(f"note-{number}", make),)
+
+
+class RepeatVerdict(Enum):
+    FINE = "fine"
+    WARN = "warn"
+    STOP = "stop"
+
+
+class LoopDetector:
+    """Counts equal rounds in a row. A round is a model's calls together with their results.
+
+    Pure over the turn's messages, so that a replayed turn reaches the same verdicts.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self._last: tuple[object, ...] = ()
+        self._count = 0
+
+    def round(self, answer: Message, results: Sequence[Message]) -> RepeatVerdict:
+        this = (
+            tuple((call.name, call.arguments) for call in answer.calls),
+            tuple((result.text, result.failed) for result in results),
+        )
+        self._count = self._count + 1 if this == self._last else 1
+        self._last = this
+        if self._count >= 2 * self._allowed:
+            return RepeatVerdict.STOP
+        return RepeatVerdict.WARN if self._count >= self._allowed else RepeatVerdict.FINE

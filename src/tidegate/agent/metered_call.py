@@ -1,9 +1,9 @@
-"""One call of a model, and what it costs.
+"""One model call with its cost.
 
-Guarantee: no call is made that a budget has nothing left for, and the tokens of every call that was made are told to
-the budgets and to the turn: as the provider counted them, or as an estimate that is marked as one. A provider counts
-at the end of its answer, so a call that is cut off has no count of its own. A call that is begun again after some of
-its answer came, seen or not, is two calls. Nothing is kept between calls.
+Guarantee: no call is made for which a budget has nothing left. The tokens of every call are reported to the budgets and
+to the turn: as counted by the provider, or as an estimate that is marked as one. A provider counts at the end of its
+answer, so a call that is cut off has no count of its own. A call that restarts after part of its answer has arrived,
+shown or not, counts as two calls. Nothing is kept between calls.
 """
 
 import asyncio
@@ -20,34 +20,34 @@ from tidegate.values import Call, Event, Frozen, Message, TextDelta, TextReset, 
 
 
 class Payer(Protocol):
-    """For whom a model is asked: a turn, or an errand beside one."""
+    """The turn or side call that a model call is charged to."""
 
     @property
     def session(self) -> str: ...
 
     @property
     def usage(self) -> Usage:
-        """What it has used so far."""
+        """Its usage so far."""
         ...
 
     def emit(self, event: Event) -> None: ...
 
 
 class Budget(Protocol):
-    """What may be spent: by the whole gateway, a principal, a session, a turn."""
+    """A spending limit: of the gateway, a principal, a session or a turn."""
 
     def check(self, payer: Payer) -> None:
-        """Raises BudgetSpent when nothing is left."""
+        """Raises BudgetSpent if nothing is left."""
         ...
 
     def spend(self, payer: Payer, usage: Usage) -> None:
-        """A call was made for this payer that is not part of his own usage yet."""
+        """Charges a call of this payer that is not part of the payer's own usage yet."""
         ...
 
 
 class SpendGuard(Frozen, frozen=True):
-    """What a turn's calls are paid from. `model` is the provider's name of what is paid for; `count` is told of all
-    of it, for the statistics."""
+    """The budgets that a turn's model calls are charged to. `model` is the provider's name of the model; `count`
+    receives all usage, for the statistics."""
 
     model: str
     budgets: tuple[Budget, ...] = ()
@@ -63,14 +63,14 @@ class SpendGuard(Frozen, frozen=True):
         for budget in self.budgets:
             budget.spend(payer, usage)
 
-    def cut(self, turn: Turn, usage: Usage) -> None:
-        """Pay for a call that broke off."""
+    def spend_cut_call(self, turn: Turn, usage: Usage) -> None:
+        """Charges a call that was cut off."""
         self.spend(turn, usage)
         turn.cut(self.model, usage)
 
 
-async def ask(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
-    """The model's answer, with its usage; whoever follows the turn sees it as it comes."""
+async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
+    """The model's answer with its usage; the turn's followers see the text as it arrives."""
     spend_guard.check(turn)
     shown = 0
 
@@ -81,38 +81,37 @@ async def ask(turn: Turn, conversation: Conversation, call: Call, spend_guard: S
 
     def on_reset(why: str, heard: int) -> None:
         nonlocal shown
-        spend_guard.cut(turn, _estimate(conversation, heard))
+        spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
         if shown:
             turn.emit(TextReset(reason=why))
         shown = 0
-        spend_guard.check(turn)  # what comes now is another call
+        spend_guard.check(turn)  # a restarted answer is another call
 
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
     except (asyncio.CancelledError, ModelFailed) as error:
-        # An endpoint that failed before it said or thought anything bills nothing; of a call that we cut off it is not
-        # known.
+        # An endpoint that failed before it produced output bills nothing. For a call that we cut off, this is unknown.
         heard = shown if isinstance(error, asyncio.CancelledError) else error.heard
         if isinstance(error, asyncio.CancelledError) or heard:
-            spend_guard.cut(turn, _estimate(conversation, heard))
+            spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
         raise
     usage = checked_usage(
-        conversation.model, answer.usage, asked=conversation.estimated_bytes, received=received(answer)
+        conversation.model, answer.usage, asked=conversation.estimated_bytes, answer_bytes=answer_bytes(answer)
     )
     if not usage.estimated:
-        conversation.count(usage.input)
+        conversation.set_token_count(usage.input)
     spend_guard.spend(turn, usage)
     return msgspec.structs.replace(answer, usage=usage)
 
 
-def _estimate(conversation: Conversation, said: int) -> Usage:
+def _estimate(conversation: Conversation, heard: int) -> Usage:
     model = conversation.model
     tokens = model.token_estimate.tokens
-    return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(said), estimated=True))
+    return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(heard), estimated=True))
 
 
-def received(answer: Message) -> int:
-    """Bytes of what a model said, thought and called."""
+def answer_bytes(answer: Message) -> int:
+    """Bytes of an answer: text, tool arguments and reasoning."""
     called = sum(_size(call.arguments) for call in answer.calls)
     return _size(answer.text) + called + sum(len(bytes(one.item)) for one in answer.carried)
 

@@ -1,10 +1,12 @@
-"""Who answers in one turn: a conversation with a model, and one with another model when that fails.
+"""One model step of a turn, with fallback to other models.
 
-Guarantee: a step is asked of each model at most once (with that model's own retries, and again for each thing that it
-refused and that could be left out), in the order of whoever chooses them; what a failed one had shown is void before
-another speaks; when none is left, the failure names all that were asked. A request that nears its model's window is
-made to fit before it is sent. A conversation that was unloaded while the turn waited for a person is loaded
-again before its next step. The mind belongs to its turn; the conversations are whoever's builds them.
+Each model of the agent's chain is tried at most once per step, after its own retries. If a request is refused for
+something that can be left out, it is changed and sent to the same model again first (`Remedy`). Text already streamed
+from a failed model is withdrawn before the next model starts. If every model fails, the error names all of them. A
+request that nears its model's window is made to fit before it is sent. A conversation that was unloaded while the turn
+waited for a person is loaded again before the next step.
+
+Owned by the turn; the conversations belong to whichever component builds them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,80 +14,81 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from tidegate.agent.conversation import Conversation
-from tidegate.agent.metered_call import SpendGuard, ask
+from tidegate.agent.metered_call import SpendGuard, metered_call
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
 from tidegate.models import Model
 from tidegate.values import Call, Message, TextReset
 
 Remedy = Literal["thoughts", "context", "size", "documents"]
-"""What can be done about a failure, with the same model: leave out what earlier answers carried; show less of what is
-old; tell media in words, or only if there are documents among them."""
+"""Ways to deal with a refused request while keeping the model: leave out the reasoning carried by earlier answers; show
+less of the old messages; replace media by words, or do so only if there are documents among them."""
 
 
 TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2, "documents": 2})
-"""How often each is tried in one step: of media, the older ones are left out first."""
+"""How often each remedy is tried in one step. Of media, the older ones are left out first."""
 
 
 class RequestFitter(Protocol):
-    """Who sees to it that a conversation can be asked."""
+    """Makes a conversation acceptable to its model."""
 
     def is_due(self, conversation: Conversation) -> bool:
-        """Whether `fit` has anything to do: asked before every step, so that it costs next to nothing."""
+        """Whether `fit` has anything to do. Called before every step, so it must be cheap."""
         ...
 
     async def fit(self, conversation: Conversation) -> None:
-        """Makes the conversation fit for its model's window. Raises ModelFailed when it cannot be."""
+        """Makes the conversation fit its model's window. Raises ModelFailed if that is impossible."""
         ...
 
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
-        """Whether the conversation is now another than the one that was refused, so that it can be asked once more."""
+        """Changes a conversation that was refused. Returns whether it changed, so that it can be sent once more."""
         ...
 
 
 class ResidentAccess(Protocol):
-    """Where a turn's conversation is held between its steps. It may be unloaded while the turn waits for a person."""
+    """Access to a turn's resident conversation between its steps. It may be unloaded while the turn waits for a
+    person."""
 
     def holds(self, conversation: Conversation) -> bool:
-        """Whether it is still there."""
+        """Whether the conversation is still loaded."""
         ...
 
     def weigh(self) -> None:
-        """It has grown or shrunk."""
+        """The conversation has grown or shrunk."""
         ...
 
     async def reload(self, conversation: Conversation) -> Conversation:
-        """The same from the store, to the same point."""
+        """Loads the conversation from the store again, to the same point."""
         ...
 
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]
-"""Another conversation, to the same point, with another model than those that failed in this step, the last of them
-with the failure; None when there is no other."""
+"""Returns a conversation, at the same point, with the next model that has not failed in this step; None if there is
+none. Called with the models that failed and the failure of the last one."""
 
 
-class ModelSteps:
-    __slots__ = ("_care", "_fall_back", "_residency", "conversation", "spend_guard")
+class ModelStep:
+    __slots__ = ("_fall_back", "_fitter", "_residency", "conversation", "spend_guard")
 
     def __init__(
         self,
         conversation: Conversation,
         spend_guard: SpendGuard,
         fall_back: FallBack | None = None,
-        care: RequestFitter | None = None,
+        fitter: RequestFitter | None = None,
         residency: ResidentAccess | None = None,
     ) -> None:
         self.conversation = conversation
         self.spend_guard = spend_guard
         self._fall_back = fall_back
-        self._care = care
+        self._fitter = fitter
         self._residency = residency
 
     def append(self, message: Message) -> None:
         self.extend((message,))
 
     def extend(self, messages: Sequence[Message]) -> None:
-        """Adds what was said. It is committed already: a conversation that was unloaded finds it in the store."""
+        """Adds messages that are committed already. A conversation that was unloaded will find them in the store."""
         if messages and (self._residency is None or self._residency.holds(self.conversation)):
             self.conversation.extend(messages)
             self._weigh()
@@ -94,7 +97,7 @@ class ModelSteps:
         if self._residency is not None:
             self._residency.weigh()
 
-    async def ask(self, turn: Turn, call: Call) -> Message:
+    async def run(self, turn: Turn, call: Call) -> Message:
         first: ModelFailed | None = None
         failed: tuple[Model, ...] = ()
         mended: tuple[Remedy, ...] = ()
@@ -102,13 +105,13 @@ class ModelSteps:
             self.conversation = await self._residency.reload(self.conversation)
         while True:
             try:
-                if self._care is not None and self._care.is_due(self.conversation):
-                    await self._care.fit(self.conversation)
+                if self._fitter is not None and self._fitter.is_due(self.conversation):
+                    await self._fitter.fit(self.conversation)
                     self._weigh()
-                return await ask(turn, self.conversation, call, self.spend_guard)
+                return await metered_call(turn, self.conversation, call, self.spend_guard)
             except ModelFailed as failure:
                 if failure.param is not None and first is None:
-                    raise  # the caller's mistake: another model would not answer what was asked for
+                    raise  # the caller's mistake: another model would refuse it too
                 remedy = remedy_for(failure)
                 if remedy is not None and mended.count(remedy) < TRIES[remedy] and await self._mend(remedy, failure):
                     mended += (remedy,)
@@ -118,16 +121,16 @@ class ModelSteps:
                 tried = (*failed, self.conversation.model)
                 other = None if self._fall_back is None else await self._fall_back(self.conversation, tried, failure)
                 if other is None:
-                    raise failure if first is None else both(first, failure) from failure
+                    raise failure if first is None else combined_failure(first, failure) from failure
                 if failure.shown:
                     turn.emit(TextReset(reason=failure.brief))
                 failed, mended = tried, ()
-                # Without its trace, which holds this very frame, and with it the turn.
-                first = (failure if first is None else both(first, failure)).with_traceback(None)
+                # Without its traceback, which would keep this frame and so the turn alive.
+                first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 
     async def _mend(self, remedy: Remedy, failure: ModelFailed) -> bool:
-        return self._care is not None and await self._care.mend(self.conversation, remedy, failure)
+        return self._fitter is not None and await self._fitter.mend(self.conversation, remedy, failure)
 
 
 def remedy_for(failure: ModelFailed) -> Remedy | None:
@@ -140,10 +143,10 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
     return "documents" if failure.documents else None
 
 
-def both(first: ModelFailed, then: ModelFailed) -> ModelFailed:
-    """One failure that tells of two; it is of the first one's kind."""
+def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
+    """One failure that reports two; its kind is that of the first."""
     failure = ModelFailed(
-        f"{first.brief} Another was asked instead. {then.brief}",
+        f"{first.brief} Another model was tried. {then.brief}",
         kind=first.kind,
         retryable=first.retryable or then.retryable,
         retry_after=first.retry_after,

@@ -1,8 +1,8 @@
-"""What a running tool puts out, for whoever watches.
+"""Live output of a running tool, for the turn's followers.
 
-Guarantee: small pieces are told together, a few times a second at most; of one call no more than `TOLD_CHARACTERS` are
-told, since a log of a turn holds what its readers have not read yet; then one line says that no more is shown. Nothing
-is told after the call has ended. The output itself is the tool's result, not this.
+Guarantee: small pieces are sent together, a few times a second at most. Of one call at most `SHOWN_CHARACTERS` are
+sent, because the turn's log holds what its readers have not read yet; then one line says that no more is shown. Nothing
+is sent after the call has ended. The full output is the tool's result, not this.
 """
 
 import asyncio
@@ -15,23 +15,23 @@ PAUSE_SECONDS = 0.1
 """Between two pieces: a person reads no faster."""
 
 PIECE_CHARACTERS = 4096
-"""Told at once when so much has come together."""
+"""A piece of this size is sent at once."""
 
-TOLD_CHARACTERS = 64 * 1024
-"""Of one call. Who wants more reads the result."""
+SHOWN_CHARACTERS = 64 * 1024
+"""Of one call. The rest is in the result."""
 
-ENOUGH = "\n[more output is not shown here]\n"
+CUT_OFF = "\n[more output is not shown here]\n"
 
 
 class Progress:
-    """Called with each piece; a context manager around the call."""
+    """Receives each piece of output; a context manager around the call."""
 
     def __init__(self, turn: Turn, call: ToolCall) -> None:
         self._turn = turn
         self._call = call
         self._pieces: list[str] = []  # lint: allow emptied at PIECE_CHARACTERS
         self._held = 0
-        self._left = TOLD_CHARACTERS
+        self._left = SHOWN_CHARACTERS
         self._timer: asyncio.TimerHandle | None = None
         self._open = True
 
@@ -42,22 +42,22 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        self._tell()
+        self._flush()
 
     def __call__(self, text: str) -> None:
         if not self._open or not text or self._left <= 0:
             return
         self._left -= len(text)
         if self._left <= 0:
-            text = text[: self._left or None] + ENOUGH
+            text = text[: self._left or None] + CUT_OFF
         self._pieces.append(text)
         self._held += len(text)
         if self._held >= PIECE_CHARACTERS or self._left <= 0:
-            self._tell()
+            self._flush()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._flush)
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

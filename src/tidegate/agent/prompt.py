@@ -1,8 +1,8 @@
-"""The frozen beginning of a session: its system prompt and its tool list.
+"""The frozen prefix of a session: its system prompt and its tool list.
 
-Guarantee: a pure function of the agent's settings, what is remembered and found for it, its toolset and the session's
-own extra prompt, with nothing in it that varies by time, host or process, so that equal sessions share one prefix and a
-provider's cache of it. What the session itself brings stands last.
+Guarantee: a pure function of the agent's settings, the notes and files found for it, its toolset and the session's
+extra prompt. Nothing in it varies by time, host or process, so that equal sessions share one prefix and the provider's
+cache of it. The session's extra prompt comes last.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from tidegate.values import Prefix
 BETWEEN = "\n\n"
 
 PROMPT, EXTRA = "prompt", "caller"
-"""Names of the parts that every agent may have: its own prompt, and what the caller brings."""
+"""Names of the parts that every agent may have: its own prompt, and the caller's extra prompt."""
 
 Part = tuple[str, str]
 """The name of a part of the prompt, and its text."""
 
 
 def part_of(prefix: Prefix, name: str) -> str:
-    """The text of a part; empty when there is none of that name."""
+    """The text of a part; empty if there is none of that name."""
     start = 0
     for part, length in prefix.parts:
         if part == name:
@@ -29,11 +29,11 @@ def part_of(prefix: Prefix, name: str) -> str:
     return ""
 
 
-def freeze(parts: Iterable[Part], tools: Toolset) -> Prefix:
+def build_prefix(parts: Iterable[Part], tools: Toolset) -> Prefix:
     """Parts without text are left out."""
-    given = [(name, stripped) for name, text in parts if (stripped := text.strip())]
+    filled = [(name, stripped) for name, text in parts if (stripped := text.strip())]
     return Prefix(
-        prompt=BETWEEN.join(text for _, text in given),
+        prompt=BETWEEN.join(text for _, text in filled),
         tools=tools.definitions,
-        parts=tuple((name, len(text)) for name, text in given) if len(given) > 1 else (),
+        parts=tuple((name, len(text)) for name, text in filled) if len(filled) > 1 else (),
     )

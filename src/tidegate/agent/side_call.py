@@ -1,8 +1,8 @@
-"""A model call beside the conversation: a summary, the notes at a session's end.
+"""A model call beside the conversation: a summary, or the notes at the end of a session.
 
-Guarantee: it is paid from the same purse as the turns of its session, refused where that is empty, and bounded in time.
-It shows nobody any text, has no tools and leaves no row in a transcript. What its calls cost, those that broke off
-included, stands in `calls`, for whoever writes down its effect to write down in the same transaction. An errand owns
+Guarantee: it is charged to the same budgets as the turns of its session, refused if these are spent, and limited in
+time. Its text is shown to nobody; it has no tools and leaves no row in a transcript. The cost of its calls, including
+those that were cut off, is in `calls`; the caller records it in the same transaction as the effect. A side call owns
 nothing.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import anyio
 
-from tidegate.agent.metered_call import SpendGuard, received
+from tidegate.agent.metered_call import SpendGuard, answer_bytes
 from tidegate.errors import ModelFailed
 from tidegate.models import Model, checked_usage
 from tidegate.values import Call, Event, Message, Prefix, Usage
@@ -20,20 +20,20 @@ NOTHING = Usage()
 
 
 class SideCall:
-    """What budgets are told of it: whose it is, and what it has used."""
+    """The payer of the call: its session, and its usage."""
 
-    def __init__(self, session: str, *, tell: Callable[[Event], None] | None = None, used: Usage = NOTHING) -> None:
+    def __init__(self, session: str, *, emit: Callable[[Event], None] | None = None, usage: Usage = NOTHING) -> None:
         self.session = session
-        self.usage = used
+        self.usage = usage
         self.calls: list[tuple[str, Usage]] = []  # lint: allow a few tries each
-        self._tell = tell
+        self._emit = emit
 
     def emit(self, event: Event) -> None:
-        """Warnings of budgets."""
-        if self._tell is not None:
-            self._tell(event)
+        """Receives warnings of budgets."""
+        if self._emit is not None:
+            self._emit(event)
 
-    def pay(self, model: str, usage: Usage) -> None:
+    def add_call(self, model: str, usage: Usage) -> None:
         self.usage = self.usage + usage
         self.calls.append((model, usage))
 
@@ -48,45 +48,45 @@ async def run_side_call(
     *,
     within: float,
 ) -> Message:
-    """The model's answer. ModelFailed, also when it takes longer than `within` seconds; BudgetSpent."""
+    """The model's answer. Raises ModelFailed, also if it takes longer than `within` seconds, and BudgetSpent."""
     spend_guard.check(side_call)
     wire = model.wire
     encoded = wire.encode_prefix(prefix)
     history = [wire.encode(message)]
     asked = len(encoded.system) + len(history[0])
 
-    def broke(heard: int) -> None:
+    def charge_cut_call(heard: int) -> None:
         tokens = model.token_estimate.tokens
         usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(heard), estimated=True))
         spend_guard.spend(side_call, usage)
-        side_call.pay(spend_guard.model, usage)
+        side_call.add_call(spend_guard.model, usage)
 
     def on_reset(_: str, heard: int) -> None:
-        broke(heard)
+        charge_cut_call(heard)
         spend_guard.check(side_call)
 
     try:
         with anyio.fail_after(within):
-            answer = await model.ask(encoded, history, call, on_text=_shown_to_nobody, on_reset=on_reset)
+            answer = await model.ask(encoded, history, call, on_text=_discard, on_reset=on_reset)
     except TimeoutError:
-        broke(0)
+        charge_cut_call(0)
         raise ModelFailed(
-            f"Model {model.name!r}: it took longer than {within:g} s.", kind="timeout", retryable=True
+            f"Model {model.name!r}: no answer within {within:g} s.", kind="timeout", retryable=True
         ) from None
     except asyncio.CancelledError:
-        broke(0)
+        charge_cut_call(0)
         raise
     except ModelFailed as failure:
         if failure.heard:
-            broke(failure.heard)
+            charge_cut_call(failure.heard)
         raise
-    usage = checked_usage(model, answer.usage, asked=asked, received=received(answer))
+    usage = checked_usage(model, answer.usage, asked=asked, answer_bytes=answer_bytes(answer))
     if not usage.estimated:
         model.token_estimate.learn(asked, usage.input)
     spend_guard.spend(side_call, usage)
-    side_call.pay(spend_guard.model, usage)
+    side_call.add_call(spend_guard.model, usage)
     return answer
 
 
-def _shown_to_nobody(text: str) -> None:
-    """It is read when it is complete."""
+def _discard(text: str) -> None:
+    """The answer is read when it is complete."""

@@ -1,8 +1,8 @@
-"""Tool calls and their results in balance, whichever way a turn ends.
+"""Pairing of tool calls and results, however a turn ends.
 
-`missing` names exactly the calls of a turn that have no result yet, so that an engine which ends the turn early can
-commit a result for each of them and no provider ever sees an orphan. Such a result says what is known: `not_run` when
-the call never began, `interrupted` when it did.
+`missing` lists the calls of a turn that have no result yet. An engine that ends the turn early commits a result for
+each of them, so that no provider ever sees a call without a result. Such a result says what is known: `not_run` if the
+call never began, `interrupted` if it did.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,11 @@ from tidegate.values import Message, ToolCall
 _MODEL = "model-"
 
 
-def model_step(number: int) -> str:
+def model_step_name(number: int) -> str:
     return f"{_MODEL}{number}"
 
 
-def tool_step(number: int, index: int) -> str:
+def tool_step_name(number: int, index: int) -> str:
     """The journal's name for the result of call `index` of model step `number`."""
     return f"tool-{number}-{index}"
 
@@ -27,13 +27,13 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
     asked: list[tuple[int, Message]] = []
     for step, message in rows:
         recorded.add(step)
-        if step.startswith(_MODEL) and message.calls:  # calls in messages that the caller gave are answered there
+        if step.startswith(_MODEL) and message.calls:  # calls in messages from the caller have their results there
             asked.append((int(step.removeprefix(_MODEL)), message))
     return [
-        (tool_step(number, index), call)
+        (tool_step_name(number, index), call)
         for number, message in asked
         for index, call in enumerate(message.calls)
-        if tool_step(number, index) not in recorded
+        if tool_step_name(number, index) not in recorded
     ]
 
 
@@ -43,7 +43,7 @@ def not_run(call: ToolCall, why: str) -> Message:
 
 
 def interrupted(call: ToolCall, why: str, *, read_only: bool) -> Message:
-    """The result of a call that began and did not come to its end. `why` is a sentence."""
+    """The result of a call that began and did not finish. `why` is a sentence."""
     if read_only:
         text = f"Interrupted before it finished. {why}"
     else:
@@ -52,8 +52,8 @@ def interrupted(call: ToolCall, why: str, *, read_only: bool) -> Message:
 
 
 def in_call_order(messages: Iterable[Message]) -> list[Message]:
-    """The same messages with each answer's results in the order of its calls. Tools that run side by side are committed
-    as they finish; a model has always read them in this order, and must again when they come from the store."""
+    """The same messages with each answer's results in the order of its calls. Parallel tools are committed as they
+    finish; the model first read their results in call order and must do so again when they come from the store."""
     ordered: list[Message] = []
     places: dict[str, int] = {}
     results: list[Message] = []
@@ -71,15 +71,15 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
 
 
 def is_balanced(messages: Sequence[Message]) -> bool:
-    """Whether every call is followed by its results before anything else is said, and no result is unasked for."""
-    owed: set[str] = set()
+    """Whether every call is followed by its results before any other message, and every result belongs to a call."""
+    open_calls: set[str] = set()
     for message in messages:
         if message.role == "tool":
-            if message.call_id not in owed:
+            if message.call_id not in open_calls:
                 return False
-            owed.discard(message.call_id)
-        elif owed:
+            open_calls.discard(message.call_id)
+        elif open_calls:
             return False
         else:
-            owed = {call.id for call in message.calls}
-    return not owed
+            open_calls = {call.id for call in message.calls}
+    return not open_calls

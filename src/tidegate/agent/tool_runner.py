@@ -1,10 +1,10 @@
-"""The tool calls of a turn: permitted, run, bounded, told.
+"""Runs the tool calls of a turn: with permission, within limits, and with events for the turn's followers.
 
-Guarantee: a call runs only after it was permitted, this exact call and no other, and after its intent was committed. It
-runs inside the turn: when the turn is stopped, so is the tool, and its deadline is kept here. A call that did not come
-to its own end is recorded as interrupted, and unless it only reads its effect is unknown. Whatever it does, its result
-is one message within the bounds: what is longer lies in the spool, and the message says where. Neighbours that allow it
-run side by side; the results stand in the order of the calls.
+Guarantee: a call runs only after exactly this call was permitted and its intent was committed. It runs inside the turn:
+stopping the turn stops the tool, and its deadline is enforced here. A call that did not finish by itself is recorded as
+interrupted; unless it only reads, its effect is unknown. Its result is always one message within the size limit: longer
+output is in the spool, and the message says where. Neighbouring calls whose tools allow it run in parallel; the results
+are in the order of the calls.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from tidegate.agent.progress import Progress
-from tidegate.agent.tool_pairs import interrupted, tool_step
+from tidegate.agent.tool_pairs import interrupted, tool_step_name
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import MediaLeftOut, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
@@ -31,30 +31,30 @@ GATEWAY_STOPPED = "The gateway stopped while it ran."
 
 
 class Permissions(Protocol):
-    """Who decides whether a call may run."""
+    """Decides whether a call may run."""
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
-        """None when it may; else why not, in a sentence for the model. May wait for a person."""
+        """None if the call may run; otherwise the reason, as a sentence for the model. May wait for a person."""
         ...
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
-        """A person's answer, however long that takes."""
+        """A person's answer. There is no time limit here."""
         ...
 
     async def withdraw(self, turn: Turn, step: str, *, lost: bool) -> None:
-        """The call is over: what it still asks, nobody waits for. `lost` when an earlier process had made it."""
+        """The call has ended: withdraws its open questions. `lost` if an earlier process had made the call."""
         ...
 
 
 class ToolSetup(NamedTuple):
-    """What the calls of one turn work with, and who permits them."""
+    """The context and the permissions for the tool calls of one turn."""
 
     context: ToolContext
     permissions: Permissions
 
 
 class ToolRunner:
-    """What one turn uses its tools with. Most turns call none, so that `equip` is asked with the first call."""
+    """Runs the tools of one turn. Most turns call none, so `setup` is called with the first call."""
 
     __slots__ = ("_context", "_parallel", "_permissions", "_setup", "_tools", "_turn", "used")
 
@@ -69,15 +69,16 @@ class ToolRunner:
         self.used = False
         """Whether any tool was called."""
 
-    async def use(
-        self, number: int, calls: Sequence[ToolCall], *, leave: frozenset[str] = frozenset()
+    async def run(
+        self, number: int, calls: Sequence[ToolCall], *, caller_tools: frozenset[str] = frozenset()
     ) -> list[Message]:
-        """The results of the calls of model step `number`, but for calls of the tools to `leave`."""
+        """The results of the calls of model step `number`, except for calls of `caller_tools`, which the caller
+        runs."""
         if not self.used:
             self._context, self._permissions = self._setup()
             self.used = True
         results: list[Message] = []
-        own = [(place, call) for place, call in enumerate(calls) if call.name not in leave]
+        own = [(place, call) for place, call in enumerate(calls) if call.name not in caller_tools]
         while len(results) < len(own):
             first = len(results)
             batch = [own[first]]
@@ -85,7 +86,7 @@ class ToolRunner:
                 if not (self._is_parallel(batch[-1][1]) and self._is_parallel(call)):
                     break
                 batch.append((place, call))
-            jobs = [self._use(tool_step(number, place), call) for place, call in batch]
+            jobs = [self._run_call(tool_step_name(number, place), call) for place, call in batch]
             results += [await jobs[0]] if len(jobs) == 1 else await gather(jobs)
         return results
 
@@ -93,17 +94,19 @@ class ToolRunner:
         tool = self._tools.get(call.name)
         return tool is not None and tool.parallel
 
-    async def _use(self, step: str, call: ToolCall) -> Message:
+    async def _run_call(self, step: str, call: ToolCall) -> Message:
         tool = self._tools.get(call.name)
         self._turn.emit(ToolStarted(call_id=call.id, name=call.name, arguments=call.arguments[:EXCERPT_CHARACTERS]))
         effect = self._effect(step, tool, call)
-        message = await self._turn.step(step, lambda: self._run(step, tool, call, effect.hosts.append), effect=effect)
+        message = await self._turn.step(
+            step, lambda: self._run_tool(step, tool, call, effect.hosts.append), effect=effect
+        )
         await self._permissions.withdraw(self._turn, step, lost=message.interrupted)
         self._turn.emit(tool_ended(message))
         return message
 
     def _effect(self, step: str, tool: Tool | None, call: ToolCall) -> Effect:
-        """A tool that is not here is refused; if it began in an earlier process that had it, it was interrupted."""
+        """An unknown tool is refused. If the call began in an earlier process that had the tool, it was interrupted."""
 
         async def refused() -> Message | None:
             if tool is None:
@@ -122,8 +125,8 @@ class ToolRunner:
             refused=refused,
         )
 
-    async def _run(self, step: str, tool: Tool | None, call: ToolCall, contacts: Callable[[str], None]) -> Message:
-        assert tool is not None, "a tool that is not here is refused before it is run"
+    async def _run_tool(self, step: str, tool: Tool | None, call: ToolCall, contacts: Callable[[str], None]) -> Message:
+        assert tool is not None, "an unknown tool is refused before it runs"
         with Progress(self._turn, call) as progress:
             context = msgspec.structs.replace(
                 self._context,
@@ -140,11 +143,11 @@ class ToolRunner:
         return _result(call, msgspec.structs.replace(result, text=text))
 
     async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result | Message:
-        """What the tool said; or the message that says how it was cut short, if it did not come to its own end."""
+        """The tool's result; or, if the tool did not finish by itself, a message that says why it was cut short."""
         try:
             with anyio.move_on_after(tool.timeout):
-                given = await tool.run(context, call.arguments)
-                return given if isinstance(given, Result) else Result(text=given)
+                returned = await tool.run(context, call.arguments)
+                return returned if isinstance(returned, Result) else Result(text=returned)
             return _cut_short(tool, call, f"{call.name} did not finish within {tool.timeout:g} s and was stopped.")
         except ToolFailed as error:
             if isinstance(error, MediaLeftOut):
@@ -154,14 +157,14 @@ class ToolRunner:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
-                raise  # the turn is being stopped; otherwise something that the tool waited for was cancelled
-            log.exception("a tool broke", tool=call.name, session=self._turn.session, turn=self._turn.id)
-            broke = f"{call.name} broke ({type(error).__name__}); the operator's log says more."
-            return _cut_short(tool, call, broke)
+                raise  # the turn is being stopped; otherwise something the tool awaited was cancelled
+            log.exception("a tool failed unexpectedly", tool=call.name, session=self._turn.session, turn=self._turn.id)
+            why = f"{call.name} failed unexpectedly ({type(error).__name__}); see the operator's log."
+            return _cut_short(tool, call, why)
 
 
 def tool_ended(result: Message) -> ToolEnded:
-    """The event that tells of this result."""
+    """The event for this result."""
     return ToolEnded(
         call_id=result.call_id,
         name=result.name,
@@ -173,7 +176,7 @@ def tool_ended(result: Message) -> ToolEnded:
 
 
 def _cut_short(tool: Tool, call: ToolCall, why: str) -> Message:
-    """A tool that only reads has failed; of any other the effect is unknown."""
+    """A tool that only reads has failed; the effect of any other tool is unknown."""
     if tool.read_only:
         return _result(call, Result(text=why, failed=True))
     return interrupted(call, why, read_only=False)

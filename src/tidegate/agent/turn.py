@@ -1,9 +1,9 @@
-"""What the loop needs of whoever runs it: the seam between the agent and an engine.
+"""The interface between the agent loop and the engine that runs it.
 
-Guarantee: a loop written against `Turn` alone can be run by any engine that keeps a journal. A journal row *is* a
-transcript message: `step` gives the recorded message if this turn has one of that name, and otherwise makes, commits
-and gives it, so that a turn that goes on after a crash walks the same path over the same rows. Code between steps must
-therefore be deterministic.
+Guarantee: a loop that uses only `Turn` can be run by any engine that keeps a journal. A journal row *is* a transcript
+message: `step` returns the recorded message if the turn has one of that name; otherwise it makes, commits and returns
+it. A turn that continues after a crash therefore follows the same path over the same rows. Code between steps must be
+deterministic.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,23 +14,23 @@ from tidegate.values import Event, Frozen, Message, ToolCall, Usage
 T = TypeVar("T")
 
 EXCERPT_CHARACTERS = 400
-"""How much of a tool's result or arguments an event tells: enough to recognise it, small enough for every reader. The
-whole is in the transcript."""
+"""How much of a tool's result or arguments an event contains: enough to recognise it, small enough for every reader.
+The full text is in the transcript."""
 
 
 class Parked(Exception):
-    """The gateway is stopping: the turn rests here, between two steps or in one that may be made again, and goes on in
+    """The gateway is stopping. The turn pauses here, between two steps or in one that may be repeated, and continues in
     the next process."""
 
 
 class Effect(Frozen, frozen=True):
-    """What a step does to the world, declared before it is done.
+    """The effect of a step, declared before the step runs.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
-    run again; any other is never run twice, and its result is what `interrupted` gives, which is told whether the step
-    was read-only when it began. `refused` is asked before the intent is committed, and may take days: what it gives is
-    the result, and the step is not run. A step with a `digest`, of the exact action, is recorded in the audit log: with
-    its intent, and with its result, then with the `hosts` that it has contacted.
+    run again. Any other step is never run twice: its result is the return value of `interrupted`, which is called with
+    whether the step was read-only when it began. `refused` is called before the intent is committed and may take days;
+    if it returns a message, that is the result and the step is not run. A step with a `digest` of the exact action is
+    recorded in the audit log with its intent and with its result; the latter also with the `hosts` it has contacted.
     """
 
     tool: str
@@ -51,13 +51,13 @@ class Turn(Protocol):
 
     @property
     def incoming(self) -> tuple[Message, ...]:
-        """The messages that this turn was begun with, already in the transcript."""
+        """The messages that this turn was started with, already in the transcript."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What model calls have cost so far, those that broke off included: its own, and all others of the tree of
-        tasks that it gave or is one of. Budgets of a turn are for all of it."""
+        """The cost of all model calls so far, including calls that were cut off, for the whole task tree that this turn
+        belongs to. Turn budgets apply to the whole tree."""
         ...
 
     async def step(
@@ -68,27 +68,29 @@ class Turn(Protocol):
         effect: Effect | None = None,
         ends: Callable[[Message], bool] | None = None,
     ) -> Message:
-        """The message of this step, recorded or made now. When `ends` says that it ends the turn, an engine may
-        commit it together with the turn's end."""
+        """The message of this step, recorded or made now. If `ends` says that it ends the turn, an engine may commit it
+        together with the turn's end."""
         ...
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
-        """Makes a committed answer the turn's last one; of its calls, these are left to the caller."""
+        """Makes a committed answer the last one of the turn. `calls` are those of its calls that are left to the
+        caller."""
         ...
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
-        """What was said into the running turn since the last drain, in order, now part of the transcript."""
+        """The messages steered into the running turn since the last drain, in order. They are now part of the
+        transcript."""
         ...
 
     async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:
-        """What `ready` gives, once it gives something: it is asked at once, and again whenever the turn is signalled.
-        This is how a turn waits for a person; an engine need not keep a place for it meanwhile."""
+        """Waits until `ready` returns a value, and returns it. `ready` is called at once and again whenever the turn is
+        signalled. A turn waits for a person this way; an engine need not reserve a slot for it meanwhile."""
         ...
 
     def cut(self, model: str, usage: Usage) -> None:
-        """A model call broke off. It leaves no row, but what it cost belongs to the turn."""
+        """Counts a model call that was cut off. It leaves no row, but its cost belongs to the turn."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Tell whoever follows this turn; nothing is stored."""
+        """Send an event to the turn's followers; nothing is stored."""
         ...

@@ -1,22 +1,22 @@
-"""The engine: what runs a session's turns one at a time and keeps their journal.
+"""The engine: runs the turns of each session one at a time and keeps their journal.
 
-`Engine` is what the sessions room asks of it, `agent.Turn` what the loop asks; between the two another engine can
-stand. `EmbeddedEngine` runs turns in this process over SQLite; its further methods are about this process: what runs
-and waits here, and how it comes to rest.
+`Engine` is the interface that the sessions package uses; `agent.Turn` is the interface that the agent loop uses.
+Another engine can be put between the two. `EmbeddedEngine` runs turns in this process over SQLite. Its additional
+methods concern this process: which turns run and wait here, and how the engine shuts down.
 """
 
 from tidegate.agent import Parked
-from tidegate.engine.embedded import TASK_OF_NONE, EmbeddedEngine
+from tidegate.engine.embedded import PARENT_ENDED, EmbeddedEngine
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim, without_bytes
 from tidegate.engine.live import LiveTurn
-from tidegate.engine.turn_failures import describe, stopped
+from tidegate.engine.turn_failures import failure_of, stopped_failure
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin_at_once
+from tidegate.engine.turn_start import StartedTurn, TakenTurn, accept_and_start
 from tidegate.status_report import EngineStats
 
 __all__ = [
-    "TASK_OF_NONE",
+    "PARENT_ENDED",
     "EmbeddedEngine",
     "Engine",
     "EngineStats",
@@ -26,9 +26,9 @@ __all__ = [
     "StartedTurn",
     "TakenTurn",
     "TurnLog",
-    "begin_at_once",
-    "describe",
+    "accept_and_start",
+    "failure_of",
     "slim",
-    "stopped",
+    "stopped_failure",
     "without_bytes",
 ]

@@ -1,13 +1,13 @@
-"""What is known of a turn while it is worked on, and how it ends by that.
+"""One attempt to run a turn, and the end that follows from it.
 
-Guarantee: a turn that has given its answer has answered, whatever stopped it then; one that was neither answered nor
-failed was stopped, with what it had said. Nothing is read or written here.
+Guarantee: a turn that has given its answer counts as answered, even if it is stopped afterwards. A turn that has
+neither answered nor failed was stopped; the text it had already shown is kept. This module reads and writes nothing.
 """
 
 from tidegate.engine.journal import Billing, Journal
 from tidegate.engine.live import LiveTurn
 from tidegate.engine.settlement import TurnEnd
-from tidegate.engine.turn_failures import stopped
+from tidegate.engine.turn_failures import stopped_failure
 from tidegate.engine.turn_start import TakenTurn
 from tidegate.store import SessionRow, TurnRow
 from tidegate.values import Failure, Message, Usage
@@ -22,29 +22,29 @@ class Attempt:
         self.failure: Failure | None = None
 
 
-def ending_of(live: LiveTurn, work: Attempt, taken: TakenTurn, tallied: tuple[Usage, int]) -> TurnEnd:
-    """`tallied` is what the turn has used, and its steps."""
-    journal, failure = work.journal, work.failure
-    answer = journal.tail if journal is not None else None
-    tail = (answer,) if answer is not None else ()
+def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Usage, int]) -> TurnEnd:
+    """The end of a turn after an attempt. `tally` is the turn's usage and its number of steps."""
+    journal, failure = attempt.journal, attempt.failure
+    answer = journal.final_row if journal is not None else None
+    final_rows = (answer,) if answer is not None else ()
     concluded = journal.concluded if journal is not None else None
     withdrawn = False
     if answer is not None or concluded is not None:
         failure = None
     elif failure is None:
-        failure = stopped(live.stopping or "before it answered", abandoned=live.abandoned)
+        failure = stopped_failure(live.stopped_by or "before it answered", abandoned=live.abandoned)
         withdrawn = taken.turn.state == "queued"
         if draft := live.log.draft():
-            tail = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
-    usage, steps = tallied
+            final_rows = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
+    usage, steps = tally
     return TurnEnd(
         turn=live.turn,
         session=live.session,
-        billing=bill_to(taken.turn, taken.session),
+        billing=billing_of(taken.turn, taken.session),
         state="answered" if failure is None else "stopped" if failure.code == "stopped" else "failed",
         ephemeral=taken.session.kind == "ephemeral",
         accepted=taken.turn.accepted,
-        tail=tail,
+        final_rows=final_rows,
         concluded=concluded,
         error=failure,
         usage=usage,
@@ -58,13 +58,13 @@ def ending_of(live: LiveTurn, work: Attempt, taken: TakenTurn, tallied: tuple[Us
     )
 
 
-def given_up(turn: TurnRow, session: SessionRow, failure: Failure, tallied: tuple[Usage, int]) -> TurnEnd:
-    """The end of a turn that an earlier process left and that does not go on."""
-    usage, steps = tallied
+def turn_end_without_resume(turn: TurnRow, session: SessionRow, failure: Failure, tally: tuple[Usage, int]) -> TurnEnd:
+    """The end of a turn that an earlier process left behind and that is not resumed."""
+    usage, steps = tally
     return TurnEnd(
         turn=turn.id,
         session=session.id,
-        billing=bill_to(turn, session),
+        billing=billing_of(turn, session),
         state="stopped" if failure.code == "stopped" else "failed",
         ephemeral=session.kind == "ephemeral",
         accepted=turn.accepted,
@@ -77,7 +77,7 @@ def given_up(turn: TurnRow, session: SessionRow, failure: Failure, tallied: tupl
     )
 
 
-def bill_to(turn: TurnRow, session: SessionRow) -> Billing:
+def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
     return Billing(
         session=turn.payer, principal=session.principal, agent=session.agent, channel=turn.channel, job=turn.job
     )

@@ -1,9 +1,9 @@
-"""The embedded engine: turns over SQLite, in this process.
+"""The embedded engine: runs turns in this process over SQLite.
 
-Guarantee: a session runs one turn at a time, in the order in which its messages were accepted; at most `turns` run at
-once and the others wait (`places`); a turn's record is released in one place, whichever way it ends, and before that
-the turns that worked on tasks of its have ended; nothing is stopped half-way through a commit. The engine owns the
-tasks of its turns and the map of live turns; what a turn does is its handler's.
+Guarantee: a session runs one turn at a time, in the order in which its messages were accepted. At most `turns` turns
+run at once; the others wait for a slot. A turn's record is released in one place, however the turn ends, and only after
+the turns that ran its delegated tasks have ended. No commit is interrupted half-way. The engine owns the tasks of its
+turns and the map of live turns; the handler decides what a turn does.
 """
 
 import asyncio
@@ -16,16 +16,15 @@ from weakref import WeakSet
 import anyio
 
 from tidegate.agent import Parked, tool_ended
-from tidegate.engine import held
-from tidegate.engine.attempt import Attempt, bill_to, ending_of, given_up
+from tidegate.engine.attempt import Attempt, billing_of, turn_end, turn_end_without_resume
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
-from tidegate.engine.live import LiveTurn
+from tidegate.engine.live import LiveTurn, log_holdings, turn_holdings
 from tidegate.engine.settlement import Settlement, TurnEnd, settle
 from tidegate.engine.slots import Slots
-from tidegate.engine.turn_failures import describe
+from tidegate.engine.turn_failures import failure_of
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn, TakenTurn, begin, peek
+from tidegate.engine.turn_start import StartedTurn, TakenTurn, peek, start
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
@@ -36,20 +35,21 @@ from tidegate.values import Event, Failure, MessageAdded, Notice, Outcome, TurnE
 log = Log(__name__)
 
 
-TASK_OF_NONE = "because the turn that gave it its task has ended"
+PARENT_ENDED = "because the turn that delegated this task has ended"
 
 TASKS_END_SECONDS = 10.0
-"""How long the end of a turn waits for the tasks that it gave to let go; their tools are stopped by then or broken."""
+"""How long the end of a turn waits for its delegated tasks to end. By then their tools have stopped or are broken."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Seconds between two tries to store a turn's end while the store refuses (no room on the disk, most often)."""
+"""Seconds between two tries to store the end of a turn while the store refuses (usually because the disk is full)."""
 
 
 class Handler(Protocol):
     async def __call__(self, journal: Journal, taken: TakenTurn) -> None: ...
 
-    def ended(self, session: str, outcome: Outcome, version: int) -> None:
-        """The turn has ended and its record is about to be released; `version` is the session's in the store now."""
+    def turn_ended(self, session: str, outcome: Outcome, version: int) -> None:
+        """The turn has ended and its record is about to be released. `version` is the session's version in the store
+        now."""
         ...
 
 
@@ -69,49 +69,49 @@ class EmbeddedEngine(Engine):
         self._store = store
         self._presence = presence
         self._handler = handler
-        self.places = Slots(turns)
+        self.slots = Slots(turns)
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._live: dict[str, LiveTurn] = {}
-        self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while somebody reads it
+        self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while it has readers
         self._ready: dict[Present, None] = {}
         self.parking = False
-        """Whether turns rest at their next step instead of taking it."""
+        """Whether turns stop before their next step and continue in the next process."""
         self._closed = False
         self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
-        presence.ledger.view("turn", lambda: held.by_turns(self._live.values()))
-        presence.ledger.view("turn log", lambda: held.by_logs(self._logs))
+        presence.ledger.view("turn", lambda: turn_holdings(self._live.values()))
+        presence.ledger.view("turn log", lambda: log_holdings(self._logs))
 
-    # -- what the sessions room asks of an engine --
+    # -- the interface for sessions --
 
     @property
     def waiting_total(self) -> int:
-        """Turns of all sessions that wait."""
-        return len(self._live) - self.places.started
+        """Waiting turns of all sessions."""
+        return len(self._live) - self.slots.started
 
     def waiting_of(self, principal: str) -> int:
-        """Turns of one principal that wait."""
-        return sum(live.started is None and live.principal == principal for live in self._live.values())
+        """Waiting turns of one principal."""
+        return sum(live.started_at is None and live.principal == principal for live in self._live.values())
 
     @property
-    def away(self) -> int:
+    def asking(self) -> int:
         """Turns that wait for a person."""
-        return self.places.asking
+        return self.slots.asking
 
     @property
-    def resting(self) -> bool:
-        """Whether what does not end now goes on in the next process."""
+    def is_stopping(self) -> bool:
+        """Whether the process is stopping, so that turns that do not end now continue in the next one."""
         return self.parking or not self._scope.open
 
-    def has_room(self, within: str = "") -> bool:
-        """Whether a turn accepted now, perhaps on a task of another, could start at once."""
+    def has_free_slot(self, within: str = "") -> bool:
+        """Whether a turn accepted now could start at once. `within` is its parent turn, if it runs a task."""
         parent = self._live.get(within)
-        return self._is_open(parent) and self.places.open_to(parent)
+        return self._is_open(parent) and self.slots.is_free_for(parent)
 
-    def takes_tasks(self, turn: str) -> bool:
-        """Whether this turn may give tasks now: while it runs, also when nothing else is taken in any more."""
-        return turn in self._live and not self.resting
+    def accepts_tasks(self, turn: str) -> bool:
+        """Whether this turn may delegate now. A running turn may, even when no new turns are accepted any more."""
+        return turn in self._live and not self.is_stopping
 
     def _is_open(self, parent: LiveTurn | None) -> bool:
         return self._scope.open and not (self.parking if parent is not None else self._closed)
@@ -122,25 +122,26 @@ class EmbeddedEngine(Engine):
         turn: str,
         principal: str,
         *,
-        begun: StartedTurn | None = None,
+        started: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
     ) -> TurnLog:
-        """Queue an accepted turn; `begun` is given when it was taken as it was accepted, `within` is the turn that gave
-        it its task, with which it ends. Idempotent: a turn that is already live keeps its place and its log."""
+        """Queue an accepted turn. `started` is set if the turn was started in the transaction that accepted it.
+        `within` is the parent turn that delegated the task; the new turn ends with it. Idempotent: a turn that is
+        already live keeps its position and its log."""
         live = self._live.get(turn)
         if live is None:
             parent = self._live.get(within) if within is not None else None
-            live = self._live[turn] = LiveTurn(turn, session, principal, begun=begun, resumed=resumed, parent=parent)
+            live = self._live[turn] = LiveTurn(turn, session, principal, start=started, resumed=resumed, parent=parent)
             self._logs.add(live.log)
             record = self._presence.obtain(session)
             record.waiting.append(live)
             if parent is not None:
                 parent.children[turn] = live
-            if within is not None and (parent is None or parent.over) and not self.resting:
-                self.interrupt(turn, TASK_OF_NONE)
+            if within is not None and (parent is None or parent.is_done) and not self.is_stopping:
+                self.interrupt(turn, PARENT_ENDED)
             else:
-                self._pump(record)
+                self._start_next(record)
         return live.log
 
     def log(self, turn: str) -> TurnLog | None:
@@ -148,7 +149,7 @@ class EmbeddedEngine(Engine):
         return live.log if live is not None else None
 
     async def result(self, turn: str) -> Outcome | None:
-        """The outcome, once it has ended here; None when it is not live (the store knows)."""
+        """The outcome, once the turn has ended here; None if it is not live, in which case the store has it."""
         live = self._live.get(turn)
         if live is None:
             return None
@@ -157,12 +158,12 @@ class EmbeddedEngine(Engine):
         if isinstance(last, TurnEnded):
             return last.outcome
         if self._closed or not self._scope.open:
-            raise Stopping("The gateway is stopping; this turn goes on after its next start.", retry_after=2)
+            raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
         return None
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """Every turn that waits or runs here."""
+        """All turns that wait or run here."""
         return tuple(self._live)
 
     def running(self, session: str) -> LiveTurn | None:
@@ -174,40 +175,40 @@ class EmbeddedEngine(Engine):
         return len(record.waiting) if record is not None else 0
 
     def steer(self, turn: str) -> None:
-        """Something was said into this turn and is durable."""
+        """A steering message for this turn has been committed."""
         live = self._live.get(turn)
         if live is not None:
             live.steer()
 
     def signal(self, turn: str) -> None:
-        """Something that this turn may wait for has happened and is durable."""
+        """An event that this turn may wait for has been committed."""
         live = self._live.get(turn)
         if live is not None:
             live.signal()
 
     def tell(self, turn: str, event: Event) -> None:
-        """Whoever follows this turn is told something that did not happen in it."""
+        """Send an event that did not originate in this turn to the turn's followers."""
         live = self._live.get(turn)
         if live is not None and not live.log.closed:
-            live.tell(event)
+            live.emit(event)
 
     @contextlib.contextmanager
     def delegating(self, turn: str) -> Iterator[None]:
-        """A call of this turn waits for a task that it gives: what works on it gets the turn's place."""
+        """A tool call of this turn waits for a task that it delegates; the task's turn gets the slot of this one."""
         live = self._live[turn]
         try:
-            with self.places.delegates(live):
-                self._fill(live)
+            with self.slots.waiting_for_tasks(live):
+                self._fill_slots(live)
                 yield
         finally:
-            self._fill(live)
+            self._fill_slots(live)
 
     def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
-        """Stop a turn that runs or waits. It ends as stopped, with what it had said."""
+        """Stop a turn that runs or waits. It ends as stopped; the text it has shown is kept."""
         live = self._live.get(turn)
         if live is None:
             return False
-        if live.stopping is None:
+        if live.stopped_by is None:
             live.abandoned = abandoned
         live.stop(by)
         if self._scope.open and self._leave_queue(live):
@@ -222,8 +223,8 @@ class EmbeddedEngine(Engine):
                 self.interrupt(live.turn, by)
 
     def refuse(self, outcomes: Iterable[Outcome]) -> None:
-        """These turns were refused in the store while they waited: tell whoever waits for them. One that has left the
-        queue since finds out by itself."""
+        """End waiting turns that the store has refused, and publish their outcomes. A turn that has left the queue
+        meanwhile detects this itself."""
         for outcome in outcomes:
             live = self._live.get(outcome.turn)
             if live is not None and self._leave_queue(live):
@@ -231,27 +232,28 @@ class EmbeddedEngine(Engine):
                 live.log.append(TurnEnded(outcome=outcome))
 
     async def idle(self, session: str) -> None:
-        """Until no turn of this session runs or waits."""
+        """Wait until no turn of this session runs or waits."""
         while (live := next((live for live in self._live.values() if live.session == session), None)) is not None:
-            await self._until_gone(live)
+            await self._until_ended(live)
 
     async def drain(self, within: float) -> None:
-        """Take no more turns; let the running ones finish within the budget, else park them at their next step."""
+        """Start no more turns. Running turns may finish within this time; the others are parked before their next
+        step."""
         self._closed = True
         with anyio.move_on_after(within):
-            await self._quiet()
+            await self._until_idle()
         self.parking = True
         with anyio.move_on_after(min(1.0, within)):
-            await self._quiet()
+            await self._until_idle()
         for live in self._live.values():
             live.log.close()
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            running=self.places.running,
+            running=self.slots.running,
             waiting=self.waiting_total,
-            asking=self.places.asking,
-            delegating=self.places.delegating,
+            asking=self.slots.asking,
+            delegating=self.slots.delegating,
             answered=self._counts["answered"],
             failed=self._counts["failed"],
             stopped=self._counts["stopped"],
@@ -260,36 +262,37 @@ class EmbeddedEngine(Engine):
 
     # -- running --
 
-    async def _quiet(self) -> None:
-        """Until no turn has a place. One that keeps it for its tasks counts until they can begin no more."""
+    async def _until_idle(self) -> None:
+        """Wait until no turn has a slot. A turn that reserves its slot for tasks counts until these can no longer
+        start."""
         while (live := next(filter(self._is_busy, self._live.values()), None)) is not None:
-            await self._until_gone(live)
+            await self._until_ended(live)
 
     def _is_busy(self, live: LiveTurn) -> bool:
-        return live.placed and not (self.parking and live.waits)
+        return live.has_slot and not (self.parking and live.is_waiting)
 
-    async def _until_gone(self, live: LiveTurn) -> None:
-        """Until the turn's end is told, and some time more if it could not be stored yet."""
+    async def _until_ended(self, live: LiveTurn) -> None:
+        """Wait until the end of the turn is published, and a little longer if it could not be stored yet."""
         await live.log.ended()
         await anyio.sleep(FIRST_PAUSE if live.turn in self._live else 0)
 
-    def _pump(self, record: Present) -> None:
-        """Start the session's next turn if it may run now; otherwise remember that it waits for a place."""
+    def _start_next(self, record: Present) -> None:
+        """Start the session's next turn if a slot is free; otherwise remember that the session waits for one."""
         if record.turn is not None or not record.waiting or not self._is_open(record.waiting[0].parent):
             return
-        if not self.places.open_to(record.waiting[0].parent):
+        if not self.slots.is_free_for(record.waiting[0].parent):
             self._ready[record] = None
             return
         self._ready.pop(record, None)
         live = record.waiting.popleft()
         record.turn = live
-        live.started = self._clock()
-        self.places.begin(live)
+        live.started_at = self._clock()
+        self.slots.occupy(live)
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
         record.tell()
 
     def _leave_queue(self, live: LiveTurn) -> bool:
-        """Give up the turn's place; False when it has none, because it runs."""
+        """Remove a turn from the queue. Returns False if it is not there, because it runs."""
         record = self._presence.get(live.session)
         if record is None or live not in record.waiting:
             return False
@@ -299,94 +302,95 @@ class EmbeddedEngine(Engine):
         return True
 
     async def _withdraw(self, live: LiveTurn) -> None:
-        """End a turn that has left the queue without having run. Its session stays present until the end is told, and
-        no longer."""
+        """End a turn that left the queue without running. Its session stays present until the end is published, and no
+        longer."""
         with contextlib.ExitStack() as present:
             record = present.enter_context(self._presence.attend(live.session))
 
-            def release(settled: Settlement) -> None:
-                self._release(record, live, settled)
+            def release(settlement: Settlement) -> None:
+                self._release(record, live, settlement)
                 present.close()
 
             try:
                 await self._end_tasks(live)
-                ending = await self._ending(live, Attempt())
-                if ending is not None:
-                    await self._commit(live, ending, release)
+                end = await self._turn_end(live, Attempt())
+                if end is not None:
+                    await self._commit(live, end, release)
             finally:
                 self._release(record, live, None)
 
     async def _run(self, record: Present, live: LiveTurn) -> None:
         try:
-            await self._work(record, live)
+            await self._run_attempt(record, live)
         finally:
             self._release(record, live, None)
 
-    def _release(self, record: Present, live: LiveTurn, settled: Settlement | None) -> None:
-        """The one place where a turn's record is let go, once: as soon as its end is stored, so that whoever waits for
-        it is told in the same round of the loop; at the latest when its task ends."""
+    def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
+        """The one place where a turn's record is released, once. This happens as soon as the end is stored, so that
+        waiting callers are notified in the same iteration of the event loop; at the latest when the turn's task
+        ends."""
         if live.released:
             return
         live.released = True
-        self.places.end(live)
+        self.slots.release(live)
         self._live.pop(live.turn, None)
         try:
-            if settled is not None:
-                self._tell(live, settled)
+            if settlement is not None:
+                self._publish_end(live, settlement)
         finally:
             live.log.close()
             self._presence.turn_ended(record, live)
         if record.waiting:
-            self._ready[record] = None  # behind the sessions that waited for a place meanwhile
-        self._fill(live.parent)
+            self._ready[record] = None  # behind the sessions that are waiting for a slot
+        self._fill_slots(live.parent)
 
-    def _fill(self, tree: LiveTurn | None) -> None:
-        """Give the free places to the sessions that wait for one; before that, what the turns of a tree keep for their
-        tasks, to those."""
+    def _fill_slots(self, tree: LiveTurn | None) -> None:
+        """Give free slots to the sessions that wait for one. The slots that the turns of this task tree reserve for
+        their tasks go to those first."""
         while tree is not None:
             for task in tuple(tree.children.values()):
-                if task.started is None and (record := self._presence.get(task.session)) is not None:
-                    self._pump(record)
+                if task.started_at is None and (record := self._presence.get(task.session)) is not None:
+                    self._start_next(record)
             tree = tree.parent
-        while self._ready and self.places.free and not self._closed:
+        while self._ready and self.slots.free and not self._closed:
             waiting = next(iter(self._ready))
             del self._ready[waiting]
-            self._pump(waiting)
+            self._start_next(waiting)
 
     @contextlib.contextmanager
-    def _absent(self, live: LiveTurn) -> Iterator[None]:
-        """A step of the turn waits for a person: others get its place, its resident may be unloaded, and its time does
-        not count. When it comes back it does not wait for a place, it has waited enough; limits.questions bounds how
-        many there are."""
+    def _waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
+        """A step of the turn waits for a person. Other turns get its slot, its resident conversation may be unloaded,
+        and its time limit is suspended. When the turn continues it does not wait for a slot again; limits.questions
+        bounds how many such turns there are."""
         try:
-            with self.places.asks(live):
-                self._fill(live.parent)
-                self._let_rest(live)
+            with self.slots.waiting_for_person(live):
+                self._fill_slots(live.parent)
+                self._allow_unload(live)
                 yield
         finally:
-            self._fill(live.parent)
+            self._fill_slots(live.parent)
 
-    def _let_rest(self, asking: LiveTurn) -> None:
-        """Nothing of this turn works now, nor of those that wait for it."""
+    def _allow_unload(self, asking: LiveTurn) -> None:
+        """Lets the residents of this turn and of the parent turns that wait for it be unloaded."""
         live: LiveTurn | None = asking
         while live is not None:
             record = self._presence.get(live.session)
-            if live.asks and record is not None and record.turn is live:
+            if live.waits_for_person and record is not None and record.turn is live:
                 self._presence.turn_asks(record)
             live = live.parent
 
-    def _tell(self, live: LiveTurn, settled: Settlement) -> None:
-        outcome = settled.outcome
+    def _publish_end(self, live: LiveTurn, settlement: Settlement) -> None:
+        outcome = settlement.outcome
         self._counts[outcome.state] += 1
-        if live.started is not None:
-            self._seconds += self._clock() - live.started
-            self._handler.ended(live.session, outcome, settled.version)
-        if settled.spilled is not None:
-            self.submit(live.session, settled.spilled, live.principal)
+        if live.started_at is not None:
+            self._seconds += self._clock() - live.started_at
+            self._handler.turn_ended(live.session, outcome, settlement.version)
+        if settlement.follow_up is not None:
+            self.submit(live.session, settlement.follow_up, live.principal)
         if live.log.closed:
-            return  # its readers were told that it could not be stored
+            return  # its readers have already been notified of the store failure
         running = live.log.running_calls() if outcome.state != "answered" else frozenset()
-        for row in settled.rows:
+        for row in settlement.rows:
             live.log.append(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
             if row.message.call_id in running:
                 live.log.append(tool_ended(row.message))
@@ -395,127 +399,128 @@ class EmbeddedEngine(Engine):
                 live.log.append(Notice(text=text))
         live.log.append(TurnEnded(outcome=outcome))
 
-    async def _work(self, record: Present, live: LiveTurn) -> None:
-        """Take the turn, have it handled, settle it; or leave it for the next start."""
-        work = Attempt()
-        live.run()
-        live.limit(self._turn_seconds)
+    async def _run_attempt(self, record: Present, live: LiveTurn) -> None:
+        """Start the turn, run its handler and settle it; or leave the turn for the next process."""
+        attempt = Attempt()
+        live.attach_task()
+        live.start_timer(self._turn_seconds)
         try:
-            if live.stopping is None:
-                await self._handle(live, work)
+            if live.stopped_by is None:
+                await self._handle(live, attempt)
         except asyncio.CancelledError as error:
-            if not live.leave():
+            if not live.detach_task():
                 if is_cancelled():
-                    await self._park(live, work.journal)
+                    await self._park(live, attempt.journal)
                     raise
-                work.failure = describe(error)  # something that it waited for was cancelled, not the turn
-                self._log_failure(live, work.failure, error)
+                attempt.failure = failure_of(error)  # an awaited task was cancelled, not the turn
+                self._log_failure(live, attempt.failure, error)
         except Parked:
-            await self._park(live, work.journal)
+            await self._park(live, attempt.journal)
             return
         except Exception as error:
-            if self._is_end_of_process(error) and not live.leave():
-                await self._park(live, work.journal)
+            if self._is_end_of_process(error) and not live.detach_task():
+                await self._park(live, attempt.journal)
                 return
-            work.failure = describe(error)
-            self._log_failure(live, work.failure, error)
+            attempt.failure = failure_of(error)
+            self._log_failure(live, attempt.failure, error)
         finally:
-            live.pause()
-            live.leave()
-        if live.expired and work.journal is not None and not work.journal.has_answered:
+            live.stop_timer()
+            live.detach_task()
+        if live.expired and attempt.journal is not None and not attempt.journal.has_answered:
             limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
-            work.failure = describe(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
+            attempt.failure = failure_of(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
         await self._end_tasks(live)
-        ending = await self._ending(live, work)
-        if ending is not None:
-            await self._commit(live, ending, lambda settled: self._release(record, live, settled))
+        end = await self._turn_end(live, attempt)
+        if end is not None:
+            await self._commit(live, end, lambda settlement: self._release(record, live, settlement))
 
     def _is_end_of_process(self, error: Exception) -> bool:
-        """Whether a turn broke because nothing can be opened any more: that is no fault of its own."""
+        """Whether a turn failed only because nothing can be opened any more: the process is ending."""
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _end_tasks(self, live: LiveTurn) -> None:
-        """What others work on for this turn ends with it, and before it."""
+        """Stop the tasks that this turn delegated and wait for their end."""
         if not live.children:
             return
         tasks = tuple(live.children.values())
         for task in tasks:
-            self.interrupt(task.turn, TASK_OF_NONE)
-        with anyio.move_on_after(TASKS_END_SECONDS) as patience:
+            self.interrupt(task.turn, PARENT_ENDED)
+        with anyio.move_on_after(TASKS_END_SECONDS) as deadline:
             for task in tasks:
-                await self._until_gone(task)
-        if patience.cancelled_caught:
-            log.warning("a task outlives the turn that gave it", session=live.session, turn=live.turn)
+                await self._until_ended(task)
+        if deadline.cancelled_caught:
+            log.warning("a delegated task has outlived its parent turn", session=live.session, turn=live.turn)
 
     async def _park(self, live: LiveTurn, journal: Journal | None) -> None:
-        """An orderly stop is no fault of the turn's: it goes on at the next start, and no resume is spent. What the
-        call cost that was under way is written down: it will be made again."""
+        """Leave the turn for the next start. An orderly stop is not the turn's fault and uses up no resume. The cost of
+        the model call in progress is recorded, since the call will be made again."""
 
         def write(db: Db) -> None:
             if turns.park(db, live.turn) and journal is not None:
-                journal.bill_cut(db)
+                journal.bill_cut_calls(db)
 
         if self._closed:
             with contextlib.suppress(StoreFailed):
                 await self._store.write(write)
 
     def _log_failure(self, live: LiveTurn, failure: Failure, error: BaseException) -> None:
-        """One line a failed turn, so that a wrong key or a broken model is seen by the operator too. What an endpoint
-        said stays out of it: it may quote the conversation."""
+        """One log line per failed turn, so that the operator notices a wrong key or a broken model. The endpoint's own
+        message is left out, because it may quote the conversation."""
         if failure.code == "internal":
             log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
         else:
-            told = failure.message
+            reason = failure.message
             if isinstance(error, ModelFailed):
-                told = error.brief
+                reason = error.brief
             elif isinstance(error, StoreFailed):
-                told = error.message
-            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=told)
+                reason = error.message
+            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=reason)
 
-    async def _handle(self, live: LiveTurn, work: Attempt) -> None:
-        begun, live.begun = live.begun, None
-        if begun is None:
-            begun = await self._store.write(begin, live.turn, self._clock())
-        work.taken = begun.taken
-        work.journal = self._open_journal(live, begun)
-        await self._handler(work.journal, begun.taken)
+    async def _handle(self, live: LiveTurn, attempt: Attempt) -> None:
+        started, live.start = live.start, None
+        if started is None:
+            started = await self._store.write(start, live.turn, self._clock())
+        attempt.taken = started.taken
+        attempt.journal = self._open_journal(live, started)
+        await self._handler(attempt.journal, started.taken)
 
-    def _open_journal(self, live: LiveTurn, begun: StartedTurn) -> Journal:
-        if begun.taken.turn.usage.tokens:
-            live.use(begun.taken.turn.usage)
+    def _open_journal(self, live: LiveTurn, started: StartedTurn) -> Journal:
+        if started.taken.turn.usage.tokens:
+            live.add_usage(started.taken.turn.usage)
         live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
-        for seq, message in begun.incoming:
+        for seq, message in started.incoming:
             live.log.append(MessageAdded(seq=seq, message=slim(message)))
         return Journal(
             live,
             self._store,
-            bill_to(begun.taken.turn, begun.taken.session),
-            incoming=tuple(message for _, message in begun.incoming),
-            recorded=begun.recorded,
-            begun=begun.intents,
+            billing_of(started.taken.turn, started.taken.session),
+            incoming=tuple(message for _, message in started.incoming),
+            recorded=started.recorded,
+            open_intents=started.intents,
             parking=lambda: self.parking,
-            away=lambda: self._absent(live),
+            waiting_for_person=lambda: self._waiting_for_person(live),
             clock=self._clock,
         )
 
-    async def _ending(self, live: LiveTurn, work: Attempt) -> TurnEnd | None:
-        """How the turn ends. One that was not taken was stopped while it waited, or the store refused it."""
-        taken = work.taken or (live.begun.taken if live.begun is not None else None)
+    async def _turn_end(self, live: LiveTurn, attempt: Attempt) -> TurnEnd | None:
+        """The end of the turn after this attempt. A turn that was never taken was stopped while it waited, or refused
+        by the store."""
+        taken = attempt.taken or (live.start.taken if live.start is not None else None)
         taken = taken or await self._store.read(peek, live.turn)
         if taken is None:
-            log.warning("a turn's session was deleted under it", session=live.session, turn=live.turn)
+            log.warning("the session of a live turn was deleted", session=live.session, turn=live.turn)
             return None
-        if work.journal is None:
-            return ending_of(live, work, taken, await self._store.read(turns.tally, live.turn))
-        return ending_of(live, work, taken, (live.used, work.journal.steps))
+        if attempt.journal is None:
+            return turn_end(live, attempt, taken, await self._store.read(turns.tally, live.turn))
+        return turn_end(live, attempt, taken, (live.usage, attempt.journal.steps))
 
-    async def _commit(self, live: LiveTurn, ending: TurnEnd, release: Callable[[Settlement], None]) -> None:
-        """Stores the end and releases the turn. While the store refuses, whoever waits is told so at once, and the
-        session stays with this turn until its end is stored: a later turn must not come before it."""
+    async def _commit(self, live: LiveTurn, end: TurnEnd, release: Callable[[Settlement], None]) -> None:
+        """Stores the end and releases the turn. While the store refuses, waiting callers are notified at once, and the
+        session stays with this turn until its end is stored: a later turn must not overtake it."""
         pause = FIRST_PAUSE
         while True:
             try:
-                await self._store.write_then(release, settle, ending, self._clock())
+                await self._store.write_then(release, settle, end, self._clock())
             except Conflict:
                 ended = await self._store.read(turns.outcome, live.turn)
                 if ended is not None:
@@ -525,7 +530,7 @@ class EmbeddedEngine(Engine):
                     log.error(
                         "a turn's end cannot be stored yet", session=live.session, turn=live.turn, error=str(error)
                     )
-                    failed = Outcome(turn=ending.turn, session=ending.session, state="failed", error=describe(error))
+                    failed = Outcome(turn=end.turn, session=end.session, state="failed", error=failure_of(error))
                     live.log.append(TurnEnded(outcome=failed))
                 await anyio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -533,15 +538,15 @@ class EmbeddedEngine(Engine):
             return
 
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
-        """Settle a turn that will not be resumed; False when it has ended meanwhile."""
+        """Settle a turn that will not be resumed. Returns False if it has ended meanwhile."""
 
-        def then(settled: Settlement) -> None:
-            if settled.spilled is not None:
-                self.submit(session.id, settled.spilled, session.principal)
+        def then(settlement: Settlement) -> None:
+            if settlement.follow_up is not None:
+                self.submit(session.id, settlement.follow_up, session.principal)
 
-        ending = given_up(turn, session, failure, await self._store.read(turns.tally, turn.id))
+        end = turn_end_without_resume(turn, session, failure, await self._store.read(turns.tally, turn.id))
         try:
-            await self._store.write_then(then, settle, ending, self._clock())
+            await self._store.write_then(then, settle, end, self._clock())
         except Conflict:
             return False
         return True

@@ -1,8 +1,8 @@
-"""What the sessions room asks of an engine, wherever its turns run.
+"""The interface of an engine, as the sessions package uses it.
 
-Guarantee: an engine works each accepted turn of a session once, in the order in which they were accepted, and one at a
-time; handing a turn in twice changes nothing. The turn's rows are in the store before it is handed in, so that an
-engine needs only its id. `EmbeddedEngine` keeps this in one process; one on several machines by its own means.
+Guarantee: an engine runs each accepted turn of a session once, in the order of acceptance and one at a time. Submitting
+a turn twice changes nothing. The rows of a turn are in the store before it is submitted, so an engine needs only its
+id. `EmbeddedEngine` does this in one process; a distributed engine would do it by other means.
 """
 
 from contextlib import AbstractContextManager
@@ -20,38 +20,40 @@ class Engine(Protocol):
         turn: str,
         principal: str,
         *,
-        begun: StartedTurn | None = None,
+        started: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
     ) -> TurnLog:
-        """Queue an accepted turn; `begun` is given when it was taken as it was accepted, `within` is the turn that gave
-        it its task: with that it ends, at the latest."""
+        """Queue an accepted turn. `started` is set if the turn was started in the transaction that accepted it.
+        `within` is the parent turn that delegated the task; the new turn ends with it at the latest."""
         ...
 
     def log(self, turn: str) -> TurnLog | None:
-        """What a turn that waits or runs tells; None when it is not live here."""
+        """The event log of a turn that waits or runs; None if the turn is not live here."""
         ...
 
     async def result(self, turn: str) -> Outcome | None:
-        """The outcome, once it has ended; None when it is not live here, and the store knows."""
+        """The outcome of a turn, once it has ended; None if the turn is not live here, in which case the store has
+        it."""
         ...
 
     def steer(self, turn: str) -> None:
-        """Something was said into this turn and is durable."""
+        """A steering message for this turn has been committed."""
         ...
 
     def signal(self, turn: str) -> None:
-        """Something that this turn may wait for has happened and is durable: a question of its was answered."""
+        """An event that this turn may wait for has been committed: one of its questions was answered."""
         ...
 
     def tell(self, turn: str, event: Event) -> None:
-        """Whoever follows this turn is told something that did not happen in it."""
+        """Send an event that did not originate in this turn to the turn's followers."""
         ...
 
     def delegating(self, turn: str) -> AbstractContextManager[None]:
-        """A call of this turn waits for a task that it gives; an engine need not keep a place for it meanwhile."""
+        """A tool call of this turn waits for a task that it delegates; the engine need not reserve a slot for it
+        meanwhile."""
         ...
 
     def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
-        """Stop a turn that runs or waits; whether there was one."""
+        """Stop a turn that runs or waits. Returns whether there was one."""
         ...

@@ -1,9 +1,9 @@
-"""The journal of one turn over SQLite: the embedded engine's `Turn`.
+"""The journal of one turn over SQLite: the embedded engine's implementation of `Turn`.
 
-Guarantee: a step that has a row is never made again; a step's row is committed before the next step starts; the intent
-of a step with an effect is committed before it runs, and an intent without a row is never run again unless it is
-repeatable. The row that ends the turn is kept back and committed together with the end (`tail`). A call with an effect
-is recorded in the audit log in the transactions of its intent and of its result.
+Guarantee: a step that has a row is never made again, and its row is committed before the next step starts. The intent
+of a step with an effect is committed before the step runs; an intent without a row is never run again unless the step
+is repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
+effect is recorded in the audit log, in the transactions of its intent and of its result.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 class Billing(Frozen, frozen=True):
-    """Whom a step's tokens are written down to. `session` is that of the conversation, also for the tasks in it."""
+    """The account that a step's usage is recorded under. `session` is the conversation's session, also for its
+    tasks."""
 
     session: str
     principal: str
@@ -32,19 +33,18 @@ class Billing(Frozen, frozen=True):
 
 
 def slim(message: Message) -> Message:
-    """The message as user interfaces are told of it: a tool's result without its payload, media by what it is.
-    Idempotent."""
+    """The message as user interfaces receive it: a tool result without its payload, media without bytes. Idempotent."""
     if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
         message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
     return without_bytes(message)
 
 
 def without_bytes(message: Message) -> Message:
-    """The message with its media told by what they are: their bytes can be fetched."""
+    """The message without the bytes of its media, which can be fetched separately."""
     if not any(media.data for media in message.media):
         return message
-    told = tuple(msgspec.structs.replace(media, data=b"") for media in message.media)
-    return msgspec.structs.replace(message, media=told)
+    emptied = tuple(msgspec.structs.replace(media, data=b"") for media in message.media)
+    return msgspec.structs.replace(message, media=emptied)
 
 
 def commit_row(
@@ -58,7 +58,7 @@ def commit_row(
     *,
     settling: bool = False,
 ) -> MessageRow:
-    """One journal row, with its usage, in the writer's transaction."""
+    """Writes one journal row with its usage, in the writer's transaction."""
     row = messages.append(db, session=session, turn=turn, step=step, message=message, now=now, settling=settling)
     if message.usage is not None:
         bill(db, turn, message.model, message.usage, billing, now)
@@ -66,7 +66,7 @@ def commit_row(
 
 
 def bill(db: Db, turn: str, model: str, tokens: Usage, billing: Billing, now: float) -> None:
-    """Writes down what one model call cost."""
+    """Records the usage of one model call."""
     usage.add(
         db,
         session=billing.session,
@@ -92,8 +92,8 @@ def record_call(
     now: float,
     hosts: Iterable[str] = (),
 ) -> None:
-    """The rows of the audit log about a call, in the writer's transaction: one if it has an effect, and one for each
-    host that it has contacted."""
+    """Writes the audit rows of a tool call, in the writer's transaction: one if it has an effect, and one for each host
+    that it has contacted."""
     events: list[tuple[AuditKind, bytes]] = [("egress", audit.host_name(host)) for host in dict.fromkeys(hosts)]
     if digest is not None:
         events.insert(0, ("tool", digest))
@@ -119,53 +119,54 @@ class Journal:
         *,
         incoming: tuple[Message, ...],
         recorded: Sequence[MessageRow],
-        begun: Mapping[str, IntentRow],
+        open_intents: Mapping[str, IntentRow],
         parking: Callable[[], bool],
-        away: Callable[[], AbstractContextManager[None]],
+        waiting_for_person: Callable[[], AbstractContextManager[None]],
         clock: Callable[[], float],
     ) -> None:
         self.id = live.turn
         self.session = live.session
         self.incoming = incoming
-        self.tail: tuple[str, Message] | None = None
+        self.final_row: tuple[str, Message] | None = None
         self.concluded: Message | None = None
-        """The answer that ends the turn, where it is committed already."""
+        """The answer that ends the turn, if it has been committed already."""
         self.steps = 0
         self.cut_calls: tuple[tuple[str, Usage], ...] = ()
-        """Model and tokens of calls that broke off and are not written down yet: at most the last one and the tries
-        before it."""
+        """Model and usage of model calls that were cut off and are not recorded yet: at most the last call and its
+        earlier tries."""
         self.hosts: dict[str, list[str]] = {}
-        """Hosts that the calls under way have contacted, by step."""
+        """Hosts contacted by the tool calls in progress, by step."""
         self._live = live
         self._store = store
         self._billing = billing
         self._recorded = {row.step: row.message for row in recorded if row.step}
-        self._begun = begun
+        self._open_intents = open_intents
         self._parking = parking
-        self._away = away
+        self._waiting_for_person = waiting_for_person
         self._clock = clock
         self._drains = 0
 
     @property
     def usage(self) -> Usage:
-        return self._live.root.used
+        return self._live.root.usage
 
-    def pay(self, usage: Usage) -> None:
-        """A model was asked beside the turn's own steps: whoever asked writes it down, and the turn has used it."""
-        self._live.use(usage)
+    def add_usage(self, usage: Usage) -> None:
+        """Counts a model call made beside the turn's own steps. Its caller records it in the store."""
+        self._live.add_usage(usage)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped it, or its time is over: it does not go on in the next process."""
-        return self._live.stopping is not None or self._live.expired
+        """Whether the turn was stopped or has exceeded its time limit. Such a turn does not continue in the next
+        process."""
+        return self._live.stopped_by is not None or self._live.expired
 
     @property
     def has_answered(self) -> bool:
-        return self.tail is not None or self.concluded is not None
+        return self.final_row is not None or self.concluded is not None
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier attempt has left steps of it."""
+        """Whether an earlier attempt has left steps of this turn."""
         return any(not step.startswith(turns.INCOMING) for step in self._recorded)
 
     async def step(
@@ -185,30 +186,30 @@ class Journal:
         message = await self._make(name, make, effect)
         self._count(message)
         if ends is not None and ends(message):
-            self.tail = (name, message)
+            self.final_row = (name, message)
         else:
             await self._commit(name, message, effect)
         return message
 
     async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect | None) -> Message:
-        """The step itself, its intent before it. A step that an earlier process began is not asked about again; it is
-        run again only if both that process and this one call it repeatable."""
+        """Runs the step, after committing its intent. A step that an earlier process began is not asked about again; it
+        is run again only if both that process and this one call it repeatable."""
         if effect is None:
             return await make()
-        intent = self._begun.get(name)
+        intent = self._open_intents.get(name)
         if intent is None:
             if (refusal := await effect.refused()) is not None:
                 return refusal
-            await self._begin(name, effect)
+            await self._commit_intent(name, effect)
         elif not effect.repeatable or intent.repeatable is False:
             return effect.interrupted(intent.read_only)
         self.hosts[name] = effect.hosts
         return await make()
 
-    async def _begin(self, name: str, effect: Effect) -> None:
+    async def _commit_intent(self, name: str, effect: Effect) -> None:
         now = self._clock()
 
-        def begin(db: Db) -> None:
+        def write(db: Db) -> None:
             intents.begin(
                 db,
                 self.id,
@@ -221,15 +222,15 @@ class Journal:
             )
             record_call(db, self.id, name, effect.tool, effect.digest, "begun", self._billing, now)
 
-        await self._store.write(begin)
+        await self._store.write(write)
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
         self.concluded = msgspec.structs.replace(answer, calls=calls)
         return answer
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
-        """`kind` is `steer`: what was said into this turn. Drains are numbered, so that a replay gives each drain what
-        it gave the first time."""
+        """`kind` is `steer`: messages steered into this turn. Drains are numbered, so that a replay returns from each
+        drain what it returned the first time."""
         prefix = f"{kind}-{self._drains}-"
         self._drains += 1
         recorded = tuple(message for step, message in self._recorded.items() if step.startswith(prefix))
@@ -248,33 +249,34 @@ class Journal:
         found = await ready()
         if found is not None:
             return found
-        with self._away():
+        with self._waiting_for_person():
             while found is None:
-                await self._live.signalled(seen)
+                await self._live.wait_for_signal(seen)
                 seen = self._live.signals
                 found = await ready()
         return found
 
     def cut(self, model: str, usage: Usage) -> None:
-        self._live.use(usage)
+        self._live.add_usage(usage)
         self.cut_calls += ((model, usage),)
 
-    def bill_cut(self, db: Db, calls: Iterable[tuple[str, Usage]] | None = None) -> None:
-        """Writes down the calls that broke off, in the writer's transaction."""
+    def bill_cut_calls(self, db: Db, calls: Iterable[tuple[str, Usage]] | None = None) -> None:
+        """Records the calls that were cut off, in the writer's transaction."""
         for model, tokens in self.cut_calls if calls is None else calls:
             bill(db, self.id, model, tokens, self._billing, self._clock())
 
     def emit(self, event: Event) -> None:
-        self._live.tell(event)
+        self._live.emit(event)
 
     def _count(self, message: Message) -> None:
         if message.role == "assistant":
             self.steps += 1
             if message.usage is not None:
-                self._live.use(message.usage)
+                self._live.add_usage(message.usage)
 
     def _has_recorded_after(self) -> bool:
-        """Whether this drain stands before a step that is already recorded: then it gave nothing, and must again."""
+        """Whether this drain comes before a step that is already recorded. If so, it returned nothing then and must
+        again."""
         return f"model-{self._drains - 1}" in self._recorded
 
     async def _commit(self, name: str, message: Message, effect: Effect | None) -> None:
@@ -284,7 +286,7 @@ class Journal:
         def write(db: Db) -> MessageRow:
             if effect is not None:
                 self._record_result(db, name, message, effect, intents.clear(db, self.id, name), now)
-            self.bill_cut(db, cut)
+            self.bill_cut_calls(db, cut)
             return commit_row(db, self.id, self.session, name, message, self._billing, now)
 
         try:
@@ -295,11 +297,11 @@ class Journal:
         self.hosts.pop(name, None)
         self.emit(MessageAdded(seq=row.seq or 0, message=slim(message)))
 
-    def _record_result(self, db: Db, name: str, message: Message, effect: Effect, begun: bool, now: float) -> None:
+    def _record_result(self, db: Db, name: str, message: Message, effect: Effect, has_begun: bool, now: float) -> None:
         if message.interrupted:
             outcome = "interrupted"
         elif message.failed:
-            outcome = "failed" if begun else "denied"
+            outcome = "failed" if has_begun else "denied"
         else:
             outcome = "done"
         record_call(db, self.id, name, effect.tool, effect.digest, outcome, self._billing, now, effect.hosts)

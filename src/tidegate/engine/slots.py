@@ -1,11 +1,12 @@
-"""Places: which of the turns that have started may work now.
+"""Slots: which of the started turns may run now.
 
-Guarantee: at most `cap` turns are begun into places of their own. A turn that waits for a person has none, and takes
-one without waiting when it comes back. A turn that waits for tasks that it gave keeps its place for the first of them,
-and has it back from the last: so a tree of tasks always gets on, with a single place too, and no more than `cap` trees
-are under way, each at most as many turns high as tasks may be handed on; what more of a tree's turns want to run at
-once waits for a place as everybody does. The time of a turn does not count while it, or a task of its, waits for a
-person. Nothing is started here; whoever frees a place fills it.
+Guarantee: at most `cap` turns are started in slots of their own. A turn that waits for a person has no slot, and gets
+one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the first of them and
+gets it back from the last. So a task tree always makes progress, even with a single slot, and at most `cap` trees run
+at once, each at most as many turns high as the delegation depth allows. Further turns of the same task tree wait for a
+slot like any other turn. The time limit of a turn is suspended while the turn, or one of its tasks, waits for a person.
+
+Nothing is started here: the caller that frees a slot fills it.
 """
 
 from collections.abc import Iterator
@@ -19,60 +20,60 @@ class Slots:
         self._cap = cap
         self.taken = 0
         self.started = 0
-        """Turns that have begun and are not over."""
+        """Turns that have started and not ended."""
         self.asking = 0
         """Turns that wait for a person."""
         self.delegating = 0
-        """Turns that wait for tasks that they gave, and for nobody else."""
+        """Turns that wait only for their delegated tasks."""
 
     @property
     def running(self) -> int:
-        """Turns that have begun and wait for nobody."""
+        """Turns that have started and wait for nothing."""
         return self.started - self.asking - self.delegating
 
     @property
     def free(self) -> bool:
         return self.taken < self._cap
 
-    def open_to(self, parent: LiveTurn | None) -> bool:
-        """Whether a turn could begin, of one's own or on a task of that parent's."""
-        return self.free or (parent is not None and _is_kept(parent))
+    def is_free_for(self, parent: LiveTurn | None) -> bool:
+        """Whether a turn could start: on its own, or as a task of `parent`."""
+        return self.free or (parent is not None and _has_spare_slot(parent))
 
-    def begin(self, live: LiveTurn) -> None:
-        """The turn has a place from now on: its parent's, if that keeps one."""
+    def occupy(self, live: LiveTurn) -> None:
+        """Give the turn a slot: its parent's, if the parent keeps one for it."""
         self.started += 1
         self._count(live, 1)
-        live.placed = True
+        live.has_slot = True
         self.taken += 1
         self._balance(live.parent)
 
-    def end(self, live: LiveTurn) -> None:
-        """The turn is over, or was never begun. Its place is its parent's again, if that has no other."""
-        if live.started is not None:
+    def release(self, live: LiveTurn) -> None:
+        """The turn has ended, or never started. Its slot goes back to its parent if the parent has no other."""
+        if live.started_at is not None:
             self._count(live, -1)
             self.started -= 1
-        self._vacate(live)
+        self._free(live)
         if live.parent is not None:
             live.parent.children.pop(live.turn, None)
             self._balance(live.parent)
 
     @contextmanager
-    def asks(self, live: LiveTurn) -> Iterator[None]:
-        """A call of the turn waits for a person."""
-        halted = [*_up(live)]
-        for each in halted:
-            each.halt()
-        self._change(live, away=1)
+    def waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
+        """A tool call of the turn waits for a person."""
+        held = [*_with_parents(live)]
+        for each in held:
+            each.hold_timer()
+        self._change(live, questions=1)
         try:
             yield
         finally:
-            self._change(live, away=-1)
-            for each in halted:
-                each.go_on()
+            self._change(live, questions=-1)
+            for each in held:
+                each.resume_timer()
 
     @contextmanager
-    def delegates(self, live: LiveTurn) -> Iterator[None]:
-        """A call of the turn waits for a task that it gives."""
+    def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
+        """A tool call of the turn waits for a task that it delegates."""
         live.delegated = True
         self._change(live, tasks=1)
         try:
@@ -80,53 +81,53 @@ class Slots:
         finally:
             self._change(live, tasks=-1)
 
-    def _change(self, live: LiveTurn, *, away: int = 0, tasks: int = 0) -> None:
+    def _change(self, live: LiveTurn, *, questions: int = 0, tasks: int = 0) -> None:
         self._count(live, -1)
-        live.away += away
+        live.questions += questions
         live.tasks += tasks
         self._count(live, 1)
         self._balance(live)
 
     def _count(self, live: LiveTurn, by: int) -> None:
-        if live.away:
+        if live.questions:
             self.asking += by
         elif live.tasks:
             self.delegating += by
 
     def _balance(self, live: LiveTurn | None) -> None:
-        """The turn has a place if it works itself, or keeps one for its tasks; and so on upwards."""
+        """A turn has a slot if it runs itself or keeps one for its tasks. Applied to the turn and all its parents."""
         while live is not None:
-            if live.started is None or live.released or not _wants(live):
-                self._vacate(live)
-            elif not live.placed:
-                live.placed = True
+            if live.started_at is None or live.released or not _needs_slot(live):
+                self._free(live)
+            elif not live.has_slot:
+                live.has_slot = True
                 self.taken += 1
             live = live.parent
 
-    def _vacate(self, live: LiveTurn) -> None:
-        if live.placed:
-            live.placed = False
+    def _free(self, live: LiveTurn) -> None:
+        if live.has_slot:
+            live.has_slot = False
             self.taken -= 1
 
 
-def _up(live: LiveTurn | None) -> Iterator[LiveTurn]:
+def _with_parents(live: LiveTurn | None) -> Iterator[LiveTurn]:
     while live is not None:
         yield live
         live = live.parent
 
 
-def _is_kept(live: LiveTurn) -> bool:
-    """Whether it has a place that it does not use itself."""
-    return live.placed and live.waits
+def _has_spare_slot(live: LiveTurn) -> bool:
+    """Whether the turn has a slot that it does not use itself."""
+    return live.has_slot and live.is_waiting
 
 
-def _wants(live: LiveTurn) -> bool:
-    if not live.waits:
+def _needs_slot(live: LiveTurn) -> bool:
+    if not live.is_waiting:
         return True
-    # A call whose task has not begun, or is over and not heard of yet, is one that a place is needed for.
-    begun = sum(child.started is not None for child in live.children.values())
-    return live.tasks > begun and not any(map(_holds, live.children.values()))
+    # A slot is needed for a call whose task has not started, or has ended and not been reported yet.
+    started = sum(child.started_at is not None for child in live.children.values())
+    return live.tasks > started and not any(map(_tree_has_slot, live.children.values()))
 
 
-def _holds(live: LiveTurn) -> bool:
-    return live.placed or any(map(_holds, live.children.values()))
+def _tree_has_slot(live: LiveTurn) -> bool:
+    return live.has_slot or any(map(_tree_has_slot, live.children.values()))

@@ -1,8 +1,8 @@
-"""How a turn's failure is told: one mapping from the error tree to what is stored, replayed and answered.
+"""Turn failures: one mapping from the error tree to the failure that is stored, replayed and sent to clients.
 
-Guarantee: every error has a status, a type and a code of OpenAI's shape and one sentence without secrets. Errors of the
-store are told in words that a chat user can act on; what the store itself said is for the operator's log.
-Unforeseen errors become an incident whose id stands in that log.
+Guarantee: every error gets a status, a type and a code in OpenAI's format, and one sentence without secrets. Store
+errors are worded so that a chat user can act on them; the store's own message goes to the operator's log. Unexpected
+errors become an incident, whose id is in that log.
 """
 
 import errno
@@ -31,7 +31,7 @@ _MODEL_STATUS = {
     "context": 400,
     "content": 400,
 }
-"""By kind; any other kind is the model's own fault and answers 502."""
+"""HTTP status by kind of model failure. Any other kind is the model's fault and gives 502."""
 
 _OPENAI_CODES = {
     "rate": ("rate_limit_error", "rate_limit_exceeded"),
@@ -39,14 +39,14 @@ _OPENAI_CODES = {
     "context": ("invalid_request_error", "context_length_exceeded"),
     "content": ("invalid_request_error", "content_policy_violation"),
 }
-"""Type and code, where OpenAI has words for what its own service refuses: clients know them."""
+"""Type and code, where OpenAI defines them for refusals of its own service: clients know these."""
 
 FULL = "The gateway's disk is full, so nothing can be stored; free some space on it, then try again."
 BUSY = "The gateway has too much to do at the moment, so this was not done; try again in a moment."
 BROKEN = "The gateway could not read or store this; try again in a moment, or ask its operator, whose log says why."
 
 
-def describe(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
     match error:
         case ModelFailed(param=str()):
             return Failure(
@@ -102,7 +102,7 @@ def describe(error: BaseException) -> Failure:
             return Failure(message=error.message, code="misconfigured", status=500)
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             return Failure(
-                message="The gateway has no file descriptor left; try again soon.",
+                message="The gateway has no file descriptors left; try again soon.",
                 code="no_descriptors",
                 status=503,
                 retry=True,
@@ -110,13 +110,14 @@ def describe(error: BaseException) -> Failure:
         case _:
             incident = new_id("i")
             return Failure(
-                message=f"Something broke inside the gateway; its log says more under incident {incident}.",
+                message=f"An internal error occurred; the gateway's log has the details under incident {incident}.",
                 code="internal",
                 status=500,
             )
 
 
-def stopped(by: str, *, abandoned: bool = False) -> Failure:
-    """`abandoned`: only because nobody was there any more; whoever comes back is right to try again."""
+def stopped_failure(by: str, *, abandoned: bool = False) -> Failure:
+    """The failure of a stopped turn. `abandoned`: it was stopped only because its caller had left, so a retry is
+    reasonable."""
     message = f"The turn was stopped {by}."
     return Failure(message=message, type="turn_error", code="stopped", status=409, retry=abandoned, final=not abandoned)

@@ -1,9 +1,9 @@
-"""What a running turn tells: an append-only log that any number of readers follow from any point.
+"""The event log of a running turn: append-only, with any number of readers at any position.
 
-Guarantee: a reader that starts at the beginning, however late, gets everything that was said; a slow reader costs a
-cursor and never a queue, and delays nobody. Runs of small text pieces are folded together as the log grows (never
-across a reader's cursor), so that it holds about as many bytes as the answer, not as many objects as it had pieces.
-The log belongs to the turn and dies with it and its last reader.
+Guarantee: a reader that starts at the beginning, however late, gets every event. A slow reader costs a cursor, not a
+queue, and delays nobody. Runs of small text pieces are folded together as the log grows (never across a reader's
+cursor), so the log holds about as many bytes as the answer, not as many objects as there were pieces. The log belongs
+to the turn and is freed with the turn and its last reader.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from tidegate.values import (
 )
 
 FOLD_FROM = 512
-"""Events before the first folding: most answers never reach it, and below it folding would save nothing."""
+"""Events before the first fold. Most answers never reach this number, and folding fewer would save nothing."""
 
 EVENT_BYTES = 64
-"""Bytes of a piece of text beside the text: the value and its slot in the list."""
+"""Bytes of a text event besides its text: the value and its slot in the list."""
 
 MESSAGE_BYTES = 256
-"""Bytes of any other event beside its text: mostly those of a message and its small fields."""
+"""Bytes of any other event besides its text: mostly a message and its small fields."""
 
 
 class _Reader:
@@ -62,7 +62,7 @@ class TurnLog:
         self._wake()
 
     def close(self) -> None:
-        """Nothing more is said. Without an outcome as its last event, the turn goes on in another process."""
+        """End the log. If its last event is not an outcome, the turn continues in another process."""
         self.closed = True
         for end in self._ends:
             if not end.done():
@@ -70,7 +70,8 @@ class TurnLog:
         self._wake()
 
     async def read(self, start: int = 0) -> AsyncGenerator[list[Event], None]:
-        """Batches of what is new since `start` or the last batch; ends when the log is closed and read."""
+        """Yields batches of the events since `start` or since the last batch. Ends when the log is closed and fully
+        read."""
         reader = _Reader(start)
         self._readers.append(reader)
         try:
@@ -88,7 +89,7 @@ class TurnLog:
             self._readers.remove(reader)
 
     async def ended(self) -> None:
-        """Until the log is closed, without being woken by what it says."""
+        """Wait until the log is closed, without waking up for each event."""
         while not self.closed:
             end = asyncio.get_running_loop().create_future()
             self._ends.append(end)
@@ -99,16 +100,16 @@ class TurnLog:
 
     @property
     def readers(self) -> int:
-        """How many follow it or wait for its end now."""
+        """How many readers follow the log or wait for its end."""
         return len(self._readers) + len(self._ends)
 
     @property
     def weight(self) -> int:
-        """Bytes that it holds, counted when asked for: the turn pays nothing for it."""
+        """Bytes held by the log. Computed on request, so that the turn pays nothing for it."""
         return sum(map(_weigh, self.events))
 
     def draft(self) -> str:
-        """What is shown of the model answer that is being written: its text since the last reset or committed row."""
+        """The text shown so far of the model answer in progress, since the last reset or committed row."""
         pieces: list[str] = []
         for event in reversed(self.events):
             if isinstance(event, TextDelta):
@@ -118,7 +119,7 @@ class TurnLog:
         return "".join(reversed(pieces))
 
     def running_calls(self) -> frozenset[str]:
-        """The ids of the tool calls that were told to start and not to end."""
+        """The ids of the tool calls that have a start event and no end event."""
         running: set[str] = set()
         for event in self.events:
             if isinstance(event, ToolStarted):

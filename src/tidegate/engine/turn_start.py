@@ -1,7 +1,7 @@
-"""Taking a turn: it leaves the queue, and its messages enter the transcript.
+"""The start of a turn: it leaves the queue, and its messages enter the transcript.
 
-Guarantee: what `begin` gives is the turn, its session, its settings and its journal as they are in the transaction that
-takes it. A session with nothing else to do begins at once, in the transaction that accepts the message.
+Guarantee: `start` returns the turn, its session, its settings and its journal as they are in the transaction that takes
+the turn. If nothing else runs or waits in the session, the turn starts in the transaction that accepts its message.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,54 +28,55 @@ from tidegate.store import (
 from tidegate.values import Call, Frozen, Message, OnDisconnect
 
 NOTICE = f"{turns.INCOMING}notice"
-"""The step of what the agent is told besides what was said."""
+"""The step name of the gateway's notice to the agent, which follows the user's messages."""
 
 
 def is_incoming(row: MessageRow) -> bool:
-    """Whether the turn was begun with it."""
+    """Whether the row is one of the messages that the turn was started with."""
     return (row.step or "").startswith(turns.INCOMING)
 
 
 class TakenTurn(Frozen, frozen=True):
-    """A turn as its handler gets it: the rows as they were when it was taken."""
+    """A turn as its handler receives it: its rows at the moment it was taken."""
 
     turn: TurnRow
     session: SessionRow
     settings: tuple[SettingRow, ...]
     tools_changed: bool = False
-    """Whether the prefix was frozen anew with other caller tools."""
+    """Whether the frozen prefix was replaced because the caller tools have changed."""
 
 
 class StartedTurn(Frozen, frozen=True):
-    """A turn that may run: what it was begun with, by place, and what an earlier attempt left."""
+    """A turn that is ready to run: its incoming messages with their sequence numbers, and the rows of an earlier
+    attempt."""
 
     taken: TakenTurn
     incoming: tuple[tuple[int, Message], ...]
     recorded: tuple[MessageRow, ...] = ()
     intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
-    """Of the steps that began in an earlier attempt and left no row."""
+    """Intents of steps that began in an earlier attempt and left no row."""
 
 
-def begin(db: Db, turn: str, now: float) -> StartedTurn:
-    """Take a turn that waited, or one that an earlier process left."""
+def start(db: Db, turn: str, now: float) -> StartedTurn:
+    """Take a turn from the queue, or one that an earlier process left unfinished."""
     changed = _take_caller_tools(db, turn, now)
     row = turns.take(db, turn, now)
     session = sessions.get(db, row.session)
     if session is None:
         raise NotFound("This conversation was deleted; send the message to a new one.")
     recorded = messages.journal(db, turn)
-    held = tuple(settings.get_all(db, row.session, now))
+    current = tuple(settings.get_all(db, row.session, now))
     if all(is_incoming(each) and each.step != NOTICE for each in recorded):
-        recorded += _tell(db, session, turn, held, now)
+        recorded += _append_notice(db, session, turn, current, now)
     return StartedTurn(
-        taken=TakenTurn(turn=row, session=session, settings=held, tools_changed=changed),
+        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
         intents=intents.open_of(db, turn),
     )
 
 
-def begin_at_once(
+def accept_and_start(
     db: Db,
     session: SessionRow,
     *,
@@ -88,7 +89,8 @@ def begin_at_once(
     job: str = "",
     within: ParentTurn | None = None,
 ) -> StartedTurn:
-    """Accept and take in one, for a session in which nothing else waits or runs: its rows are written once."""
+    """Accept and take a turn in one transaction, for a session in which nothing else waits or runs. Its rows are
+    written only once."""
     before = session
     session = freeze_caller_tools(db, session, call)
     row = turns.insert(
@@ -104,55 +106,57 @@ def begin_at_once(
         within=within,
     )
     closed = _close_calls(db, before, incoming, now, turn)
-    placed = [
+    rows = [
         messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
         for number, message in enumerate(incoming)
     ]
-    held = tuple(settings.get_all(db, session.id, now))
-    placed += _tell(db, session, turn, held, now)
-    session = msgspec.structs.replace(session, version=session.version + len(placed) + closed, active=now)
+    current = tuple(settings.get_all(db, session.id, now))
+    rows += _append_notice(db, session, turn, current, now)
+    session = msgspec.structs.replace(session, version=session.version + len(rows) + closed, active=now)
     if closed:
-        placed = messages.journal(db, turn)
+        rows = messages.journal(db, turn)
     changed = session.caller_tools != before.caller_tools
     return StartedTurn(
-        taken=TakenTurn(turn=row, session=session, settings=held, tools_changed=changed),
-        incoming=tuple((each.seq or 0, each.message) for each in placed),
+        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
+        incoming=tuple((each.seq or 0, each.message) for each in rows),
     )
 
 
-def _tell(db: Db, session: SessionRow, turn: str, held: tuple[SettingRow, ...], now: float) -> list[MessageRow]:
-    """What happened meanwhile joins the turn as a message of its own, behind what was said."""
-    texts = [notices.take(db, session.id), settings.take_switches(db, session.id, held, now)]
+def _append_notice(
+    db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
+) -> list[MessageRow]:
+    """Commits notices, model settings and changed notes as one message of its own, after the user's messages."""
+    texts = [notices.take_switches(db, session.id), settings.take_switches(db, session.id, current, now)]
     if session.memory_seen:
         texts.append(notes.take_changes(db, session, turn, now))
     text = "\n".join(filter(None, texts))
     if not text:
         return []
-    told = Message(role="user", aside=text)
-    return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=told, now=now)]
+    notice = Message(role="user", aside=text)
+    return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=notice, now=now)]
 
 
 def peek(db: Db, turn: str) -> TakenTurn | None:
-    """The turn without taking it."""
+    """Read a turn without taking it."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
     return TakenTurn(turn=row, session=session, settings=()) if row is not None and session is not None else None
 
 
 def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
-    """Puts the caller tools of a turn that begins into its session's prefix, where these are not the ones in it. A call
-    without their definitions, such as one that is tried again, takes those of the session."""
-    given = call.caller_tools
+    """Puts the caller tools of a starting turn into the session's prefix, unless the prefix has them already. A call
+    without definitions, such as a retried one, uses the tools of the session."""
+    tools = call.caller_tools
     if call.tools_digest == session.caller_tools or session.prefix is None:
         return session
-    if given is not None and not given.definitions:
+    if tools is not None and not tools.definitions:
         return session
-    prefix = sessions.prefix(db, session.prefix).with_caller_tools(given)
+    prefix = sessions.prefix(db, session.prefix).with_caller_tools(tools)
     return sessions.set_caller_tools(db, session, prefix, call.tools_digest)
 
 
 def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
-    """The same for a turn that waited, with what its session's open calls are owed; whether the prefix changed."""
+    """Does the same for a queued turn and closes the session's open calls. Returns whether the prefix changed."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
     if row is None or session is None or row.state != "queued" or session.ended is not None:
@@ -166,12 +170,12 @@ def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
 def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: float, turn: str) -> int:
     if not session.caller_tools:
         return 0
-    given = frozenset(message.call_id for message in incoming if message.role == "tool")
-    return messages.close_calls(db, session.id, now, but=given, turn=turn)
+    answered = frozenset(message.call_id for message in incoming if message.role == "tool")
+    return messages.close_calls(db, session.id, now, but=answered, turn=turn)
 
 
 def _frozen(call: Call) -> Call:
-    """The call without the definitions of its tools: they are in the session's prefix."""
+    """The call without its tool definitions: those are in the session's prefix."""
     if call.caller_tools is None:
         return call
     return msgspec.structs.replace(call, caller_tools=msgspec.structs.replace(call.caller_tools, definitions=()))

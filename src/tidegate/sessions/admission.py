@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate.engine import StartedTurn, begin_at_once
+from tidegate.engine import StartedTurn, accept_and_start
 from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
 from tidegate.spool import UploadFolder
 from tidegate.store import Db, ParentTurn, ReceiptRow, SessionRow, messages, receipts, sessions, turns
@@ -90,7 +90,7 @@ def admit(
     _note_receipts(db, inbound, turn, tools, now)
     leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
-        begun = begin_at_once(
+        begun = accept_and_start(
             db,
             session,
             turn=turn,

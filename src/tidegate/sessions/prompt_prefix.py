@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidegate.agent import EXTRA, PROMPT, freeze
+from tidegate.agent import EXTRA, PROMPT, build_prefix
 from tidegate.config import AgentSettings, Config
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
@@ -82,7 +82,7 @@ class PromptPrefixes:
 
     def _make(self, agent: AgentSettings, parts: list[tuple[str, str]]) -> NewSession:
         tools = self._tools.resolve(agent.tools)
-        return NewSession(prefix=freeze(parts, tools), encoder=self._models.get(agent.model).wire.version)
+        return NewSession(prefix=build_prefix(parts, tools), encoder=self._models.get(agent.model).wire.version)
 
     def stats(self) -> CacheStats:
         return self._kept.stats()

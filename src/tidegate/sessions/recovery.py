@@ -6,7 +6,7 @@ limits.resumes is not resumed, so a turn that kills the gateway cannot do so for
 with the turn that delegated it.
 """
 
-from tidegate.engine import TASK_OF_NONE, stopped
+from tidegate.engine import PARENT_ENDED, stopped_failure
 from tidegate.log import Log
 from tidegate.sessions.components import Components
 from tidegate.store import Db, SessionRow, TurnRow, sessions, turns
@@ -26,7 +26,7 @@ async def recover(components: Components, *, older: float = 0.0) -> int:
         if engine.log(turn.id) is not None or (older and turn.accepted > components.clock() - older):
             continue
         if turn.within is not None and engine.log(turn.within) is None:
-            reason: Failure | None = stopped(TASK_OF_NONE)
+            reason: Failure | None = stopped_failure(PARENT_ENDED)
         else:
             reason = _refusal(turn, session, components.channels.of(turn.channel), components.config.limits.resumes)
         if reason is not None:
@@ -55,10 +55,10 @@ def _depth(turn: TurnRow) -> int:
 def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int) -> Failure | None:
     """The reason why the turn is not resumed; None if it is."""
     if session.ended is not None:
-        return stopped("because its session ended")
+        return stopped_failure("because its session ended")
     strategy = channel.strategy(turn, session)
     if strategy == "stop":
-        return stopped("because the gateway restarted and its caller had gone", abandoned=True)
+        return stopped_failure("because the gateway restarted and its caller had gone", abandoned=True)
     if strategy == "report":
         return _given_up(
             f"The gateway stopped while it worked on this, and messages of the channel {channel.name!r} are not "

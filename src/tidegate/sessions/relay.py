@@ -65,7 +65,7 @@ class TaskProgress:
 
     def end(self) -> None:
         """Nobody waits for what it has asked, unless it goes on in the next process and asks again."""
-        if not self._engine.resting:
+        if not self._engine.is_stopping:
             for id in self._asked:
                 self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
         self._asked.clear()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, HistoryCache, HistoryState, ModelSteps, SpendGuard, ToolRunner, run
+from tidegate.agent import Bounds, Conversation, HistoryCache, HistoryState, ModelStep, SpendGuard, ToolRunner, run
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, TakenTurn
@@ -139,7 +139,7 @@ class Runner:
         residency = TurnResident(self, taken, agent)
         # Nothing is awaited between this and the `try`, which releases the conversation.
         conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
-        model_steps = ModelSteps(
+        model_step = ModelStep(
             conversation, spend_guard, fall_back, TurnFitter(self.compaction, journal, taken), residency
         )
         setup = partial(self._tool_env.setup, journal, taken)
@@ -147,18 +147,18 @@ class Runner:
         goes_on = False
         try:
             await self._tell_drift(journal, taken, model)
-            await run(journal, model_steps, tool_runner, self.call(taken, agent), self._bounds)
+            await run(journal, model_step, tool_runner, self.call(taken, agent), self._bounds)
             await standing.answered()
         except (Parked, asyncio.CancelledError):
             goes_on = not journal.is_stopped  # if it continues its files are needed; else recovery removes them
             raise
         finally:
             if session.kind == "ephemeral":
-                await model_steps.conversation.release()
+                await model_step.conversation.release()
                 if not goes_on and (tool_runner.used or journal.is_resumed or _is_spooled(journal.incoming)):
                     await self._tool_env.leave_nothing(session.id)
 
-    def ended(self, session: str, outcome: Outcome, version: int) -> None:
+    def turn_ended(self, session: str, outcome: Outcome, version: int) -> None:
         record = self.presence.get(session)
         if outcome.state != "answered":
             self.presence.unload(session, reason="turn not answered")
@@ -225,7 +225,7 @@ class Runner:
     def _measure_requests(self) -> Iterator[tuple[str, Holding]]:
         """Requests that models are working on."""
         for owner, conversation in self._conversations():
-            if size := conversation.asked_bytes:
+            if size := conversation.request_bytes:
                 yield owner, Holding(1, size)
 
     def _measure_files(self) -> Iterator[tuple[str, Holding]]:
@@ -269,7 +269,7 @@ class Runner:
         """The same conversation up to the same point, after it was unloaded in mid-turn."""
         start = TurnSettings(mid_turn=True, era=unloaded.era)
         conversation = await self._conversation(taken, agent, unloaded.model, start)
-        conversation.cools = unloaded.cools
+        conversation.cooldown = unloaded.cooldown
         return conversation
 
     async def _resident(
@@ -324,7 +324,7 @@ class Runner:
         )
         if kept is not None:
             conversation.restore(*kept)
-        conversation.behind = past.inside
+        conversation.is_outdated = past.inside
         try:
             await conversation.history.settle()  # before it is weighed: a long history does not stay in memory
         except BaseException:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tidegate.agent import PROMPT, Conversation, part_of, weigh
 from tidegate.agent.context import View, WindowMarks
-from tidegate.agent.context.view import told
+from tidegate.agent.context.view import summary_message
 from tidegate.agent.conversation import weigh_media
 from tidegate.models import Model
 from tidegate.store import SettingRow
@@ -68,7 +68,7 @@ def window_usage(
     summaries."""
     sizes = _sizes(prefix, view)
     whole = sum(size for size, _ in sizes.values()) or 1
-    counted = held is not None and held.is_counted
+    counted = held is not None and held.has_token_count
     tokens = held.tokens if held is not None else model.token_estimate.tokens(whole)
     return WindowUsage(
         model=model.name,
@@ -97,7 +97,7 @@ def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
         sizes[name] = (len(text.encode(errors="replace")), int(bool(text)))
     tools = [len(tool.name) + len(tool.description) + len(bytes(tool.parameters)) for tool in prefix.offered]
     sizes["tools"] = (sum(tools), len(tools))
-    sizes["summaries"] = (sum(weigh(told(row)) for row in view.summaries), len(view.summaries))
+    sizes["summaries"] = (sum(weigh(summary_message(row)) for row in view.summaries), len(view.summaries))
     for part, size in _said(view.shown_rows()):
         bytes_, count = sizes[part]
         sizes[part] = (bytes_ + size, count + 1)

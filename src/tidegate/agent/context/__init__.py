@@ -1,42 +1,42 @@
-"""How a long conversation fits into its model's window: what is shown of it, where it may be cut, how it is summarised.
+"""How a long conversation fits its model's window: what is shown, where it may be cut, how it is summarised.
 
-Guarantee: everything here is a pure function of the rows that it is given: the same rows are shown by the same messages
-before and after a restart. Who reads and writes the rows, and asks a model, is `turns/compaction/compaction.py`.
+Guarantee: everything here is a pure function of the rows it is given, so the same rows are shown as the same messages
+before and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the model.
 """
 
-from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit, tail_from, window_marks
-from tidegate.agent.context.elision import elided
-from tidegate.agent.context.rule_summary import cut_messages, cut_summaries
-from tidegate.agent.context.summary_prompt import (
+from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit_start, tail_start, window_marks
+from tidegate.agent.context.summaries import (
     INSTRUCTIONS,
-    NO_SMALLER,
+    SAVES_TOO_LITTLE,
     TOO_LONG,
-    Material,
-    given_bytes,
-    groups,
-    of_messages,
-    of_summaries,
+    SummaryRequest,
+    outline_messages,
+    outline_summaries,
     read_summary,
+    request_bytes_of,
+    request_for_messages,
+    request_for_summaries,
+    summary_groups,
 )
-from tidegate.agent.context.view import View
+from tidegate.agent.context.view import View, elide
 
 __all__ = [
     "INSTRUCTIONS",
-    "NO_SMALLER",
+    "SAVES_TOO_LITTLE",
     "TOO_LONG",
-    "Material",
+    "SummaryRequest",
     "View",
     "WindowMarks",
     "chunks",
-    "cut_messages",
-    "cut_summaries",
-    "elided",
-    "given_bytes",
-    "groups",
-    "last_unit",
-    "of_messages",
-    "of_summaries",
+    "elide",
+    "last_unit_start",
+    "outline_messages",
+    "outline_summaries",
     "read_summary",
-    "tail_from",
+    "request_bytes_of",
+    "request_for_messages",
+    "request_for_summaries",
+    "summary_groups",
+    "tail_start",
     "window_marks",
 ]

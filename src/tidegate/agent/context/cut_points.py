@@ -1,8 +1,8 @@
-"""Where a long conversation is cut, and how much of it stays.
+"""Cut points: where a long conversation may be cut, and how much of it stays.
 
-Guarantee: pure. A cut falls only where every call that was made has its result, so that none is torn from it; what is
-kept is the newest, at least the last thing that was said with all that belongs to it. Sizes are bytes of text, as the
-conversation estimates them; the marks are tokens.
+Guarantee: pure. A cut falls only where every call has its result, so no call is separated from its result. The newest
+messages are kept: at least the last unit that cannot be cut. Sizes are bytes of text, as estimated by the conversation;
+the marks are tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from tidegate.models import Facts
 from tidegate.values import Frozen, Message
 
 MOST_ANSWER = 2
-"""An answer is given no more than one part in so many of the window, whatever the model may say at most."""
+"""An answer is reserved at most one part in this many of the window, whatever the model's output limit."""
 
 Rows = Sequence[tuple[int, Message]]
 """Messages with their places."""
@@ -22,8 +22,8 @@ Weigh = Callable[[Message], int]
 
 
 class WindowMarks(Frozen, frozen=True):
-    """In tokens: from `soft` on a summary is prepared, above `hard` it must be smaller before the model is asked; the
-    newest messages within `keep` stay as they are."""
+    """Sizes in tokens. From `soft` on, a summary is prepared; above `hard`, the conversation must shrink before the
+    model is asked; the newest messages within `keep` stay as they are."""
 
     soft: int
     hard: int
@@ -31,7 +31,7 @@ class WindowMarks(Frozen, frozen=True):
     window: int
 
     def within(self, most: int) -> "WindowMarks":
-        """The same in proportion, if no more than `most` tokens are taken."""
+        """The same marks, scaled down so that a request takes at most `most` tokens."""
         if most >= self.hard:
             return self
         share = most / self.hard
@@ -40,7 +40,7 @@ class WindowMarks(Frozen, frozen=True):
         )
 
     def beside(self, fixed: int) -> "WindowMarks":
-        """The same where so many tokens are prompt and tools: what may be said shares the rest."""
+        """The same marks if prompt and tools take `fixed` tokens: the messages share the rest."""
         share = max(0.0, self.hard - fixed) / max(1, self.hard)
         return WindowMarks(
             soft=self.soft, hard=self.hard, keep=int(self.keep * share), window=max(1, int(self.window * share))
@@ -48,7 +48,8 @@ class WindowMarks(Frozen, frozen=True):
 
 
 def window_marks(facts: Facts, settings: ContextSettings) -> WindowMarks:
-    """The window holds the answer too: what is left for the request may be less than the settings' shares of it."""
+    """The marks for a model. The window also holds the answer, so less may be left for the request than the settings
+    allow."""
     window = facts.window
     room = window - min(facts.output, window // MOST_ANSWER)
     hard = min(int(settings.hard * window), room)
@@ -61,25 +62,24 @@ def window_marks(facts: Facts, settings: ContextSettings) -> WindowMarks:
 
 
 def boundaries(rows: Rows) -> Iterator[int]:
-    """Numbers of rows before which a cut may fall, in rising order; 0 is one."""
-    owed: set[str] = set()
+    """Indexes of rows before which a cut is allowed, ascending; 0 is always one."""
+    open_calls: set[str] = set()
     for number, (_, message) in enumerate(rows):
         if message.role == "tool":
-            owed.discard(message.call_id)
+            open_calls.discard(message.call_id)
             continue
-        if not owed:
+        if not open_calls:
             yield number
-        owed |= {call.id for call in message.calls}
+        open_calls |= {call.id for call in message.calls}
 
 
-def last_unit(rows: Rows) -> int:
-    """Where the last thing begins that cannot be cut."""
+def last_unit_start(rows: Rows) -> int:
+    """Index of the first row of the last unit that cannot be cut."""
     return max(boundaries(rows), default=0)
 
 
-def tail_from(rows: Rows, keep: int, weigh: Weigh) -> int:
-    """The number of the first row that stays: as many of the newest as weigh no more than `keep`, and at least the last
-    unit."""
+def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
+    """Index of the first row that stays: as many of the newest rows as fit into `keep`, and at least the last unit."""
     weight = 0
     sizes = [weigh(message) for _, message in rows]
     cuts = list(boundaries(rows))
@@ -95,7 +95,8 @@ def tail_from(rows: Rows, keep: int, weigh: Weigh) -> int:
 
 
 def chunks(rows: Rows, most: int, weigh: Weigh) -> list[Rows]:
-    """The rows in pieces of at most `most`, cut where they may be; a unit that is larger by itself is a piece."""
+    """Splits the rows into chunks of at most `most`, at allowed cut points. A single unit larger than that is a chunk
+    of its own."""
     cuts = [*boundaries(rows), len(rows)]
     found: list[Rows] = []
     begin = end = 0

@@ -1,8 +1,12 @@
-"""What a model is shown of a conversation: summaries of what is old, and the messages behind them.
+"""The view of a conversation that a model is shown: summaries of old messages, then the messages after them.
 
-Guarantee: a view is a value, made from rows; `messages` is a pure function of it. A summary is told by the gateway, in
-a message of its own, and what it says is quoted line by line: words that somebody put into the conversation, and that
-a summary may repeat, never stand where the gateway's own do.
+Guarantee: a view is a value made from rows, and `messages` is a pure function of it. A summary is a message of its own
+from the gateway, and its text is quoted line by line: words that a participant put into the conversation, and that a
+summary may repeat, never appear as the gateway's own.
+
+Elisions shorten single messages: long results, long texts, pictures and sounds. The beginning and the end of a text
+stay; between them is a note of how much is left out and of which message, so nothing is cut silently and the rest can
+be looked up. A message that is short enough stays the same object. Calls keep their ids and stay valid JSON.
 """
 
 import hashlib
@@ -10,18 +14,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.agent.context.elision import elided
 from tidegate.agent.tool_pairs import in_call_order
 from tidegate.store import ElisionRow, SummaryRow
-from tidegate.values import Frozen, Message
+from tidegate.values import Frozen, Message, ToolCall
 
 QUOTE = "> "
-"""Before each line of a summary."""
+"""Starts each line of a summary."""
+
+TAIL_SHARE = 4
+"""One part in this many of an excerpt is the end of the text: most texts say first what they are."""
 
 
 class View(Frozen, frozen=True):
-    """`rows` are the messages behind the last of the `summaries`, with their places, in the order of these. `inside`
-    says that a part of the turn whose rows were left out is summarised or elided itself."""
+    """`rows` are the messages after the last of the `summaries`, with their places, in order. `inside` means that part
+    of the current turn, whose rows are not included, is itself summarised or elided."""
 
     rows: tuple[tuple[int, Message], ...] = ()
     summaries: tuple[SummaryRow, ...] = ()
@@ -35,23 +41,23 @@ class View(Frozen, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Tells views apart by what is summarised and elided in them; empty when nothing is."""
+        """Identifies what is summarised and elided in this view; empty if nothing is."""
         if not self.summaries and not self.elisions:
             return ""
         named = [[row.number for row in self.summaries], [msgspec.structs.astuple(row) for row in self.elisions]]
         return hashlib.blake2b(msgspec.json.encode(named), digest_size=4).hexdigest()
 
     def messages(self) -> list[Message]:
-        """In the order in which a model reads them."""
-        return [*map(told, self.summaries), *in_call_order(self.shown_rows())]
+        """The messages in the order in which a model reads them."""
+        return [*map(summary_message, self.summaries), *in_call_order(self.shown_rows())]
 
     def shown_rows(self) -> list[Message]:
         if not self.elisions:
             return [message for _, message in self.rows]
-        return [elided(place, message, self.elisions) for place, message in self.rows]
+        return [elide(place, message, self.elisions) for place, message in self.rows]
 
     def with_summaries(self, added: Sequence[SummaryRow]) -> "View":
-        """As it would be with these applied."""
+        """The view with these summaries applied."""
         rows = {(row.number, row.level, row.first): row for row in (*self.summaries, *added)}.values()
         covers = [row for row in rows if row.level > 0]
         kept = (
@@ -67,7 +73,7 @@ class View(Frozen, frozen=True):
         )
 
     def with_elision(self, elision: ElisionRow) -> "View":
-        """As the store would give it with this one."""
+        """The view with this elision, as the store would return it."""
         others = (row for row in self.elisions if _same_place(row) != _same_place(elision))
         return msgspec.structs.replace(self, elisions=tuple(sorted((*others, elision), key=_same_place)))
 
@@ -76,8 +82,8 @@ def _same_place(row: ElisionRow) -> tuple[int, int, str]:
     return row.last, row.first, row.kind
 
 
-def told(summary: SummaryRow) -> Message:
-    """A summary as it stands in a request."""
+def summary_message(summary: SummaryRow) -> Message:
+    """A summary as a message of a request."""
     who = "A list of" if summary.how == "cut" else "A summary of"
     head = (
         f"Summary {summary.number}. {who} messages {summary.first} to {summary.last} of this conversation, which are "
@@ -86,3 +92,55 @@ def told(summary: SummaryRow) -> Message:
     )
     lines = "\n".join(QUOTE + line for line in summary.text.splitlines())
     return Message(role="user", aside=f"{head}\n{lines}")
+
+
+def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Message:
+    """The message at that place, with these elisions applied. Of several, the shortest excerpt is shown."""
+    here = [row for row in elisions if row.first <= place <= row.last]
+    if any(row.kind == "media" for row in here):
+        message = _without_media(message)
+    of_calls = [row.characters for row in here if row.kind != "media"]
+    of_text = [
+        row.characters for row in here if row.kind == "text" or (row.kind == "payload" and message.role == "tool")
+    ]
+    if of_text:
+        message = _shortened(place, message, min(of_text))
+    if of_calls and any(len(call.arguments) > min(of_calls) for call in message.calls):
+        calls = tuple(_short_call(call, min(of_calls)) for call in message.calls)
+        message = msgspec.structs.replace(message, calls=calls)
+    return message
+
+
+def excerpt(place: int, text: str, characters: int) -> str:
+    """The beginning and the end of a text, with a note of what is left out."""
+    last = characters // TAIL_SHARE
+    first = characters - last
+    left_out = f"[… {len(text) - characters:,} characters of message {place} are left out here; they are kept …]"
+    return f"{text[:first]}\n{left_out}\n{text[len(text) - last :] if last else ''}"
+
+
+def _shortened(place: int, message: Message, characters: int) -> Message:
+    if len(message.text) <= characters and len(message.aside) <= characters:
+        return message
+    text, aside = (
+        excerpt(place, part, characters) if len(part) > characters else part for part in (message.text, message.aside)
+    )
+    return msgspec.structs.replace(message, text=text, aside=aside)
+
+
+def _short_call(call: ToolCall, characters: int) -> ToolCall:
+    if len(call.arguments) <= characters:
+        return call
+    left_out = f"{len(call.arguments):,} characters of arguments are left out here; they are kept"
+    return msgspec.structs.replace(call, arguments=msgspec.json.encode({"left_out": left_out}).decode())
+
+
+def _without_media(message: Message) -> Message:
+    if not message.media:
+        return message
+    words = "\n".join(f"{media.words[:-1]}, left out here]" for media in message.media)
+    if message.role == "tool":
+        text, aside = "\n".join(filter(None, (message.text, words))), message.aside
+    else:
+        text, aside = message.text, "\n".join(filter(None, (message.aside, words)))
+    return msgspec.structs.replace(message, text=text, aside=aside, media=())

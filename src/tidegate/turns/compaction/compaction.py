@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from tidegate.agent import Conversation, Remedy, SideCall
-from tidegate.agent.context import NO_SMALLER, View, WindowMarks, window_marks
+from tidegate.agent.context import SAVES_TOO_LITTLE, View, WindowMarks, window_marks
 from tidegate.config import ContextSettings
 from tidegate.engine import Journal, TakenTurn
 from tidegate.errors import ModelFailed, TidegateError
@@ -117,12 +117,12 @@ class TurnFitter:
 
     def is_due(self, conversation: Conversation) -> bool:
         soft = self._house.marks(conversation.model).soft
-        return conversation.behind or self._wanted or conversation.tokens > soft
+        return conversation.is_outdated or self._wanted or conversation.tokens > soft
 
     async def fit(self, conversation: Conversation) -> None:
-        if conversation.behind:
+        if conversation.is_outdated:
             view = await self._house.view(self._taken)
-            conversation.recast(view.messages(), view.mark)
+            conversation.rebuild(view.messages(), view.mark)
         marks = self._house.marks(conversation.model)
         tokens = conversation.tokens
         if self._is_callers:
@@ -131,13 +131,13 @@ class TurnFitter:
             return
         if self._wanted:
             self._wanted = False
-            self._cools = conversation.cools = None
+            self._cools = conversation.cooldown = None
             await self._house.store.write(settings.clear, self._taken.session.id, WANTED)
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.soft and self._may_prepare(conversation):
-            conversation.preparing = self._house.scope.start(self._prepare, conversation, name="summary beside a turn")
+            conversation.summary_task = self._house.scope.start(self._prepare, conversation, name="summary beside a turn")
 
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
         if remedy == "thoughts":
@@ -165,7 +165,7 @@ class TurnFitter:
         log.warning("a model refuses its earlier reasoning; the turn continues without it", model=name)
         self._journal.emit(Notice(text=WITHOUT_THOUGHTS.format(model=name)))
         view = await self._house.view(self._taken)
-        conversation.begin_anew(view.messages())
+        conversation.drop_carried(view.messages())
         if session.kind != "ephemeral":
             now = self._house.clock()
             await self._house.store.write(settings.put, session.id, ERA, conversation.era, "refused", now, None)
@@ -193,11 +193,11 @@ class TurnFitter:
     def _may_prepare(self, conversation: Conversation) -> bool:
         """A one-shot call is over before its summary would be needed."""
         kept = self._taken.session.kind != "ephemeral"
-        return kept and conversation.preparing is None and not self._why_not(conversation)
+        return kept and conversation.summary_task is None and not self._why_not(conversation)
 
     def _why_not(self, conversation: Conversation) -> str:
         """The reason why no model is asked for a summary now; empty if one may be."""
-        until, why = conversation.cools or self._cools or (0.0, "")
+        until, why = conversation.cooldown or self._cools or (0.0, "")
         return why if self._house.clock() < until else ""
 
     async def _prepare(self, conversation: Conversation) -> None:
@@ -224,7 +224,7 @@ class TurnFitter:
         log.warning("a summary was useless", session=self._taken.session.id, why=why)
         now = self._house.clock()
         until = now + self._house.settings.cooldown
-        conversation.cools = (until, why)
+        conversation.cooldown = (until, why)
         if until > now and self._taken.session.kind != "ephemeral":
             await self._house.store.write(settings.put, self._taken.session.id, COOLDOWN, why, "compaction", now, until)
 
@@ -245,7 +245,7 @@ class TurnFitter:
         if work.lists_too_much(1 if why else UNCONDENSED):
             await self._take(work, cut(work, 0)._replace(last_resort=True))
         if work.view is not view:
-            conversation.recast(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
+            conversation.rebuild(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
         if not work.fits:
             raise self._too_small(conversation)
         self._tell(view, work, why)
@@ -254,7 +254,7 @@ class TurnFitter:
 
     async def _await_prepared(self, conversation: Conversation) -> None:
         """Wait for summaries that are being written beside the turn, rather than writing them twice."""
-        task, conversation.preparing = conversation.preparing, None
+        task, conversation.summary_task = conversation.summary_task, None
         if task is None:
             return
         with anyio.move_on_after(2 * self._house.settings.summary_seconds):
@@ -271,7 +271,7 @@ class TurnFitter:
                 return why
             if not work.could_save:
                 return "too few of its messages are old"
-            side_call = SideCall(session, tell=self._journal.emit, used=self._journal.usage)
+            side_call = SideCall(session, emit=self._journal.emit, usage=self._journal.usage)
             try:
                 rows = await self._write(conversation, work, side_call)
             except NoSummary as useless:
@@ -279,11 +279,11 @@ class TurnFitter:
                 return str(useless)
             finally:
                 for _, used in side_call.calls:
-                    self._journal.pay(used)
+                    self._journal.add_usage(used)
         if not work.is_worth(rows):
             await house.store.write(summaries.drop_prepared, session)
-            await self._cool(conversation, NO_SMALLER)
-            return NO_SMALLER
+            await self._cool(conversation, SAVES_TOO_LITTLE)
+            return SAVES_TOO_LITTLE
         await house.store.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
         work.view = await house.view(self._taken)
         house.counts["summary"] += 1
@@ -319,7 +319,7 @@ class TurnFitter:
         elision = ElisionRow(view.covered + 1, last, "media", 0)
         await self._house.store.write(summaries.elide, self._taken.session.id, elision, self._house.clock())
         view = await self._house.view(self._taken)
-        conversation.recast(view.messages(), view.mark)
+        conversation.rebuild(view.messages(), view.mark)
         self._house.counts["media"] += 1
         which = f"{'older' if len(shown) > 1 else 'the'} pictures, sounds and documents are"
         why = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tidegate.agent import Conversation, weigh
-from tidegate.agent.context import View, WindowMarks, cut_messages, cut_summaries, last_unit, tail_from
+from tidegate.agent.context import View, WindowMarks, last_unit_start, outline_messages, outline_summaries, tail_start
 from tidegate.store import Db, ElisionKind, ElisionRow, SummaryRow, summaries
 from tidegate.turns.compaction.summarizer import SUMMARIES_SHARE, length_of
 
@@ -83,7 +83,7 @@ class RequestSize:
     @property
     def old(self) -> int:
         """The number of messages that could be summarised."""
-        return tail_from(self.view.rows, int(self.marks.keep / self.rate), weigh)
+        return tail_start(self.view.rows, int(self.marks.keep / self.rate), weigh)
 
 
 class ReductionStage(NamedTuple):
@@ -100,11 +100,11 @@ def stages(work: RequestSize) -> Iterator[ReductionStage]:
     if work.old:
         yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
         yield cut(work, work.old)
-    if last := last_unit(work.view.rows):
+    if last := last_unit_start(work.view.rows):
         yield cut(work, last)
     if work.old:
         yield cut(work, work.old)._replace(last_resort=True)
-    if last := last_unit(work.view.rows):
+    if last := last_unit_start(work.view.rows):
         yield cut(work, last)._replace(last_resort=True)
     if work.view.rows:
         place = work.view.rows[-1][0]
@@ -123,11 +123,11 @@ def cut(work: RequestSize, rows: int) -> ReductionStage:
     view, size = work.view, int(length_of(work.marks.window) / work.rate)
     if rows:
         first, last, level = view.covered + 1, view.rows[rows - 1][0], 0
-        text = cut_messages(view.rows[:rows], size)
+        text = outline_messages(view.rows[:rows], size)
     else:
         first, last = view.summaries[0].first, view.covered
         level = max(row.level for row in view.summaries) + 1
-        text = cut_summaries(view.summaries, size)
+        text = outline_summaries(view.summaries, size)
     row = SummaryRow(0, level, first, last, None, "applied", "cut", "", 0.0, text)
     return ReductionStage(view.with_summaries([row]), cut=row)
 

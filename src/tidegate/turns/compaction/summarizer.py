@@ -13,19 +13,19 @@ import anyio
 from tidegate.agent import SideCall, SpendGuard, run_side_call, weigh
 from tidegate.agent.context import (
     INSTRUCTIONS,
-    NO_SMALLER,
+    SAVES_TOO_LITTLE,
     TOO_LONG,
-    Material,
+    SummaryRequest,
     View,
     WindowMarks,
     chunks,
-    cut_messages,
-    given_bytes,
-    groups,
-    of_messages,
-    of_summaries,
+    outline_messages,
     read_summary,
-    tail_from,
+    request_bytes_of,
+    request_for_messages,
+    request_for_summaries,
+    summary_groups,
+    tail_start,
 )
 from tidegate.config import ContextSettings
 from tidegate.engine import TakenTurn
@@ -57,7 +57,7 @@ model."""
 THOUGHTS_TOKENS = 4096
 """Additional tokens for the answer of a model that reasons before it writes."""
 
-Give = Callable[[int, bool], Material]
+Give = Callable[[int, bool], SummaryRequest]
 """Makes the request for a summary from its length in tokens, and whether it must be terser than the last one."""
 
 
@@ -85,7 +85,7 @@ class Summarizer:
         self, side_call: SideCall, taken: TakenTurn, view: View, model: Model, marks: WindowMarks, rate: float
     ) -> list[SummaryRow]:
         """Summarise all but the newest messages of the view. `rate` is the number of tokens per byte."""
-        span = view.rows[: tail_from(view.rows, int(marks.keep / rate), weigh)]
+        span = view.rows[: tail_start(view.rows, int(marks.keep / rate), weigh)]
         if not span:
             raise NoSummary("all of its messages are recent")
         writer = self._models.get(self._settings.model) if self._settings.model else model
@@ -107,16 +107,16 @@ class Summarizer:
 
 async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
     """Summaries of messages, each of as many as the model can take at once."""
-    pieces = chunks(span, pen.room, given_bytes)
+    pieces = chunks(span, pen.room, request_bytes_of)
     drafts: list[SummaryRow] = []
     first = covered + 1
     if len(pieces) > MOST_PIECES:
         listed = [row for piece in pieces[:-MOST_PIECES] for row in piece]
-        drafts.append(_draft(0, first, listed[-1][0], "cut", "", cut_messages(listed, pen.size)))
+        drafts.append(_draft(0, first, listed[-1][0], "cut", "", outline_messages(listed, pen.size)))
         first = listed[-1][0] + 1
     for piece in pieces[-MOST_PIECES:]:
         text, how = await pen.write(
-            lambda tokens, terse, piece=piece: of_messages(piece, tokens, terse=terse),  # type: ignore[misc]
+            lambda tokens, terse, piece=piece: request_for_messages(piece, tokens, terse=terse),  # type: ignore[misc]
             sum(weigh(message) for _, message in piece),
         )
         drafts.append(_draft(0, first, piece[-1][0], how, pen.model.provider_model, text))
@@ -128,10 +128,10 @@ async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow
     """Summaries of summaries, each of as many as the model can take at once. If one cannot be written, the summaries
     that it would replace stay."""
     drafts: list[SummaryRow] = []
-    for group in groups(rows, pen.room):
+    for group in summary_groups(rows, pen.room):
         try:
             text, how = await pen.write(
-                lambda tokens, terse, group=group: of_summaries(group, tokens, terse=terse),  # type: ignore[misc]
+                lambda tokens, terse, group=group: request_for_summaries(group, tokens, terse=terse),  # type: ignore[misc]
                 sum(len(row.text) for row in group),
             )
         except NoSummary as useless:
@@ -171,14 +171,14 @@ class _Pen:
         text, why = await self._ask(give(self._tokens, False), size, whole=True)
         if text:
             return text, "model"
-        if why not in (TOO_LONG, NO_SMALLER):
+        if why not in (TOO_LONG, SAVES_TOO_LITTLE):
             raise NoSummary(why)
         text, why = await self._ask(give(self._tokens // 2, True), size, whole=False)
         if not text:
             raise NoSummary(why)
         return text, "terse"
 
-    async def _ask(self, material: Material, size: int, *, whole: bool) -> tuple[str, str]:
+    async def _ask(self, material: SummaryRequest, size: int, *, whole: bool) -> tuple[str, str]:
         facts = self.model.facts
         most = 2 * material.tokens + (THOUGHTS_TOKENS if facts.thinking != "none" else 0)
         call = Call(max_tokens=min(most, facts.output), reasoning="off")
@@ -191,9 +191,9 @@ class _Pen:
             raise NoSummary(f"the model failed: {failure.brief}") from failure
         except BudgetSpent as spent:
             raise NoSummary(spent.message) from spent
-        text, why = read_summary(answer, material, whole=whole)
+        text, why = read_summary(answer, material, complete=whole)
         if text and len(text.encode(errors="replace")) > (1 - self._settings.least) * size:
-            return "", NO_SMALLER
+            return "", SAVES_TOO_LITTLE
         return text, why
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.engine import describe
+from tidegate.engine import failure_of
 from tidegate.errors import Busy, Refused, StoreFailed
 from tidegate.log import Log
 from tidegate.values import Failure
@@ -63,7 +63,7 @@ class ErrorResponses:
             retry_after = error.retry_after if isinstance(error, Busy) else None
             kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
             return self._answer(error.status, error.message, kind, error.param, error.code, retry_after)
-        failure = describe(error)
+        failure = failure_of(error)
         if failure.code == "internal":
             log.exception("a request broke", told=failure.message, exc_info=error)
         elif isinstance(error, StoreFailed):

@@ -13,7 +13,7 @@ from tidegate.store import sessions, turns
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_frees_its_place(
+async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_leaves_the_queue(
     home: Path, model: ScriptedModel
 ) -> None:
     """L21, B7: whoever waits for it is told, the queue is shorter by one, and the others keep their order."""
@@ -37,9 +37,7 @@ async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_frees_its_place(
         assert house.components.engine.stats().waiting == 0
 
 
-async def test_a_one_shot_call_whose_caller_left_while_it_waited_is_never_worked(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_a_one_shot_call_whose_caller_left_while_it_waited_never_runs(home: Path, model: ScriptedModel) -> None:
     """H16, V18, L29: it leaves nothing behind, and no model is asked."""
     async with core(home, "[limits]\nturns = 1", model=model) as house:
         running = await house.accept("[hold gate] one")
@@ -58,9 +56,7 @@ async def test_a_one_shot_call_whose_caller_left_while_it_waited_is_never_worked
         assert house.service.census()["present"] == 2
 
 
-async def test_a_one_shot_call_that_only_waited_when_the_gateway_died_is_never_worked(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_a_one_shot_call_that_waited_when_the_gateway_died_never_runs(home: Path, model: ScriptedModel) -> None:
     """S18, V18: nobody waits for it any more; nothing of it stays, and nothing comes of it later."""
     async with core(home, "[limits]\nturns = 1", model=model, drain=None) as house:
         await house.accept("[hold gate] one")
@@ -92,7 +88,7 @@ async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
         assert (await house.say("three", name="other")).session == waiting.session
 
 
-async def test_whoever_is_told_that_a_waiting_turn_was_stopped_finds_its_session_gone_from_memory(
+async def test_when_the_stop_of_a_waiting_turn_is_reported_its_session_is_gone_from_memory(
     home: Path, model: ScriptedModel
 ) -> None:
     """B7, F5: in the same round of the loop, not some rounds later."""

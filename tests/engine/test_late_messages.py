@@ -93,7 +93,7 @@ async def check(house: Core, running: Acceptance, queued: list[Acceptance]) -> N
 
 
 @pytest.mark.parametrize("way", [_new, _end, _delete])
-async def test_what_an_end_leaves_unanswered_is_shown_wherever_its_sender_looks(
+async def test_messages_left_unanswered_by_an_end_are_shown_everywhere(
     home: Path, model: ScriptedModel, way: Callable[[Core, str], Awaitable[None]]
 ) -> None:
     """S14, V05, V19, B3: in the turn whose id the sender got, in the transcript, in an export, on the streams, now and
@@ -125,7 +125,7 @@ async def test_what_an_end_leaves_unanswered_is_shown_wherever_its_sender_looks(
             await check(house, running, queued)
 
 
-async def test_what_waited_without_a_running_turn_is_shown_too(home: Path, model: ScriptedModel) -> None:
+async def test_unanswered_messages_of_an_idle_session_are_shown(home: Path, model: ScriptedModel) -> None:
     """S14, V05: nothing ran in the session; its end places what waited at once."""
     async with core(home, "[limits]\nturns = 1", model=model) as house:
         running = await house.accept("[hold gate]", name="other")
@@ -140,7 +140,7 @@ async def test_what_waited_without_a_running_turn_is_shown_too(home: Path, model
         await house.answered(running.turn)
 
 
-async def test_a_crash_between_the_end_and_its_turn_keeps_what_was_said(home: Path, model: ScriptedModel) -> None:
+async def test_a_crash_between_the_end_and_its_turn_keeps_the_messages(home: Path, model: ScriptedModel) -> None:
     """S14, F4, V05: the next start settles the turn, and then the messages stand behind it."""
     held = Held()
     async with core(home, drain=None, **held.options(model)) as house:
@@ -152,7 +152,7 @@ async def test_a_crash_between_the_end_and_its_turn_keeps_what_was_said(home: Pa
         await check(house, running, queued)
 
 
-async def test_a_turn_that_answers_although_its_session_ended_leaves_what_it_did_not_read(
+async def test_a_turn_that_answers_after_its_session_ended_leaves_unread_messages_unanswered(
     home: Path, model: ScriptedModel
 ) -> None:
     """S02, S14, B7: the turn is settled with its answer; the steered message stands behind that."""
@@ -175,7 +175,7 @@ async def test_a_turn_that_answers_although_its_session_ended_leaves_what_it_did
         assert house.service.census()["turns_running"] == 0
 
 
-async def test_a_conversation_that_begins_with_such_a_transcript_is_legal_and_its_model_knows(
+async def test_a_transcript_with_unanswered_messages_can_be_resumed_and_the_model_reads_them(
     home: Path, model: ScriptedModel
 ) -> None:
     """S14, V16, P02: /resume of the ended session; the provider accepts every request, and the model reads what was
@@ -208,7 +208,7 @@ async def _time_over(house: Core, accepted: Acceptance, held: Held) -> None:
 
 
 @pytest.mark.parametrize("way", [_stop, _interrupt, _time_over])
-async def test_in_a_session_that_goes_on_the_next_turn_answers_and_the_first_says_which(
+async def test_in_a_live_session_the_next_turn_answers_late_messages_and_the_first_names_it(
     home: Path, model: ScriptedModel, way: Callable[[Core, Acceptance, Held], Awaitable[None]]
 ) -> None:
     """S14, S13, B7: whoever asks for the turn that it was steered into learns where its answer is."""
@@ -234,7 +234,7 @@ async def check_spilled(house: Core, accepted: Acceptance, notices: tuple[str, .
     assert [row.turn for row in said] == [turn] and not any(row.message.unanswered for row in rows)
 
 
-async def test_what_was_steered_into_a_turn_that_is_given_up_is_answered_at_once(
+async def test_messages_steered_into_a_turn_that_is_not_resumed_are_answered_at_once(
     home: Path, model: ScriptedModel
 ) -> None:
     """S14, S17, F4: the start that gives the turn up begins the next one, without waiting for a timer."""
@@ -251,7 +251,7 @@ async def test_what_was_steered_into_a_turn_that_is_given_up_is_answered_at_once
         await check_spilled(house, accepted, outcome.notices)
 
 
-async def test_what_was_steered_too_late_into_a_one_shot_call_is_told_with_its_answer(
+async def test_a_one_shot_call_reports_messages_steered_in_too_late_with_its_answer(
     home: Path, model: ScriptedModel
 ) -> None:
     """S14, V18: such a session is over with its turn; its caller is told, and nothing else is worked there."""
@@ -268,7 +268,7 @@ async def test_what_was_steered_too_late_into_a_one_shot_call_is_told_with_its_a
         assert len(house.requests()) == 1
 
 
-async def test_a_message_that_its_sender_withdrew_stays_out_of_the_transcript(home: Path, model: ScriptedModel) -> None:
+async def test_a_withdrawn_message_stays_out_of_the_transcript(home: Path, model: ScriptedModel) -> None:
     """S13, L21: also when the session ends later."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate] one")

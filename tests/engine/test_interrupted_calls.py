@@ -176,7 +176,7 @@ async def unready(session: SessionRow) -> Write | None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_whichever_way_a_turn_is_stopped_a_call_that_began_is_never_called_not_run(
+async def test_however_a_turn_is_stopped_a_call_that_began_is_never_reported_as_not_run(
     tmp_path: Path, model: ScriptedModel, way: str
 ) -> None:
     """P05, F4, L04: the effect of a call that was under way is unknown, and the row says so; only a call without an
@@ -219,7 +219,7 @@ async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_
         assert await house.store.read(sessions.get, accepted.session) is None
 
 
-async def test_when_a_turns_time_is_over_a_call_that_began_is_never_called_not_run(
+async def test_when_a_turn_times_out_a_call_that_began_is_never_reported_as_not_run(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, L23: the same for limits.turn_seconds."""
@@ -234,7 +234,7 @@ async def test_when_a_turns_time_is_over_a_call_that_began_is_never_called_not_r
 
 
 @pytest.mark.parametrize("ended", [False, True])
-async def test_a_turn_that_is_given_up_after_a_crash_does_not_call_what_began_not_run(
+async def test_a_turn_not_resumed_after_a_crash_reports_begun_calls_as_interrupted(
     tmp_path: Path, model: ScriptedModel, ended: bool
 ) -> None:
     """P05, S17, F4: the process that gives it up has other tools than the one that began the calls; what they may have
@@ -255,7 +255,7 @@ async def test_a_turn_that_is_given_up_after_a_crash_does_not_call_what_began_no
     assert all(times == 1 for times in world.runs.values())
 
 
-async def test_a_resumed_turn_whose_tools_are_gone_says_that_they_were_interrupted(
+async def test_a_resumed_turn_reports_calls_of_removed_tools_as_interrupted(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, F4: "there is no such tool" is said only of a call that did not begin."""
@@ -271,7 +271,7 @@ async def test_a_resumed_turn_whose_tools_are_gone_says_that_they_were_interrupt
         assert await house.store.read(intents.open_of, turn) == {}
 
 
-async def test_a_call_whose_tool_has_become_read_only_since_is_not_run_again(
+async def test_an_interrupted_call_is_not_repeated_because_its_tool_became_read_only(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, F4: what counts is what the tool was when it began."""
@@ -290,7 +290,7 @@ async def test_a_call_whose_tool_has_become_read_only_since_is_not_run_again(
     assert world.runs == {"deed": 1}
 
 
-async def test_an_intent_of_an_older_format_counts_as_one_with_effects(tmp_path: Path, model: ScriptedModel) -> None:
+async def test_an_intent_of_an_older_format_counts_as_having_effects(tmp_path: Path, model: ScriptedModel) -> None:
     """P05, L18: when its turn is given up; when the turn goes on, the tool decides whether it runs again."""
     world = World(tmp_path / "world")
 
@@ -315,7 +315,7 @@ async def test_an_intent_of_an_older_format_counts_as_one_with_effects(tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_result_that_the_store_refused_leaves_the_effect_unknown(
+async def test_a_result_refused_by_the_store_leaves_the_effect_unknown(
     tmp_path: Path, model: ScriptedModel, kind: str
 ) -> None:
     """P05, P02: the tool has finished and its row was refused; the turn fails, and does not say that nothing ran."""
@@ -339,7 +339,7 @@ async def test_a_result_that_the_store_refused_leaves_the_effect_unknown(
 
 @pytest.mark.parametrize("kind", ["read", "write", "execute", "network"])
 @pytest.mark.parametrize("how", ["slow", "broken", "patient"])
-async def test_a_tool_that_is_cut_short_by_itself_leaves_its_effect_unknown(
+async def test_a_tool_that_times_out_or_fails_leaves_its_effect_unknown(
     home: Path, model: ScriptedModel, kind: Effect, how: str
 ) -> None:
     """P05, L23: it took too long, broke, or what it waited for did; the turn goes on, and the model is told."""
@@ -370,7 +370,7 @@ async def test_a_tool_that_is_cut_short_by_itself_leaves_its_effect_unknown(
         assert (result.text.startswith(UNKNOWN), result.interrupted) == ((kind != "read"),) * 2
 
 
-async def test_a_question_in_mid_run_that_nobody_answers_does_not_claim_that_nothing_was_done(
+async def test_an_unanswered_question_of_a_running_tool_does_not_claim_that_nothing_was_done(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, S29: the call that asks has begun; where the turn ends with the question, its effect is unknown."""
@@ -391,7 +391,7 @@ async def test_a_question_in_mid_run_that_nobody_answers_does_not_claim_that_not
                 assert outcome.text == "well" and text == "Nobody answered in time (limits.answer_within)."
 
 
-async def test_the_model_is_told_next_time_and_undo_and_retry_work_on_such_a_turn(
+async def test_the_model_reads_interrupted_calls_next_and_undo_and_retry_work(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, P02, S32: what was interrupted stays in the conversation until the person takes it back; a retry asks the

@@ -88,14 +88,16 @@ async def test_sounds_are_held_only_while_a_request_is_written(server: ScriptedM
     assert files.loaded == [] and before < 4000
     during: list[int] = []
     for _ in range(2):
-        await held.ask(Call(), on_text=lambda _text: during.append(held.asked_bytes), on_reset=lambda *_: None)
+        await held.ask(Call(), on_text=lambda _text: during.append(held.request_bytes), on_reset=lambda *_: None)
     assert files.loaded == ["sp_3", "sp_3"]
-    assert min(during) > len(FILES["sp_3"]) * 4 / 3 and held.asked_bytes == 0
+    assert min(during) > len(FILES["sp_3"]) * 4 / 3 and held.request_bytes == 0
     assert held.weight == before
     await held.release()
 
 
-async def test_a_model_that_cannot_hear_gets_words_and_nothing_is_loaded(server: ScriptedModel, deaf: Model) -> None:
+async def test_a_model_without_sound_support_gets_words_and_nothing_is_loaded(
+    server: ScriptedModel, deaf: Model
+) -> None:
     """D3: media that a model cannot take is a note."""
     files = Files(**FILES)
     held = conversation(deaf, turn(spooled("sp_1"), Media(media_type="audio/mpeg", data=MP3)), files)
@@ -107,7 +109,7 @@ async def test_a_model_that_cannot_hear_gets_words_and_nothing_is_loaded(server:
     await held.release()
 
 
-async def test_a_sound_that_is_gone_or_too_much_is_told_in_its_place(server: ScriptedModel, hearing: Model) -> None:
+async def test_a_missing_or_oversized_sound_is_replaced_by_words(server: ScriptedModel, hearing: Model) -> None:
     """D3, D5: the largest one fits alone; the next one is left out, always the same one."""
     assert SOUND_BYTES <= LOADED_BYTES
     files = Files(sp_1=b"RIFF\0\0\0\0WAVE" + bytes(SOUND_BYTES - 12), sp_3=bytes(LOADED_BYTES - SOUND_BYTES + 1))
@@ -116,12 +118,13 @@ async def test_a_sound_that_is_gone_or_too_much_is_told_in_its_place(server: Scr
     assert sounds(messages) == [("wav", files.given["sp_1"])]
     words = messages[2]["content"]
     assert words == (
-        "result a\nSound 2 is no longer there.\nSound 3 is left out: those of one conversation are too many together."
+        "result a\nSound 2 is no longer available.\n"
+        "Sound 3 is omitted: the media of this conversation are too large together."
     )
     await held.release()
 
 
-async def test_a_document_that_is_gone_or_too_much_is_told_as_one(server: ScriptedModel) -> None:
+async def test_a_missing_or_oversized_document_is_replaced_by_words(server: ScriptedModel) -> None:
     """D3, D5: the largest one fits alone."""
     assert DOCUMENT_BYTES <= LOADED_BYTES
     files = Files(sp_1=b"%PDF-1.7" + bytes(DOCUMENT_BYTES - 8), sp_3=bytes(LOADED_BYTES - DOCUMENT_BYTES + 1))
@@ -131,14 +134,14 @@ async def test_a_document_that_is_gone_or_too_much_is_told_as_one(server: Script
         messages = await sent(server, held)
         await held.release()
     assert messages[2]["content"] == (
-        "result a\nDocument 2 is no longer there.\n"
-        "Document 3 is left out: those of one conversation are too many together."
+        "result a\nDocument 2 is no longer available.\n"
+        "Document 3 is omitted: the media of this conversation are too large together."
     )
     (shown,) = [part["file"] for part in messages[3]["content"] if part["type"] == "file"]
     assert base64.b64decode(shown["file_data"].partition(",")[2]) == files.given["sp_1"]
 
 
-def test_a_larger_document_is_taken_to_cost_more() -> None:
+def test_a_larger_document_is_estimated_to_cost_more() -> None:
     """By its size, inline or not, and never more than its longest that providers take."""
     sizes = (10, 100_000, 1_000_000, 5_000_000, DOCUMENT_BYTES)
     costs = [weigh_media(Media(media_type="application/pdf", spooled="sp_1", size=size)) for size in sizes]
@@ -146,7 +149,7 @@ def test_a_larger_document_is_taken_to_cost_more() -> None:
     assert costs[-2:] == [640_000, 640_000]
 
 
-async def test_a_longer_sound_is_taken_to_cost_more(hearing: Model) -> None:
+async def test_a_longer_sound_is_estimated_to_cost_more(hearing: Model) -> None:
     """Its seconds count, not its bytes."""
     files = Files(**FILES)
     costs: list[int] = []
@@ -170,7 +173,7 @@ media = st.sampled_from(
 
 @given(st.lists(st.lists(media, max_size=3), min_size=1, max_size=4))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_a_conversation_with_sounds_is_the_same_when_it_is_loaded_again(
+async def test_a_reloaded_conversation_with_sounds_is_the_same(
     server: ScriptedModel, hearing: Model, steps: list[list[Media]]
 ) -> None:
     """D3, B4, S32: there and back through the store's JSON, the same bytes; and requests only grow."""

@@ -59,7 +59,7 @@ async def _delegating_a_question(house: Core, deeds: Deeds) -> Acceptance:
     """The task waits for a person: neither of the two turns has a slot."""
     said = task("helper", task("second", '[tool push {"what": "x"}]'))
     accepted = await house.accept(said, channel="page")
-    await until(lambda: house.components.engine.away == 1)
+    await until(lambda: house.components.engine.asking == 1)
     return accepted
 
 
@@ -105,7 +105,7 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
             await house.answered(turn)
         stats = house.components.engine.stats()
         assert (stats.running, stats.waiting, stats.asking, stats.delegating) == (0, 0, 0, 0)
-        assert house.components.engine.has_room()
+        assert house.components.engine.has_free_slot()
         both = [await house.accept(f"[hold {name}]", name=name) for name in ("one", "two")]
         with anyio.fail_after(WAIT):
             await model.held("one")

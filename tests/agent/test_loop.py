@@ -1,6 +1,6 @@
 """A model that goes round in circles is told, then stopped."""
 
-from tidegate.agent.loop_detector import LoopDetector, RepeatVerdict
+from tidegate.agent.loop import LoopDetector, RepeatVerdict
 from tidegate.values import Message, ToolCall
 
 CALL = Message(role="assistant", calls=(ToolCall(id="1", name="clock", arguments="{}"),))
@@ -10,7 +10,7 @@ def same(text: str = "12:00") -> list[Message]:
     return [Message(role="tool", call_id="1", text=text)]
 
 
-def test_the_same_round_is_warned_of_and_then_stopped() -> None:
+def test_a_repeated_round_is_warned_about_and_then_stopped() -> None:
     """Three equal rounds are a warning, six are the end."""
     repeats = LoopDetector(allowed=3)
     verdicts = [repeats.round(CALL, same()) for _ in range(6)]

@@ -32,7 +32,7 @@ async def written_down(house: Core) -> tuple[int, int]:
     return totals[0].input, totals[0].output
 
 
-async def test_a_stopped_turn_reports_what_it_cost_by_an_estimate(home: Path, model: ScriptedModel) -> None:
+async def test_a_stopped_turn_reports_an_estimate_of_its_cost(home: Path, model: ScriptedModel) -> None:
     """H10, V15: the request and what was shown of the answer; the same live, from the store, and in the usage rows."""
     async with core(home, model=model) as house:
         outcome = await stopped(house, "[words 50] [hang after=20]")
@@ -43,7 +43,7 @@ async def test_a_stopped_turn_reports_what_it_cost_by_an_estimate(home: Path, mo
         assert await written_down(house) == (outcome.usage.input, outcome.usage.output)
 
 
-async def test_what_the_provider_counted_before_a_stop_is_part_of_it(home: Path, model: ScriptedModel) -> None:
+async def test_usage_counted_before_a_stop_is_part_of_the_cost(home: Path, model: ScriptedModel) -> None:
     """H10: the steps before count as they were told, the one that was cut off by its estimate."""
     async with core(home, model=model) as house:
         whole = await house.say("[tool clock {}] [words 50]", name="whole")
@@ -70,9 +70,7 @@ async def test_a_turn_that_is_stopped_between_its_calls_has_no_estimate(home: Pa
         await house.answered(accepted.turn)
 
 
-async def test_an_answer_that_breaks_off_is_estimated_and_one_that_never_began_is_not(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_a_cut_off_answer_is_estimated_and_one_that_never_began_is_not(home: Path, model: ScriptedModel) -> None:
     """H10, H22: what was shown was paid for; an endpoint that refuses bills nothing."""
     async with core(home, model=model) as house:
         broken = await house.say("[words 50] [cut after=20]", name="broken")
@@ -83,7 +81,7 @@ async def test_an_answer_that_breaks_off_is_estimated_and_one_that_never_began_i
 
 
 @pytest.mark.parametrize("extra", ["[limits]\nresumes = 0", "[limits]\nresumes = 3\nturns = 1"])
-async def test_a_turn_that_a_crash_ends_reports_the_steps_that_it_made(
+async def test_a_turn_ended_by_a_crash_reports_its_committed_steps(
     home: Path, model: ScriptedModel, extra: str
 ) -> None:
     """H10, S17: given up for its budget, or stopped while it waited to go on: what is committed was paid for."""

@@ -28,7 +28,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_an_event_carries_no_payload_and_the_models_own_message_is_untouched(message: Message) -> None:
+def test_an_event_has_no_payload_and_the_original_message_is_unchanged(message: Message) -> None:
     """D6: a result is shortened, a picture told by kind, size and name; slimming once is enough."""
     before = msgspec.json.encode(message)
     slimmed = slim(message)

@@ -12,7 +12,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.logs import capture_logs
 from tests.store.rows import bulk, new_session, new_turn
-from tidegate.engine import describe
+from tidegate.engine import failure_of
 from tidegate.engine.turn_failures import BUSY
 from tidegate.errors import StoreBusy, StoreFailed, StoreFull, TooLarge
 from tidegate.store import Db, messages, turns
@@ -33,7 +33,7 @@ class FullFor:
             raise StoreFull("There is no room on the disk; make some.")
 
 
-async def test_a_turn_whose_end_finds_no_room_is_told_at_once_and_stored_before_the_next(
+async def test_if_the_disk_is_full_the_end_of_a_turn_is_reported_at_once_and_stored_before_the_next(
     home: Path, model: ScriptedModel
 ) -> None:
     """P01, P02, S19: 507 for its caller; when there is room its answer is stored, and the next turn comes after it."""
@@ -52,7 +52,7 @@ async def test_a_turn_whose_end_finds_no_room_is_told_at_once_and_stored_before_
         assert [row.turn for row in rows] == [refused.turn] * 2 + [second.turn] * 2
 
 
-async def test_no_turn_fails_because_its_reads_are_in_the_way_of_the_log(home: Path, model: ScriptedModel) -> None:
+async def test_no_turn_fails_because_its_reads_block_the_log(home: Path, model: ScriptedModel) -> None:
     """L17, S03: long conversations are reloaded beside many writes under the smallest log; every turn is answered."""
     async with core(home, model=model, wal_bytes=64 * 1024, readers=1) as house:
         await house.store.write(new_session, "s_busy")
@@ -70,7 +70,7 @@ async def test_no_turn_fails_because_its_reads_are_in_the_way_of_the_log(home: P
         assert house.store.stats().wal_peak < 1024 * 1024
 
 
-async def test_a_read_that_takes_too_long_is_told_in_words_for_a_chat_user(home: Path, model: ScriptedModel) -> None:
+async def test_a_slow_read_is_reported_in_words_for_a_chat_user(home: Path, model: ScriptedModel) -> None:
     """L17, P02: what the store said of it stands in the operator's log alone."""
     with capture_logs() as lines:
         refused = await read_too_long(home, model)
@@ -89,14 +89,14 @@ async def test_a_read_that_takes_too_long_is_told_in_words_for_a_chat_user(home:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_of_the_store_are_told_without_its_own_words(error: StoreFailed) -> None:
+def test_store_errors_are_reported_without_internal_details(error: StoreFailed) -> None:
     """P02: one sentence that a chat user can act on."""
-    told = describe(error).message
+    told = failure_of(error).message
     assert told.startswith("The gateway") and told.endswith(".")
     assert not re.search(r"store's|Error|limits\.|reads|writes|snapshot|log has", told)
 
 
-async def test_a_conversation_without_its_prompt_says_how_to_mend_it(home: Path, model: ScriptedModel) -> None:
+async def test_a_conversation_without_its_prompt_says_how_to_repair_it(home: Path, model: ScriptedModel) -> None:
     """P02, P19: /reload gives it a new one."""
     async with core(home, model=model) as house:
         session = (await house.say("hello")).session
@@ -127,7 +127,7 @@ async def write_on(house: Core) -> None:
         await house.store.write(bulk, "s_busy", "t_busy", number, 40_000)
 
 
-async def test_a_clock_that_was_set_back_keeps_no_turn_from_going_on(home: Path, model: ScriptedModel) -> None:
+async def test_a_clock_set_back_does_not_keep_a_turn_from_continuing(home: Path, model: ScriptedModel) -> None:
     """F4: what was accepted "in the future" is taken up at the start all the same."""
     async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[hold gate] [say on]")
@@ -139,7 +139,7 @@ async def test_a_clock_that_was_set_back_keeps_no_turn_from_going_on(home: Path,
         assert (await house.answered(accepted.turn)).text == "on"
 
 
-async def test_an_orderly_stop_spends_no_resume(home: Path, model: ScriptedModel) -> None:
+async def test_an_orderly_stop_uses_up_no_resume(home: Path, model: ScriptedModel) -> None:
     """F1, S17: however often the gateway is restarted under a long model call, the turn is not given up."""
     extra = "[limits]\nresumes = 1"
     async with core(home, extra, model=model, drain=0.05) as house:
@@ -164,7 +164,7 @@ async def test_a_call_with_too_many_messages_is_refused_with_the_limits_name(hom
         assert (await house.say("", name=None, messages=many[:10])).state == "answered"
 
 
-async def test_who_waits_for_an_end_that_cannot_be_stored_does_not_spin(home: Path, model: ScriptedModel) -> None:
+async def test_waiting_for_an_end_that_cannot_be_stored_does_not_spin(home: Path, model: ScriptedModel) -> None:
     """F1, L20: a stop on a full disk looks at it now and then, and keeps no core busy meanwhile."""
     fault = FullFor("settle")
     async with core(home, model=model, fault=fault, drain=None) as house:
