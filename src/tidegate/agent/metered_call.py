@@ -96,7 +96,7 @@ async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend
             spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
         raise
     usage = checked_usage(
-        conversation.model, answer.usage, asked=conversation.estimated_bytes, answer_bytes=answer_bytes(answer)
+        conversation.model, answer.usage, asked=conversation.estimated_bytes, received=answer_bytes(answer)
     )
     if not usage.estimated:
         conversation.set_token_count(usage.input)

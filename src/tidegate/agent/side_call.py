@@ -80,7 +80,7 @@ async def run_side_call(
         if failure.heard:
             charge_cut_call(failure.heard)
         raise
-    usage = checked_usage(model, answer.usage, asked=asked, answer_bytes=answer_bytes(answer))
+    usage = checked_usage(model, answer.usage, asked=asked, received=answer_bytes(answer))
     if not usage.estimated:
         model.token_estimate.learn(asked, usage.input)
     spend_guard.spend(side_call, usage)

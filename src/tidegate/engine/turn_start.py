@@ -125,8 +125,8 @@ def accept_and_start(
 def _append_notice(
     db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
 ) -> list[MessageRow]:
-    """Commits notices, model settings and changed notes as one message of its own, after the user's messages."""
-    texts = [notices.take_switches(db, session.id), settings.take_switches(db, session.id, current, now)]
+    """Commits notices, model switches and changed notes as one message of its own, after the user's messages."""
+    texts = [notices.take(db, session.id), settings.take_switches(db, session.id, current, now)]
     if session.memory_seen:
         texts.append(notes.take_changes(db, session, turn, now))
     text = "\n".join(filter(None, texts))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidegate.memory import Memory, NoteExtractor
     from tidegate.recall import RecallService
     from tidegate.skills import ProjectFiles, SkillLibrary
-    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.tools.builtin.web.http_access import WebAccess
     from tidegate.turns.delegation import Delegation
 
 log = Log(__name__)
@@ -217,7 +217,7 @@ def _provenance(config: Config, store: Store, clock: Callable[[], float]) -> Pro
 def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
     if not _uses(config, "web"):
         return None
-    from tidegate.tools.web.http_access import WebAccess
+    from tidegate.tools.builtin.web.http_access import WebAccess
 
     return WebAccess(config.web, workers=spool.workers, key=key)
 

@@ -82,7 +82,7 @@ class Intake:
             "turn": new_id("t"),
             "fresh": await self._fresh(inbound),
             "queue_length": self._config.limits.queue_length,
-            "take": self._engine.has_room(inbound.within),
+            "take": self._engine.has_free_slot(inbound.within),
             "now": self._clock(),
         }
 
@@ -98,11 +98,11 @@ class Intake:
 
     def check_open(self, principal: str, within: str = "") -> None:
         """Raises if no new turn of this principal is accepted now. `within` is the running turn that delegates it."""
-        if not self._open and not (within and self._engine.takes_tasks(within)):
+        if not self._open and not (within and self._engine.accepts_tasks(within)):
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
         if (lost := self._store.lost) is not None:
             raise StoreLost(lost)
-        if within and self._engine.has_room(within):
+        if within and self._engine.has_free_slot(within):
             return
         most, each = self._config.limits.waiting_total, self._config.limits.waiting_each
         if self._engine.waiting_total >= most:
@@ -147,7 +147,7 @@ class Intake:
             return Acceptance(turn=turn, session=session, how="attached", tools=admission.tools)
         running = self._engine.running(session)
         ahead = self._engine.waiting(session) + (running is not None)
-        self._engine.submit(session, turn, inbound.principal, begun=admission.begun, within=inbound.within or None)
+        self._engine.submit(session, turn, inbound.principal, started=admission.begun, within=inbound.within or None)
         how: Literal["started", "queued", "interrupting"] = "queued" if ahead else "started"
         if inbound.busy == "interrupt" and running is not None:
             running.stop("by a newer message")

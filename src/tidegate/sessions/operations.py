@@ -96,7 +96,7 @@ class Operations:
             else:
                 settings.clear(db, row.id, MODEL)
             if row.ended is None:
-                switches.note(db, row.id, before=held or own, after=name or own, own=own, ends=ends, now=now)
+                settings.note_switch(db, row.id, before=held or own, after=name or own, own=own, ends=ends, now=now)
             changed = name is not None or held is not None
             if changed:
                 _record(db, row.id, principal, MODEL, name, now)

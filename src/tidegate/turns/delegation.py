@@ -20,7 +20,7 @@ import msgspec
 
 from tidegate.agent import Parked
 from tidegate.config import Config
-from tidegate.engine import TASK_OF_NONE, EmbeddedEngine
+from tidegate.engine import PARENT_ENDED, EmbeddedEngine
 from tidegate.errors import Refused, Stopping, ToolFailed
 from tidegate.store import Store, principals, receipts, turns
 from tidegate.tools import ToolContext
@@ -157,8 +157,8 @@ class Delegation:
                             progress.show(event)
             return await self._ended(accepted.turn)
         except BaseException:
-            if not self._engine.resting:
-                self._engine.interrupt(accepted.turn, TASK_OF_NONE)
+            if not self._engine.is_stopping:
+                self._engine.interrupt(accepted.turn, PARENT_ENDED)
             raise
         finally:
             progress.end()
@@ -234,7 +234,7 @@ class TaskProgress:
 
     def end(self) -> None:
         """Close the open questions, unless the task continues in the next process and asks again."""
-        if not self._engine.resting:
+        if not self._engine.is_stopping:
             for id in self._open_questions:
                 self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
         self._open_questions.clear()

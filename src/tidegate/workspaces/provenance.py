@@ -76,7 +76,7 @@ class Provenance:
 
     async def admit(self, session: str, folder: Path) -> None:
         """Record the session's principal before the session can write in a project folder."""
-        project_writer = await self._store.read(workspaces.project_writer, session)
+        writer = await self._store.read(workspaces.project_writer, session)
         if writer is None:
             return
         real = await to_thread.run_sync(os.path.realpath, folder)

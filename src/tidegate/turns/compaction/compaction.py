@@ -137,7 +137,9 @@ class TurnFitter:
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.soft and self._may_prepare(conversation):
-            conversation.summary_task = self._house.scope.start(self._prepare, conversation, name="summary beside a turn")
+            conversation.summary_task = self._house.scope.start(
+                self._prepare, conversation, name="summary beside a turn"
+            )
 
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
         if remedy == "thoughts":

@@ -12,8 +12,8 @@ from msgspec import Meta
 
 from tidegate.errors import Refused
 from tidegate.sessions import Sessions
-from tidegate.store import UsageTotal, usage
 from tidegate.status_report import BudgetView
+from tidegate.store import UsageTotal, usage
 from tidegate.values import BILLION
 from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
