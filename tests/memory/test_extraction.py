@@ -18,7 +18,7 @@ from tests.store.rows import count, new_session
 from tidegate.memory.extraction import LEARNT, TRIES, bounded, read_answer
 from tidegate.models import NOTES_TASK
 from tidegate.sessions import lifecycle
-from tidegate.store import Db, SummaryRow, sessions, summaries, turns, usage
+from tidegate.store import Db, SummaryRow, messages, notes, sessions, summaries, turns, usage
 from tidegate.values import Message, ToolCall
 
 pytestmark = pytest.mark.anyio
