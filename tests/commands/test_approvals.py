@@ -33,7 +33,7 @@ async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedMo
         assert reply == CommandReply(text="Approved: push what: a", session=session, turn=turn)
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == ["a"]
-        with pytest.raises(NotFound, match="Nothing waits"):
+        with pytest.raises(NotFound, match="No question is open"):
             await run(house, "/approve", session)
         with pytest.raises(Conflict, match="it was approved"):
             await run(house, f"/deny {question.id}", session)
@@ -61,7 +61,7 @@ async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: 
         for choices, said, wanted in cases:
             turn, _ = await ask(house, f'[tool ask_user {{"question": "Which?", {choices}}}] [say thanks]')
             session = await session_of(house, turn)
-            with pytest.raises(Refused, match="Say the answer too"):
+            with pytest.raises(Refused, match="Add the answer"):
                 await run(house, "/answer", session)
             with pytest.raises(Conflict, match=r"/answer ap_.*Which"):
                 await run(house, "/approve", session)
@@ -86,7 +86,7 @@ async def test_of_several_one_must_be_named_and_what_waits_elsewhere_is_said(hom
             await run(house, "/approve yes please", accepted.session)
         with pytest.raises(NotFound, match="that you may answer"):
             await run(house, f"/approve {questions[0].id}", None, BERT)
-        with pytest.raises(NotFound, match="Nothing waits"):
+        with pytest.raises(NotFound, match="No question is open"):
             await run(house, "/approve", None, BERT)
         assert (await run(house, f"/approve {questions[0].id}", other)).turn is None
         reply = await run(house, "/deny", None)

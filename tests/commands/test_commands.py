@@ -56,7 +56,7 @@ async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: S
         assert house.requests()[-1]["model"] == "scripted"
         await run(house, "/model other", first.session)
         status = (await run(house, "/status", first.session)).text
-        assert "chosen here by /model" in status and "outranks the agent's own, main" in status
+        assert "chosen here by /model" in status and "overrides the agent's own, main" in status
         await run(house, "/model default", first.session)
         assert "chosen here" not in (await run(house, "/status", first.session)).text
         with pytest.raises(Refused, match="main, other"):
@@ -196,7 +196,7 @@ async def test_an_unknown_command_is_answered_with_the_nearest_one(home: Path, m
             await run(house, "/statsu", None)
         with pytest.raises(Refused, match="/help lists them"):
             await run(house, "/zzzz", None)
-        with pytest.raises(Refused, match="say something first"):
+        with pytest.raises(Refused, match="send a message first"):
             await run(house, "/status", None)
         assert Commands.is_command("/new") and Commands.is_command("/model x")
         assert not Commands.is_command("/usr/bin/env") and not Commands.is_command("/ hello")

@@ -63,7 +63,7 @@ async def test_compact_summarises_with_the_next_message(home: Path, model: Scrip
         after = await h.service.filling(session, ANNA)
         assert after.tokens < before.tokens and after.summaries == 1 and after.summarised > 1
         text = (await run(h, "/context", session)).text
-        assert f"Messages 1 to {after.summarised} are shown by a summary or list of them." in text
+        assert f"Messages 1 to {after.summarised} are replaced by a summary or list of them." in text
         assert "summaries of older messages" in text
 
 
@@ -86,7 +86,7 @@ async def test_why_no_summary_is_asked_for_is_told(home: Path, model: ScriptedMo
         filling = await h.service.filling(session, ANNA)
         assert filling.resting == "the model gave an empty one"
         told = (await run(h, "/context", session)).text
-        assert "By itself no summary is asked for until" in told and told.endswith(": the model gave an empty one.")
+        assert "Automatic summaries are suspended until" in told and told.endswith(": the model gave an empty one.")
         await run(h, "/compact", session)
         await h.say("short")
         assert (await h.service.filling(session, ANNA)).resting is None

@@ -78,9 +78,9 @@ async def test_status_says_where_each_setting_comes_from_what_it_outranks_and_wh
         await run(house, "/reasoning low", first.session)
         status = (await run(house, "/status", first.session)).text
         assert "model         other (chosen here by /model, until " in status and "(in 1.5 hours))" in status
-        assert "it outranks the agent's own, main; /model default goes back" in status
+        assert "it overrides the agent's own, main; /model default goes back" in status
         assert "reasoning     low (chosen here by /reasoning, to the end of the conversation)" in status
-        assert "it outranks the model's own, and what a call asks for outranks it;\n" in status
+        assert "it overrides the model's own, and is overridden by the reasoning of a call;\n" in status
         assert "(in 1.5 hours)" in (await run(house, "/model", first.session)).text
         assert "low" in (await run(house, "/reasoning", first.session)).text
 
@@ -109,7 +109,7 @@ async def test_a_choice_that_is_no_longer_configured_is_shown_as_such(home: Path
     async with core(home, model=model, toml=without) as house:
         status = (await run(house, "/status", first.session)).text
         assert "model         main (the agent's own)" in status
-        assert "other, chosen here by /model, is not configured any more; /model default forgets it" in status
+        assert "other, chosen here by /model, is no longer configured; /model default forgets it" in status
 
 
 async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_the_operator(

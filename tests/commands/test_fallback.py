@@ -81,5 +81,5 @@ async def test_reasoning_tells_whose_it_is(home: Path, server: Moody) -> None:
         session = (await house.say("one")).session
         assert "reasoning     low (the agent's own)" in await lines(house, "/status", session)
         await lines(house, "/reasoning high", session)
-        assert "it outranks the agent's own" in await lines(house, "/status", session)
+        assert "it overrides the agent's own" in await lines(house, "/status", session)
         assert "The agent's own default again" in await lines(house, "/reasoning default", session)

@@ -22,13 +22,13 @@ async def run(house: Core, line: str, session: str | None = None, who: Principal
 async def test_notes_are_shown_added_edited_and_forgotten(home: Path, model: ScriptedModel) -> None:
     """X20: before and in a conversation, each with who wrote it."""
     async with core(home, model=model, tools='"memory"') as house:
-        assert (await run(house, "/memory")).split("\n")[0] == "Nothing is remembered about you."
+        assert (await run(house, "/memory")).split("\n")[0] == "There are no notes about you."
         assert "note 1." in await run(house, "/memory add likes tea")
         session = (await house.say("hello")).session
         assert "is changed" in await run(house, "/memory edit 1 likes green tea", session)
         shown = await run(house, "/memory", session)
-        assert "[1] likes green tea  (p_anna wrote it)" in shown and "(15 of 65536 bytes)" in shown
-        assert "Nothing is remembered about the work of the agent main." in shown
+        assert "[1] likes green tea  (written by p_anna)" in shown and "(15 of 65536 bytes)" in shown
+        assert "There are no notes about the work of the agent main." in shown
         await house.say("again")
         assert "(p_anna wrote): likes green tea" in str(house.requests()[-1]["messages"][-1])
         assert await run(house, "/memory forget [1]", session) == "Forgotten: likes green tea"
@@ -76,4 +76,4 @@ async def test_new_says_that_what_was_learnt_is_kept(home: Path, model: Scripted
     async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as house:
         session = (await house.say("hello")).session
         reply = await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
-        assert ("/memory shows it" in reply.text) == says
+        assert ("/memory shows them" in reply.text) == says

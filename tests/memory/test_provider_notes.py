@@ -180,7 +180,7 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
         async with core(home, FAR, model=model, tools='"memory"', clock=lambda: now[0]) as house:
             for name in ("one", "two"):
                 assert (await house.say("hello", name=name)).state == "answered"
-                assert "The memory 'far' does not answer" in system(house) and "begins without them" in system(house)
+                assert "The memory provider 'far' does not answer" in system(house) and "begins without them" in system(house)
             assert there.calls == 1, "it rests"
             memory = house.service.memory
             assert memory is not None

@@ -180,7 +180,7 @@ async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
         await past.say("s_once", "nothing")
         with capture_logs() as logs:
             assert await plugged(past).feed() == 0
-        assert any("does not take in" in entry["event"] for entry in logs)
+        assert any("does not accept" in entry["event"] for entry in logs)
         (tmp_path / "mood").unlink()
         assert await plugged(past).feed() == 2
         await past.begin("s_2")

@@ -1,4 +1,4 @@
-"""Commands about the window: context, compact."""
+"""Commands about the context window: context, compact."""
 
 import time
 
@@ -7,9 +7,9 @@ from tidegate.errors import Refused
 from tidegate.turns import WindowUsage
 
 BAR = 24
-"""Characters of a bar as long as the window."""
+"""The width of a bar for the whole window, in characters."""
 
-REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
+REBUILDS = "The model reads the whole conversation once more (its cached prefix is rebuilt)."
 
 
 async def context(context: CommandContext, words: str) -> CommandReply:
@@ -27,11 +27,11 @@ async def compact(context: CommandContext, words: str) -> CommandReply:
 
 def _check_alone(command: str, words: str) -> None:
     if words:
-        raise Refused(f"Say /{command} alone.", code="bad_argument")
+        raise Refused(f"/{command} takes no arguments.", code="bad_argument")
 
 
 def told(filling: WindowUsage) -> str:
-    """As people read it, in lines."""
+    """The usage as lines of text."""
     about = "" if filling.counted else "about "
     lines = [
         f"{about}{filling.tokens:,} of {filling.window:,} tokens are in use, {_share(filling.tokens, filling)} of the "
@@ -44,14 +44,14 @@ def told(filling: WindowUsage) -> str:
         lines.append(f"{share.name:{width}}  {share.tokens:>9,}  {_share(share.tokens, filling):>5}{many}")
     if filling.summaries:
         by = "a summary or list" if filling.summaries == 1 else f"{filling.summaries} summaries or lists"
-        lines.append(f"Messages 1 to {filling.summarised:,} are shown by {by} of them.")
+        lines.append(f"Messages 1 to {filling.summarised:,} are replaced by {by} of them.")
     lines.append(
-        f"From {filling.soft:,} tokens on a summary is prepared, above {filling.hard:,} it stands for what is old; "
+        f"Above {filling.soft:,} tokens a summary is prepared, above {filling.hard:,} it replaces older messages; "
         "/compact does so with the next message."
     )
     if filling.resting:
         until = time.strftime("%H:%M", time.localtime(filling.rests_until or 0))
-        lines.append(f"By itself no summary is asked for until {until}: {filling.resting.rstrip('.')}.")
+        lines.append(f"Automatic summaries are suspended until {until}: {filling.resting.rstrip('.')}.")
     return "\n".join(lines)
 
 
@@ -60,7 +60,7 @@ def _share(tokens: int, filling: WindowUsage) -> str:
 
 
 def _bar(tokens: int, filling: WindowUsage) -> str:
-    """How full it is, with the marks in it."""
+    """A bar that shows how full the window is, with its marks."""
     full = min(BAR, round(BAR * tokens / filling.window))
     cells = ["█"] * full + ["·"] * (BAR - full)
     for mark in (filling.soft, filling.hard):
@@ -70,10 +70,10 @@ def _bar(tokens: int, filling: WindowUsage) -> str:
 
 
 COMMANDS = (
-    SlashCommand(name="context", help="What fills the model's window, by part.", handler=context),
+    SlashCommand(name="context", help="Show what fills the model's context window, by part.", handler=context),
     SlashCommand(
         name="compact",
-        help="Have older messages summarised for the model; the transcript stays whole.",
+        help="Summarise older messages for the model; the transcript stays complete.",
         handler=compact,
         cost=REBUILDS,
         mid_turn="applies with the next turn",
