@@ -15,7 +15,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, WAIT, Core, core, settings
 from tests.logs import capture_logs
 from tests.store.rows import count, new_session
-from tidegate.memory.extraction import LEARNT, TRIES, bounded, read_answer
+from tidegate.memory.extraction import MOST_EXTRACTED, TRIES, bounded, read_answer
 from tidegate.models import NOTES_TASK
 from tidegate.sessions import lifecycle
 from tidegate.store import Db, SummaryRow, endings, messages, notes, summaries, turns, usage
@@ -301,7 +301,7 @@ def test_an_answer_is_read_as_a_list_of_texts_or_not_at_all() -> None:
 @given(st.lists(st.text(max_size=2000), max_size=30))
 def test_what_is_learnt_is_bounded_in_number_and_size(learnt: list[str]) -> None:
     texts, left_out = bounded(learnt)
-    assert len(texts) <= LEARNT and len(set(texts)) == len(texts)
+    assert len(texts) <= MOST_EXTRACTED and len(set(texts)) == len(texts)
     assert all(notes.clean(text) == text for text in texts)
     assert len(texts) + left_out <= len(learnt)
 

@@ -176,9 +176,9 @@ async def test_notes_survive_the_end_and_the_deletion_of_their_conversation(home
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say('[tool remember {"text": "likes cake"}]')
         await house.service.end(outcome.session, ANNA, "new")
-        assert [note.text for note in await memory_of(house).keeper.listing("person", ANNA.id)] == ["likes cake"]
+        assert [note.text for note in await memory_of(house).note_store.listing("person", ANNA.id)] == ["likes cake"]
         assert await house.service.delete(outcome.session, ANNA)
-        assert [note.text for note in await memory_of(house).keeper.listing("person", ANNA.id)] == ["likes cake"]
+        assert [note.text for note in await memory_of(house).note_store.listing("person", ANNA.id)] == ["likes cake"]
 
 
 async def test_an_agents_notes_are_written_in_the_owners_conversations_only(home: Path, model: ScriptedModel) -> None:
@@ -191,7 +191,7 @@ async def test_an_agents_notes_are_written_in_the_owners_conversations_only(home
         with pytest.raises(ToolFailed, match="owner"):
             await remember(house, stranger, "I am the owner", about="agent")
         assert "Remembered" in await remember(house, OWNER, "deploy on Tuesdays", about="agent")
-        (kept,) = await memory_of(house).keeper.listing("agent", "main")
+        (kept,) = await memory_of(house).note_store.listing("agent", "main")
         with pytest.raises(ToolFailed, match="no note"):
             await memory_of(house).forget(bare(principal=ANNA.id), kept.id)
         assert "Forgotten" in await memory_of(house).forget(bare(principal=OWNER.id), kept.id)

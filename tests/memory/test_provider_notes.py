@@ -163,7 +163,7 @@ async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: 
                 await anyio.lowlevel.checkpoint()
         row = await house.service.row(session, ANNA)
         assert house.components.extractor is not None and house.service.memory is not None
-        await house.service.memory.keeper.learn(row, "anna", ["likes tea"])
+        await house.service.memory.note_store.add_extracted(row, "anna", ["likes tea"])
         assert [(note["text"], note["source"], note["key"]) for note in there.notes] == [
             ("likes tea", "end", f"{session}/0")
         ]
@@ -180,7 +180,9 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
         async with core(home, FAR, model=model, tools='"memory"', clock=lambda: now[0]) as house:
             for name in ("one", "two"):
                 assert (await house.say("hello", name=name)).state == "answered"
-                assert "The memory provider 'far' does not answer" in system(house) and "begins without them" in system(house)
+                assert "The memory provider 'far' does not answer" in system(house) and "begins without them" in system(
+                    house
+                )
             assert there.calls == 1, "it rests"
             memory = house.service.memory
             assert memory is not None

@@ -74,7 +74,7 @@ async def test_a_watcher_that_leaves_lets_go_of_the_turn_at_once(home: Path, mod
         running = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-            log = house.service.live(running.turn)
+            log = house.service.turn_log(running.turn)
             assert log is not None
             async with aclosing(house.service.watch(running.session, ANNA, 0)) as events:
                 await anext(events)

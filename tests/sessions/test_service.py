@@ -234,7 +234,7 @@ async def test_abandoning_a_turn_follows_its_policy(home: Path, model: ScriptedM
             accepted = await house.accept(f"[hold {gate}]", name=name, on_disconnect=choice)
             with anyio.fail_after(WAIT):
                 await model.held(gate)
-            log = house.service.live(accepted.turn)
+            log = house.service.turn_log(accepted.turn)
             assert log is not None
             await house.service.abandon(accepted.turn)
             model.release(gate)

@@ -217,7 +217,7 @@ class Scene:
     async def look(self, h: InProcessGateway) -> dict[str, str]:
         found: dict[str, str] = await h.store.read(self._rows)
         record = h.components.presence.get(self.idle)
-        live = h.service.live(self.turn) is not None
+        live = h.service.turn_log(self.turn) is not None
         found["a running turn"] = "goes on" if live else found["a running turn"]
         found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "over")
         found["the resident"] = _left(record is not None and record.resident is not None)
@@ -258,7 +258,7 @@ class Scene:
         """How the turn that works on the task stands; it is looked at until it has been taken up."""
         if over:
             return "over"
-        if h.service.live(self.turn) is None:
+        if h.service.turn_log(self.turn) is None:
             return _left(bool(h.components.engine.stats().delegating))
         with anyio.fail_after(WAIT):
             while not h.components.engine.stats().delegating:

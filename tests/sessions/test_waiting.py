@@ -131,7 +131,7 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
         await house.say(LONG, channel="page")
         for after in range(40):
             turn, [question] = await ask(house, f'[tool push {{"what": "{after}"}}] [say done {after}]')
-            session = house.service.live(turn).session  # type: ignore[union-attr]
+            session = house.service.turn_log(turn).session  # type: ignore[union-attr]
             async with anyio.create_task_group() as group:
                 group.start_soon(house.service.questions.answer, question.id, ANNA, "approved")
                 for _ in range(after):

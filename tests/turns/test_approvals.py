@@ -75,7 +75,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
             )
         )
     async with asking(home, model, deeds) as house:
-        log = house.service.live(turn)
+        log = house.service.turn_log(turn)
         assert (await house.answered(turn)).text == "done"
         assert log is None or not any(isinstance(event, QuestionAsked) for event in log.events)
         assert deeds.done == ["a"]
@@ -158,14 +158,14 @@ async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: Scripte
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
-        log = house.service.live(turn)
+        log = house.service.turn_log(turn)
         session = (await house.service.outcome(turn)).session
         assert await house.service.end(session, ANNA, "new")
         outcome = await house.answered(turn)
         assert outcome.state == "stopped" and outcome.error is not None and "ended" in outcome.error.message
         assert log is not None and isinstance(log.events[-1], TurnEnded)
         assert (await house.service.questions.get(question.id, ANNA)).state == "cancelled"
-        assert await house.service.questions.standing(session) == []
+        assert await house.service.questions.open_events(session) == []
         assert deeds.done == []
 
 
@@ -290,7 +290,7 @@ async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(ho
         (second,) = [question for question in questions if "what: b" in question.summary]
         (first,) = [question for question in questions if "what: a" in question.summary]
         await house.service.questions.answer(second.id, ANNA, "approved")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:
@@ -397,7 +397,7 @@ async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: Script
     """S30: a tool whose time was over asks nobody any more: who follows is told, and a late answer is refused."""
     async with asking(home, model, Deeds()) as house:
         turn, [question] = await ask(house, "[tool hurry {}] [hold gate step=1] [say done]")
-        log = house.service.live(turn)
+        log = house.service.turn_log(turn)
         with anyio.fail_after(WAIT):
             await model.held("gate")
         assert log is not None and _states(log.events) == ["cancelled"]

@@ -134,14 +134,14 @@ async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: Scripte
     """X22: who hangs up on every answer does not get round the cap; after a restart neither."""
     async with core(home, SMALL, model=model) as house:
         accepted = await house.accept("[words 50] [hang after=5]", name=None)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
                 if any(isinstance(event, TextDelta) for event in batch):
                     break
             await house.service.abandon(accepted.turn)
-            while house.service.live(accepted.turn) is not None:
+            while house.service.turn_log(accepted.turn) is not None:
                 await anyio.lowlevel.checkpoint()
         spent = house.components.budgets.day.spent().tokens
         assert spent > 10
@@ -154,7 +154,7 @@ async def test_a_call_that_an_orderly_stop_cuts_off_is_paid_for_too(home: Path, 
     """X22: it is made again at the next start, and was billed all the same."""
     async with core(home, model=model, drain=0) as house:
         accepted = await house.accept("[words 50] [hold here after=20 times=1]")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():

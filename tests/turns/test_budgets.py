@@ -58,7 +58,7 @@ async def price(home: Path, model: ScriptedModel) -> Usage:
 async def followed(house: Core, text: str, name: str | None = None, **fields: Any) -> tuple[Outcome, list[str]]:
     """How it ended, and what people were told beside the answer."""
     accepted = await house.accept(text, name, **fields)
-    log = house.service.live(accepted.turn)
+    log = house.service.turn_log(accepted.turn)
     assert log is not None
     events: list[Event] = []
     with anyio.fail_after(WAIT):
@@ -378,14 +378,14 @@ async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> Non
         await house.store.write(people)
         outcome = await house.say("hello", job="news")
         row = await house.service.row(outcome.session, ANNA)
-        mine, more = await house.components.budgets.seen_by(ANNA)
+        mine, more = await house.components.budgets.visible_to(ANNA)
         assert [(each.setting, each.key, each.name) for each in mine] == [("budgets.each", ANNA.id, "anna")]
         assert (mine[0].tokens, mine[0].tokens_limit, more) == (outcome.usage.tokens, 100, False)
         assert mine[0].used == outcome.usage.tokens / 100 and mine[0].opens is not None
-        with_session, _ = await house.components.budgets.seen_by(ANNA, row)
+        with_session, _ = await house.components.budgets.visible_to(ANNA, row)
         assert [each.setting for each in with_session] == ["budgets.each", "budgets.talk"]
         assert with_session[1].opens is None
-        everything, _ = await house.components.budgets.seen_by(OWNER)
+        everything, _ = await house.components.budgets.visible_to(OWNER)
         assert [(each.setting, each.name) for each in everything] == [
             ("limits.day_tokens", ""),
             ("budgets.each", "anna"),

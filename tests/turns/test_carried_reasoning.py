@@ -102,7 +102,9 @@ async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
         with capture_logs() as logged:
             outcome = await house.say("and now?")
         assert outcome.state == "answered", outcome.error
-        assert [line["event"] for line in logged] == ["a model refuses its earlier reasoning; the turn continues without it"]
+        assert [line["event"] for line in logged] == [
+            "a model refuses its earlier reasoning; the turn continues without it"
+        ]
         assert refused(server) == 1
         assert thoughts(server.recorded[-1].decoded()) == 0
         assert (await house.say("and then?")).state == "answered"

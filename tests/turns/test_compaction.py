@@ -19,7 +19,7 @@ from tidegate.agent.context import INSTRUCTIONS
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import messages, settings, summaries, usage
 from tidegate.tools import ToolContext, Toolset, tool
-from tidegate.turns.compaction.compaction import COOLDOWN, WANTED, read_view
+from tidegate.turns.compaction.compaction import COMPACTION_REQUESTED, SUMMARY_COOLDOWN, read_view
 from tidegate.values import Media, Message, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -282,12 +282,12 @@ async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, mode
     async with house(home, model) as h:
         number = 0
         session = (await talk(h, 1))[0].session
-        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
         for number in range(1, 6):
             await talk(h, 1, start=number)
         await h.say("SECRET words " + WORDS)
         await settled(h, session)
-        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
         await h.say("x")
         await h.service.operations.undo(session, ANNA)
         await h.service.operations.undo(session, ANNA)
@@ -409,13 +409,13 @@ async def test_a_person_can_ask_for_a_compaction(home: Path, model: ScriptedMode
     """/compact: with the next turn, once."""
     async with house(home, model) as h:
         session = (await talk(h, 8))[-1].session
-        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
         outcome = await h.say("short")
         assert any("instead of messages 1 to" in note for note in outcome.notices)
         assert await h.store.read(summaries.shown, session)
         outcome = await h.say("short")
         assert not outcome.notices
-        assert WANTED not in {each.key for each in await h.store.read(settings.get_all, session, 0.0)}
+        assert COMPACTION_REQUESTED not in {each.key for each in await h.store.read(settings.get_all, session, 0.0)}
 
 
 async def test_what_summaries_cost_is_written_down_to_the_conversation(home: Path, model: ScriptedModel) -> None:
@@ -479,7 +479,7 @@ async def test_a_one_shot_call_that_grows_by_its_tools_is_fitted(home: Path, mod
 
 def test_the_instructions_begin_with_the_task_that_models_know() -> None:
     assert INSTRUCTIONS.startswith(SUMMARY_TASK)
-    assert COOLDOWN != WANTED
+    assert SUMMARY_COOLDOWN != COMPACTION_REQUESTED
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.6, 0.68])
@@ -567,7 +567,7 @@ async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, mode
         before = token_estimate.tokens(100_000)
         await talk(h, 6)
         assert token_estimate.tokens(100_000) != before
-        filling = await h.service.filling((await h.say("x")).session, ANNA)
+        filling = await h.service.window_usage((await h.say("x")).session, ANNA)
         assert filling.counted
 
 

@@ -16,7 +16,7 @@ from tidegate.agent import is_balanced
 from tidegate.errors import TidegateError
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import messages
-from tidegate.turns.compaction.compaction import WANTED, read_view
+from tidegate.turns.compaction.compaction import COMPACTION_REQUESTED, read_view
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def prepared(h: Core) -> str:
     """A conversation whose next turn compacts."""
     session = (await talk(h, TURNS))[-1].session
-    await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+    await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
     return session
 
 

@@ -51,7 +51,7 @@ async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
         assert result(house)[0].startswith("The agent 'helper' failed before it had an answer. Model 'main'")
         running = await house.accept(f"{task('helper', '[words 5] [hang after=3]')} [say never mind]")
         child = await child_of(house, running.turn)
-        log = house.service.live(child)
+        log = house.service.turn_log(child)
         assert log is not None
         with anyio.fail_after(WAIT):
             while not log.draft():
@@ -319,7 +319,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         with anyio.fail_after(WAIT):
             await holding.started.wait()
         child = await child_of(house, accepted.turn)
-        log = house.service.live(child)
+        log = house.service.turn_log(child)
         seen: list[int] = []
 
         async def told() -> None:

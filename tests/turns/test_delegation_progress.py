@@ -23,7 +23,7 @@ PUSH = '[tool push {"what": "a"}] [say pushed]'
 
 async def events_of(house: Core, turn: str) -> list[Event]:
     """All that a turn tells, to its end."""
-    log = house.service.live(turn)
+    log = house.service.turn_log(turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         async with aclosing(log.read()) as batches:
@@ -32,7 +32,7 @@ async def events_of(house: Core, turn: str) -> list[Event]:
 
 async def asked_by(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
     """What whoever follows this turn is asked, once it is so much."""
-    log = house.service.live(turn)
+    log = house.service.turn_log(turn)
     assert log is not None
     await until(lambda: sum(isinstance(event, QuestionAsked) for event in log.events) >= count)
     await until(lambda: house.components.engine.away >= count)
@@ -107,13 +107,13 @@ async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model
         status = house.service.status()["turns"]
         assert (status["running"], status["asking"], status["delegating"]) == (0, 1, 2)
         # Who comes later is asked too, in this conversation; nobody else is.
-        assert [each.id for each in await house.service.questions.standing(accepted.session)] == [question.id]
-        assert [each.agent for each in await house.service.questions.standing(accepted.session)] == ["second"]
+        assert [each.id for each in await house.service.questions.open_events(accepted.session)] == [question.id]
+        assert [each.agent for each in await house.service.questions.open_events(accepted.session)] == ["second"]
         [view] = await house.service.questions.open_for(ANNA, session=accepted.session)
         assert view.id == question.id and await house.service.questions.open_for(BERT) == []
         with pytest.raises(NotFound):
             await house.service.questions.answer(question.id, BERT, "approved")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         if how == "/approve":
             commands = build(house.service)
@@ -198,7 +198,7 @@ async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedMo
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(task("second", PUSH, together=(("second", PUSH),)), channel="page")
         questions = await asked_by(house, accepted.turn, 2)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         await house.service.stop(accepted.session, ANNA)
         assert (await house.answered(accepted.turn)).state == "stopped"

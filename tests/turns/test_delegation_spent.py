@@ -36,7 +36,7 @@ async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_dow
             "helper": 2,
             "second": 2,
         }
-        assert (await house.service.used_in(outcome.session, ANNA)).calls == 6
+        assert (await house.service.usage_of(outcome.session, ANNA)).calls == 6
         assert {name: each.calls for name, each in (await total(house, "channel")).items()} == {
             "http": 2,
             "delegate": 4,
@@ -92,7 +92,7 @@ async def test_a_budget_of_a_conversation_holds_for_the_tasks_in_it(home: Path, 
         session = (await house.say(said)).session
         outcome = await house.say(said)
         assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
-        assert (await house.service.used_in(session, ANNA)).calls == len(house.requests()) - 3
+        assert (await house.service.usage_of(session, ANNA)).calls == len(house.requests()) - 3
     async with delegating(home, model, limits.format(free.usage.tokens + 1)) as house:
         outcome = await house.say(said)
         assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
@@ -107,7 +107,7 @@ async def test_a_task_is_charged_to_its_conversation_while_the_gateway_runs(home
         outcome = await house.say(said)
         assert outcome.state == "answered"
         session = await house.store.read(sessions.get, outcome.session)
-        (budget,), _ = await house.components.budgets.seen_by(ANNA, session)
+        (budget,), _ = await house.components.budgets.visible_to(ANNA, session)
         assert (budget.setting, budget.tokens) == ("budgets.talk", outcome.usage.tokens)
         asked = len(house.requests())
         refused = await house.say("[say more]")

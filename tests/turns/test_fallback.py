@@ -63,7 +63,7 @@ async def told(house: Core, text: str, name: str | None = "talk", **fields: Any)
     """A turn to its end, and all that its readers are told."""
     with anyio.fail_after(WAIT):
         accepted = await house.accept(text, name, **fields)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         events: list[Event] = []
         async with aclosing(log.read()) as batches:
@@ -386,7 +386,7 @@ async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, 
         server.moods = dict.fromkeys(NAMES, "[words 9] [hang after=4]")
         clock.now += STAYS
         accepted = await house.accept("three", "talk", **made_for)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:

@@ -144,5 +144,6 @@ def test_what_differs_is_named() -> None:
     assert drift_of(freeze([(PROMPT, "a"), (EXTRA, "mine")], old), "a", old) is None
     found = drift_of(freeze([(PROMPT, "a")], old), "b", new)
     assert found is not None and found.text == (
-        "This agent's prompt and tools changed since this conversation began (changed: look). /reload applies the change."
+        "This agent's prompt and tools changed since this conversation began (changed: look). "
+        "/reload applies the change."
     )

@@ -65,7 +65,7 @@ async def _find(context: CommandContext, id: str, kind: Literal["approval", "que
         raise Conflict(
             f"No question of that kind is open here, but this one is.\n{listing(found)}", code="answer_unfit"
         )
-    if others := await questions.not_for(context.principal, context.session):
+    if others := await questions.open_for_others(context.principal, context.session):
         return others[0]  # refused later, with the name of the right that is missing
     elsewhere = await questions.open_for(context.principal, limit=LISTED) if context.session else []
     if elsewhere:

@@ -14,8 +14,8 @@ REBUILDS = "The model reads the whole conversation once more (its cached prefix 
 
 async def context(context: CommandContext, words: str) -> CommandReply:
     _check_alone("context", words)
-    filling = await context.service.filling(context.here(), context.principal)
-    return CommandReply(text=told(filling), session=context.session)
+    usage = await context.service.window_usage(context.here(), context.principal)
+    return CommandReply(text=format_usage(usage), session=context.session)
 
 
 async def compact(context: CommandContext, words: str) -> CommandReply:
@@ -30,41 +30,41 @@ def _check_alone(command: str, words: str) -> None:
         raise Refused(f"/{command} takes no arguments.", code="bad_argument")
 
 
-def told(filling: WindowUsage) -> str:
+def format_usage(usage: WindowUsage) -> str:
     """The usage as lines of text."""
-    about = "" if filling.counted else "about "
+    about = "" if usage.counted else "about "
     lines = [
-        f"{about}{filling.tokens:,} of {filling.window:,} tokens are in use, {_share(filling.tokens, filling)} of the "
-        f"window of {filling.model}",
-        _bar(filling.tokens, filling),
+        f"{about}{usage.tokens:,} of {usage.window:,} tokens are in use, {_share(usage.tokens, usage)} of the "
+        f"window of {usage.model}",
+        _bar(usage.tokens, usage),
     ]
-    width = max((len(share.name) for share in filling.parts), default=0)
-    for share in filling.parts:
+    width = max((len(share.name) for share in usage.parts), default=0)
+    for share in usage.parts:
         many = f"  ({share.count:,})" if share.count > 1 else ""
-        lines.append(f"{share.name:{width}}  {share.tokens:>9,}  {_share(share.tokens, filling):>5}{many}")
-    if filling.summaries:
-        by = "a summary or list" if filling.summaries == 1 else f"{filling.summaries} summaries or lists"
-        lines.append(f"Messages 1 to {filling.summarised:,} are replaced by {by} of them.")
+        lines.append(f"{share.name:{width}}  {share.tokens:>9,}  {_share(share.tokens, usage):>5}{many}")
+    if usage.summaries:
+        by = "a summary or list" if usage.summaries == 1 else f"{usage.summaries} summaries or lists"
+        lines.append(f"Messages 1 to {usage.summarised:,} are replaced by {by} of them.")
     lines.append(
-        f"Above {filling.soft:,} tokens a summary is prepared, above {filling.hard:,} it replaces older messages; "
+        f"Above {usage.soft:,} tokens a summary is prepared, above {usage.hard:,} it replaces older messages; "
         "/compact does so with the next message."
     )
-    if filling.resting:
-        until = time.strftime("%H:%M", time.localtime(filling.rests_until or 0))
-        lines.append(f"Automatic summaries are suspended until {until}: {filling.resting.rstrip('.')}.")
+    if usage.resting:
+        until = time.strftime("%H:%M", time.localtime(usage.rests_until or 0))
+        lines.append(f"Automatic summaries are suspended until {until}: {usage.resting.rstrip('.')}.")
     return "\n".join(lines)
 
 
-def _share(tokens: int, filling: WindowUsage) -> str:
-    return f"{tokens / filling.window:.1%}"
+def _share(tokens: int, usage: WindowUsage) -> str:
+    return f"{tokens / usage.window:.1%}"
 
 
-def _bar(tokens: int, filling: WindowUsage) -> str:
+def _bar(tokens: int, usage: WindowUsage) -> str:
     """A bar that shows how full the window is, with its marks."""
-    full = min(BAR, round(BAR * tokens / filling.window))
+    full = min(BAR, round(BAR * tokens / usage.window))
     cells = ["█"] * full + ["·"] * (BAR - full)
-    for mark in (filling.soft, filling.hard):
-        place = min(BAR - 1, int(BAR * mark / filling.window))
+    for mark in (usage.soft, usage.hard):
+        place = min(BAR - 1, int(BAR * mark / usage.window))
         cells[place] = "|"
     return "[" + "".join(cells) + "]"
 

@@ -6,7 +6,7 @@ from tidegate.commands.registry import CommandContext, CommandReply, SlashComman
 from tidegate.errors import NotFound, Refused
 
 if TYPE_CHECKING:
-    from tidegate.memory import Memory, Subject
+    from tidegate.memory import Memory, NoteSubject
 
 _SOURCES = {
     "person": "written by {}",
@@ -61,7 +61,7 @@ async def _shown(context: CommandContext, service: "Memory", about_agent: bool) 
     return "\n\n".join([await _listed(service, subject) for subject in subjects])
 
 
-async def _listed(service: "Memory", subject: "Subject") -> str:
+async def _listed(service: "Memory", subject: "NoteSubject") -> str:
     book = await service.notebook(subject)
     of = "you" if subject.about == "person" else f"the work of the agent {subject.name}"
     if not book.notes:
@@ -70,7 +70,7 @@ async def _listed(service: "Memory", subject: "Subject") -> str:
     return "\n".join((f"About {of} ({book.bytes} of {book.most} bytes):", *lines))
 
 
-async def _subject(context: CommandContext, service: "Memory", about_agent: bool) -> "Subject":
+async def _subject(context: CommandContext, service: "Memory", about_agent: bool) -> "NoteSubject":
     if not about_agent:
         return await service.subject(context.principal)
     agent = await _agent(context)

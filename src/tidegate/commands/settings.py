@@ -93,20 +93,20 @@ async def status(context: CommandContext, _: str) -> CommandReply:
 
 async def _filled(context: CommandContext) -> list[str]:
     """How full the model's window is, and its largest parts."""
-    filling = await context.service.filling(context.here(), context.principal)
-    about = "" if filling.counted else "about "
-    share = f"{filling.tokens / filling.window:.0%}"
-    parts = sorted(filling.parts, key=lambda part: -part.tokens)[:PARTS]
+    usage = await context.service.window_usage(context.here(), context.principal)
+    about = "" if usage.counted else "about "
+    share = f"{usage.tokens / usage.window:.0%}"
+    parts = sorted(usage.parts, key=lambda part: -part.tokens)[:PARTS]
     most = ", ".join(f"{part.name} {part.tokens:,}" for part in parts)
     return [
-        f"context       {about}{filling.tokens:,} of {filling.window:,} tokens ({share}); /context shows all of it",
+        f"context       {about}{usage.tokens:,} of {usage.window:,} tokens ({share}); /context shows all of it",
         f"              {most}",
     ]
 
 
 async def _used(context: CommandContext) -> str:
     """The usage of this conversation so far."""
-    used = await context.service.used_in(context.here(), context.principal)
+    used = await context.service.usage_of(context.here(), context.principal)
     cached = f" ({used.cached / used.input:.0%} of the former cached)" if used.cached else ""
     about = "about " if used.estimated else ""
     cost = f", {dollars(used.cost)}" if used.cost else ""
