@@ -70,7 +70,7 @@ async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: 
             assert results(house)[-1] == wanted
 
 
-async def test_of_several_one_must_be_named_and_what_waits_elsewhere_is_said(home: Path, model: ScriptedModel) -> None:
+async def test_one_of_several_questions_must_be_named_and_others_are_listed(home: Path, model: ScriptedModel) -> None:
     """X14: nothing is guessed; an id works from any conversation, and only for whom it is."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:

@@ -16,7 +16,7 @@ from tidegate.store import summaries
 pytestmark = pytest.mark.anyio
 
 
-async def test_context_shows_what_fills_the_window_by_part(home: Path, model: ScriptedModel) -> None:
+async def test_context_shows_the_window_by_part(home: Path, model: ScriptedModel) -> None:
     """The parts are of the next request, and together they are what the provider counted."""
     async with house(home, model) as h:
         session = (await talk(h, 3))[-1].session
@@ -78,7 +78,7 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
         assert not (await h.say("short")).notices
 
 
-async def test_why_no_summary_is_asked_for_is_told(home: Path, model: ScriptedModel) -> None:
+async def test_context_shows_why_summaries_are_suspended(home: Path, model: ScriptedModel) -> None:
     """S35: and /compact tries all the same."""
     model.be(Temper(marker=SUMMARY_TASK, summary="empty", times=1))
     async with house(home, model) as h:
@@ -93,7 +93,7 @@ async def test_why_no_summary_is_asked_for_is_told(home: Path, model: ScriptedMo
         assert (await h.store.read(summaries.shown, session))[-1].how == "model"
 
 
-async def test_nobody_sees_what_fills_another_ones_window(home: Path, model: ScriptedModel) -> None:
+async def test_the_window_of_another_principal_is_not_visible(home: Path, model: ScriptedModel) -> None:
     async with house(home, model) as h:
         session = (await h.say(WORDS)).session
         with pytest.raises(NotFound):

@@ -66,9 +66,7 @@ async def test_reasoning_chosen_for_a_time_ends_too(home: Path, model: ScriptedM
         assert house.components.presence.stats().unloads == {}
 
 
-async def test_status_says_where_each_setting_comes_from_what_it_outranks_and_when_it_ends(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_status_shows_the_source_precedence_and_expiry_of_settings(home: Path, model: ScriptedModel) -> None:
     """S06: the same in the short forms of the commands themselves."""
     clock = Clock()
     async with core(home, model=model, clock=clock) as house:

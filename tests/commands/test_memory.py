@@ -50,9 +50,7 @@ async def test_the_agents_notes_are_everybodys_to_see_and_the_owners_to_write(ho
 @pytest.mark.parametrize(
     "line", ["/memory burn", "/memory forget", "/memory edit x y", "/memory add", "/memory edit 1"]
 )
-async def test_what_cannot_be_understood_is_refused_with_a_sentence(
-    home: Path, model: ScriptedModel, line: str
-) -> None:
+async def test_invalid_arguments_are_refused_with_a_sentence(home: Path, model: ScriptedModel, line: str) -> None:
     """H20: and changes nothing."""
     async with core(home, model=model, tools='"memory"') as house:
         await run(house, "/memory add likes tea")
@@ -71,7 +69,7 @@ async def test_where_no_agent_has_a_memory_it_is_said(home: Path, model: Scripte
 
 
 @pytest.mark.parametrize(("at_end", "says"), [("true", True), ("false", False)])
-async def test_new_says_that_what_was_learnt_is_kept(home: Path, model: ScriptedModel, at_end: str, says: bool) -> None:
+async def test_new_announces_the_extraction_of_notes(home: Path, model: ScriptedModel, at_end: str, says: bool) -> None:
     """S04: where that is so."""
     async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as house:
         session = (await house.say("hello")).session

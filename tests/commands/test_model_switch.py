@@ -20,7 +20,9 @@ def told(house: Core) -> list[str]:
     return [sentence for text in texts for sentence in (TO_OTHER, TO_MAIN) if sentence in text]
 
 
-async def test_a_switch_is_told_once_with_the_next_message_over_a_restart(home: Path, model: ScriptedModel) -> None:
+async def test_a_switch_is_reported_once_with_the_next_message_across_a_restart(
+    home: Path, model: ScriptedModel
+) -> None:
     """S05, S32, B4: it stays where it was said, and nothing of it is said again, whatever is unloaded or killed."""
     async with core(home, model=model, drain=None) as house:
         first = await house.say("one")
@@ -55,7 +57,7 @@ async def test_a_switch_is_told_once_with_the_next_message_over_a_restart(home: 
         (["/reasoning low"], []),
     ],
 )
-async def test_only_what_was_changed_in_the_end_is_told(
+async def test_only_the_net_change_is_reported(
     home: Path, model: ScriptedModel, lines: list[str], expected: list[str]
 ) -> None:
     """S05: who switches back before the next message has switched nothing."""
@@ -79,7 +81,7 @@ async def test_without_an_earlier_answer_there_is_nothing_to_tell(home: Path, mo
         assert told(house) == []
 
 
-async def test_a_choice_for_a_time_is_told_when_it_begins_and_when_it_is_over(home: Path, model: ScriptedModel) -> None:
+async def test_a_temporary_choice_is_reported_at_its_start_and_end(home: Path, model: ScriptedModel) -> None:
     """S06: and if nobody spoke meanwhile, not at all."""
     clock = Clock()
     async with core(home, model=model, clock=clock) as house:

@@ -56,7 +56,7 @@ def said(request: dict[str, Any]) -> str:
     return str(request["messages"][1:])
 
 
-async def test_a_conversation_begins_with_what_is_remembered_of_its_person_and_agent(
+async def test_a_conversation_begins_with_the_notes_about_its_person_and_agent(
     home: Path, model: ScriptedModel
 ) -> None:
     """X19, X20: as notes, each with its number and who wrote it; nobody else's."""
@@ -78,7 +78,7 @@ async def test_a_conversation_begins_with_what_is_remembered_of_its_person_and_a
         assert [name for name, _ in frozen.parts] == ["prompt", "memory"]
 
 
-async def test_an_agent_without_the_toolset_is_told_nothing_and_costs_nothing(home: Path, model: ScriptedModel) -> None:
+async def test_an_agent_without_the_toolset_gets_no_notes_and_costs_nothing(home: Path, model: ScriptedModel) -> None:
     """Where no agent has it, nothing of it is there."""
     async with core(home, model=model) as house:
         assert house.service.memory is None and house.components.extractor is None
@@ -131,7 +131,7 @@ async def test_a_change_reaches_a_running_conversation_at_its_end_and_once(home:
         assert str(house.requests()[-1]["messages"]).count(notes.HEADING) == 1
 
 
-async def test_a_conversation_is_not_told_of_its_own_changes_nor_of_what_it_began_with(
+async def test_a_conversation_is_not_notified_of_its_own_changes_or_its_initial_notes(
     home: Path, model: ScriptedModel
 ) -> None:
     async with core(home, model=model, tools=TOOLS) as house:
@@ -149,7 +149,7 @@ async def test_a_conversation_is_not_told_of_its_own_changes_nor_of_what_it_bega
         assert "likes bread" in told and "likes jam" not in told
 
 
-async def test_a_reload_freezes_what_is_remembered_now(home: Path, model: ScriptedModel) -> None:
+async def test_a_reload_freezes_the_current_notes(home: Path, model: ScriptedModel) -> None:
     """A4, P19: and what it then knows it is not told again."""
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say("one")
@@ -161,7 +161,7 @@ async def test_a_reload_freezes_what_is_remembered_now(home: Path, model: Script
         assert not await house.service.operations.reload(outcome.session, ANNA)
 
 
-async def test_a_change_that_waits_in_the_queue_is_told_after_a_restart(home: Path, model: ScriptedModel) -> None:
+async def test_a_queued_notice_of_a_change_survives_a_restart(home: Path, model: ScriptedModel) -> None:
     """F4, V14: a kill between the change and the next turn loses nothing."""
     async with core(home, model=model, tools=TOOLS, drain=None) as house:
         await house.say("one")
@@ -222,7 +222,7 @@ async def test_nobody_reaches_anothers_notes_but_the_owner(home: Path, model: Sc
         assert (note.text, note.by, note.author, note.source) == ("likes green tea", "owner", OWNER.id, "person")
 
 
-async def test_what_does_not_fit_is_counted_and_nothing_is_cut() -> None:
+async def test_notes_that_do_not_fit_are_counted_and_none_is_cut() -> None:
     found = [
         Note(id=number, text="x" * size, author="p", by="p", source="tool", at=1.0)
         for number, size in ((1, 100), (2, 300), (3, 50))
@@ -254,7 +254,7 @@ async def test_notes_are_edited_as_a_text(home: Path, model: ScriptedModel) -> N
         assert "zwei" not in system(house.requests()[-1])
 
 
-async def test_many_writers_at_once_leave_what_they_wrote(home: Path, model: ScriptedModel) -> None:
+async def test_concurrent_writers_lose_no_notes(home: Path, model: ScriptedModel) -> None:
     """Nothing that was acknowledged is missing from what the next conversation begins with."""
     async with core(home, model=model, tools=TOOLS) as house:
         memory = memory_of(house)
@@ -269,7 +269,7 @@ async def test_many_writers_at_once_leave_what_they_wrote(home: Path, model: Scr
         assert (await memory.part("main", ANNA.id)).count(": note ") == 20
 
 
-async def test_changed_notes_are_told_again_when_a_compaction_covers_them(home: Path) -> None:
+async def test_changed_notes_are_repeated_after_a_compaction_covers_them(home: Path) -> None:
     """S36: what the model is shown says how the notes stand now, though the prompt says how they stood."""
     toml = '[models.main]\napi = "demo"\ncontext_window = 4096\n[agents.main]\ntools = ["memory"]\n'
     async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
@@ -286,7 +286,7 @@ async def test_changed_notes_are_told_again_when_a_compaction_covers_them(home: 
         assert any("likes COFFEE" in message.aside for message in view.messages())
 
 
-async def test_changed_notes_are_told_again_when_the_turn_that_told_them_is_undone(home: Path) -> None:
+async def test_changed_notes_are_repeated_after_their_turn_is_undone(home: Path) -> None:
     toml = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["memory"]\n'
     async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
         memory = house.service.memory

@@ -151,7 +151,7 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
                 await anyio.lowlevel.checkpoint()
 
 
-async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: ScriptedModel) -> None:
+async def test_extracted_notes_are_stored_once_by_key(home: Path, model: ScriptedModel) -> None:
     """B6: also when it is made again after a crash."""
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\ntools = ["memory"]\n' + FAR
     async with remote(home) as there, core(home, model=model, toml=toml) as house:
@@ -203,7 +203,7 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
         ("../far", "", "is no name"),
     ],
 )
-def test_a_provider_that_is_not_there_is_told_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_a_missing_provider_is_reported_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:
     """X07: a name is no path."""
     (tmp_path / "memories").mkdir()
     (tmp_path / "memories" / "far.py").write_text(text)

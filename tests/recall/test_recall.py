@@ -55,7 +55,7 @@ async def collected(past: Memories, query: str, **options: object) -> list[str]:
 # -- search ------------------------------------------------------------------------------------------------------------
 
 
-async def test_words_are_found_with_place_role_time_and_what_stands_around_them(past: Memories) -> None:
+async def test_words_are_found_with_place_role_time_and_context(past: Memories) -> None:
     await past.say(
         "s_1", "The ÉCLUSE opens at noon.", "I see. " + "filler " * 200 + "the gate_keeper sleeps " * 3, "ok"
     )
@@ -86,7 +86,7 @@ async def test_everything_that_was_said_is_found(past: Memories) -> None:
     assert "command" not in (await past.search("bittern whoami")).replace("whoami", "")
 
 
-async def test_what_recalls_is_no_second_mention(past: Memories) -> None:
+async def test_recall_results_are_not_found_again(past: Memories) -> None:
     """What these tools were asked and gave is not found again, nor what the running turn says."""
     call = ToolCall(id="c", name="context_search", arguments='{"query": "heron"}')
     await past.say(
@@ -148,7 +148,7 @@ async def test_ten_thousand_hits_are_all_reached_and_none_twice(past: Memories) 
 
 
 @pytest.mark.parametrize("size", [512, 2000])
-async def test_what_does_not_fit_is_on_the_next_page(tmp_path: Path, size: int) -> None:
+async def test_further_hits_are_on_the_next_page(tmp_path: Path, size: int) -> None:
     """D1, L24: an answer is never longer than what a model is shown, and nothing between two pages is lost."""
     async with memories(tmp_path, excerpt_bytes=size, excerpt_lines=20) as past:
         await past.say("s_1", *(f"{'word ' * 60} tide{place} é" for place in range(30)))
@@ -205,7 +205,7 @@ async def test_undone_messages_are_not_shown(past: Memories) -> None:
 # -- spooled results ---------------------------------------------------------------------------------------------------
 
 
-async def test_spooled_results_are_searched_after_what_was_said(past: Memories) -> None:
+async def test_spooled_results_are_searched_after_messages(past: Memories) -> None:
     """By words that stand on one line, in either case and with whatever accents, or by a pattern; each place is named
     so that the tool `output` can show more of it."""
     await past.say("s_1", "the heron stands")
@@ -296,7 +296,7 @@ async def test_many_conversations_are_gone_through_a_few_at_a_time(
             assert got == wanted, (regex, limit)
 
 
-async def test_a_place_of_somebody_elses_leads_nowhere(past: Memories) -> None:
+async def test_a_cursor_into_another_principals_messages_is_refused(past: Memories) -> None:
     """X06: to go on from where Bert's search was shows nothing of his."""
     await past.begin("s_bert", BERT)
     await past.say("s_bert", *("heron of bert" for _ in range(5)))
@@ -424,7 +424,7 @@ async def test_the_smallest_page_gets_on_too(tmp_path: Path, size: int) -> None:
         assert pages < 100
 
 
-async def test_what_is_not_there_is_said_in_one_sentence(past: Memories) -> None:
+async def test_missing_places_are_reported_in_one_sentence(past: Memories) -> None:
     await past.say("s_1", "one", "two")
     for options, words in (
         ({}, "give summary, or first"),
@@ -441,7 +441,7 @@ async def test_what_is_not_there_is_said_in_one_sentence(past: Memories) -> None
 # -- describe ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_summary_says_what_it_covers_and_gives_its_messages(past: Memories) -> None:
+async def test_a_summary_shows_its_span_and_its_messages(past: Memories) -> None:
     """S19: from the tree in use down to the exact words."""
     assert "no summaries" in await past.describe()
     await past.say("s_1", *(f"word {place}" for place in range(1, 41)))

@@ -26,7 +26,7 @@ async def told_until_end(house: Core, session: str, after: int, turn: str) -> li
     raise AssertionError("the stream ended first")
 
 
-async def test_the_beginning_and_the_end_of_a_turn_are_told_around_its_rows(home: Path, model: ScriptedModel) -> None:
+async def test_start_and_end_events_of_a_turn_surround_its_rows(home: Path, model: ScriptedModel) -> None:
     """S19: also when its first row was there before the watcher looked."""
     async with core(home, model=model) as house:
         session = (await house.say("one")).session

@@ -122,7 +122,7 @@ async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effec
         assert await entries(house) == [(outcome.session, 2)]
 
 
-async def test_an_end_stops_the_turn_and_refuses_what_waits(home: Path, model: ScriptedModel) -> None:
+async def test_an_end_stops_the_running_turn_and_refuses_waiting_ones(home: Path, model: ScriptedModel) -> None:
     """B3, V01, V05, V19: the running turn is stopped, and whoever waits for another is told that the session ended."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate]")
@@ -165,7 +165,7 @@ async def test_settings_and_approvals_die_with_the_session_and_the_transcript_st
             await house.accept("again", name=None, session=outcome.session)
 
 
-async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model: ScriptedModel) -> None:
+async def test_settings_survive_unload_and_restart_and_go_with_the_end(home: Path, model: ScriptedModel) -> None:
     """B1, B5, S05, S06, V03, V04: the chosen model and a pending approval survive both."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
@@ -322,7 +322,7 @@ async def test_a_hook_that_hangs_is_given_up_and_owed(
         assert await entries(house) == [(outcome.session, 2)]
 
 
-async def test_expiry_ends_what_is_idle_and_spares_what_works(home: Path, model: ScriptedModel) -> None:
+async def test_expiry_ends_idle_sessions_and_spares_busy_ones(home: Path, model: ScriptedModel) -> None:
     """V17, V05, S04: from the store, without a resident; never a session with a turn running or waiting."""
     extra = '[expiry]\nnamed_idle = "1h"'
     async with core(home, extra, model=model) as house:
@@ -481,7 +481,7 @@ async def test_a_hook_that_hung_is_asked_once_in_a_run(
         assert await house.components.endings.finish() == 3
 
 
-async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: Path, model: ScriptedModel) -> None:
+async def test_waiters_of_an_ended_session_get_the_outcome_in_the_store(home: Path, model: ScriptedModel) -> None:
     """V05, H18, S19: the refusal is the same live and from the store."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate]")
@@ -496,7 +496,7 @@ async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: P
 
 
 @pytest.mark.parametrize("first", ["end", "delete"])
-async def test_who_deletes_what_is_being_ended_leaves_its_turn_the_time_to_end(
+async def test_a_deletion_during_an_end_leaves_the_turn_time_to_stop(
     home: Path, model: ScriptedModel, first: str
 ) -> None:
     """B3, V01, V06: both callers are told the truth, and whoever waits for the turn is told that it was stopped."""

@@ -85,7 +85,7 @@ async def test_one_run_removes_every_row_of_the_audit_log_whose_retention_is_ove
         assert house.service.status()["audit"] == {"rows": 5}
 
 
-async def test_one_run_removes_every_prompt_that_nobody_uses(home: Path, model: ScriptedModel) -> None:
+async def test_one_run_removes_every_unused_prompt(home: Path, model: ScriptedModel) -> None:
     """L20, L04: however many one-shot calls with a prompt of their own there were."""
 
     def fill(db: Db) -> None:

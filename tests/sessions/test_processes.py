@@ -75,7 +75,7 @@ async def the_process(house: Core, name: str = "job") -> ProcessRow:
 
 
 @pytest.mark.parametrize("drain", [None, 0.05])
-async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process_once(
+async def test_an_unreported_end_of_a_process_is_reported_once_by_the_next_gateway(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
     """S08, F4: killed or stopped between the two; the next start begins the turn, and no later one does again."""
@@ -101,7 +101,7 @@ async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process
     assert "has ended with exit code 0" in model.recorded[-1].body.decode()
 
 
-async def test_an_end_is_told_once_however_often_it_is_told_of(home: Path, model: ScriptedModel) -> None:
+async def test_the_end_of_a_process_is_reported_once(home: Path, model: ScriptedModel) -> None:
     """S08, F4: the turn and the mark that it was told are one write."""
     deeds = Deeds()
     async with working(home, model, deeds) as house:
@@ -115,7 +115,7 @@ async def test_an_end_is_told_once_however_often_it_is_told_of(home: Path, model
         assert deeds.done == ["x"]
 
 
-async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Path, model: ScriptedModel) -> None:
+async def test_an_interrupted_report_is_sent_once_by_the_timer(home: Path, model: ScriptedModel) -> None:
     """S08, L16: the timer looks at what is, and whoever was about to tell tells nothing twice."""
     deeds, stuck, goes_on = Deeds(), anyio.Event(), anyio.Event()
     async with working(home, model, deeds) as house:
@@ -141,9 +141,7 @@ async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Pa
         assert deeds.done == ["x"]
 
 
-async def test_an_end_that_comes_while_the_gateway_stops_is_told_after_the_next_start(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_an_end_during_shutdown_is_reported_after_the_next_start(home: Path, model: ScriptedModel) -> None:
     """S08: as a turn, which is what was asked for."""
     deeds = Deeds()
     async with working(home, model, deeds) as house:
@@ -160,7 +158,7 @@ async def test_an_end_that_comes_while_the_gateway_stops_is_told_after_the_next_
         assert len(await told(house)) == 1
 
 
-async def test_where_no_turn_can_be_begun_the_end_is_told_with_the_next_message_and_no_later_start_tells_it(
+async def test_an_end_that_can_start_no_turn_is_reported_once_with_the_next_message(
     home: Path, model: ScriptedModel
 ) -> None:
     """S08: the queue is full, for example."""
@@ -223,7 +221,9 @@ async def test_a_process_that_is_started_again_keeps_its_channel(home: Path, mod
         assert deeds.done == []
 
 
-async def test_who_started_a_process_can_be_asked_in_the_turn_that_it_begins(home: Path, model: ScriptedModel) -> None:
+async def test_the_person_who_started_a_process_can_be_asked_in_the_turn_of_its_report(
+    home: Path, model: ScriptedModel
+) -> None:
     """S29, X11: where a person is; where there is none, to ask is to deny."""
     deeds = Deeds()
     async with working(home, model, deeds, mode="balanced") as house:
@@ -261,7 +261,7 @@ async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path,
 # -- and it keeps nothing alive --------------------------------------------------------------------------------------
 
 
-async def test_a_session_whose_process_runs_expires_like_any_other(home: Path, model: ScriptedModel) -> None:
+async def test_a_session_with_a_running_process_expires_like_any_other(home: Path, model: ScriptedModel) -> None:
     """S08, L16: a process is no activity, whatever it puts out; it ends with its session."""
     deeds, now, mark = Deeds(), [1e9], token()
     call = {"action": "start", "name": "server", "command": f"while echo busy; do sleep 0.01; done & sleep {mark}"}

@@ -100,7 +100,7 @@ async def test_a_change_that_a_message_overtakes_is_refused(home: Path, model: S
         assert house.components.presence.stats().unloads == {}
 
 
-async def test_a_retry_whose_caller_left_is_worked_all_the_same(home: Path, model: ScriptedModel) -> None:
+async def test_a_retry_runs_even_if_its_caller_has_left(home: Path, model: ScriptedModel) -> None:
     """F4, L23: once it is committed it is with the engine, and needs no timer to be found."""
     async with core(home, model=model) as house:
         first = await house.say("one")

@@ -104,7 +104,7 @@ async def test_a_long_past_that_is_loaded_again_is_not_weighed_as_if_it_were_in_
 
 
 @pytest.mark.parametrize("way", ["undo", "said elsewhere", "other model"])
-async def test_what_has_changed_meanwhile_is_read_from_the_store(home: Path, model: ScriptedModel, way: str) -> None:
+async def test_a_change_made_meanwhile_is_read_from_the_store(home: Path, model: ScriptedModel, way: str) -> None:
     """S34, A2: a history that was kept is used on the same terms as a resident."""
     async with core(home, model=model) as house:
         session = (await house.say(LONG)).session
@@ -314,7 +314,7 @@ async def test_a_resident_that_the_store_has_left_behind_is_not_used(home: Path,
         grows(model)
 
 
-async def test_what_the_model_does_not_see_costs_no_resident(home: Path, model: ScriptedModel) -> None:
+async def test_a_change_that_the_model_does_not_see_keeps_the_resident(home: Path, model: ScriptedModel) -> None:
     """A1, S34: a new title, and a reload that finds nothing new."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")

@@ -77,7 +77,7 @@ async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedM
         assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
 
 
-async def test_what_is_said_on_another_channel_enters_no_running_turn(home: Path, model: ScriptedModel) -> None:
+async def test_a_message_of_another_channel_does_not_join_the_running_turn(home: Path, model: ScriptedModel) -> None:
     """X20: it is queued, as a turn of its own channel, so that rules about that hold for it."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate]", channel="page")

@@ -351,7 +351,7 @@ HAPPENINGS = {"turn ends": _turn_ends, "unload": _unload, "session ends": _end, 
 
 
 @pytest.mark.parametrize("event", HAPPENINGS)
-async def test_what_survives_an_event_within_the_process(scene: Scene, event: str) -> None:
+async def test_survival_of_events_within_the_process(scene: Scene, event: str) -> None:
     """V01, V02, V03, V04, V05, V06, V07, V08, V09, V10, V11, V12, V14, V15: one event, and a look at everything."""
     async with in_process_gateway(scene.home, toml=scene.toml, drain=0.1) as h:
         await scene.furnish(Caller(h.client))
@@ -381,7 +381,7 @@ async def process(scene: Scene) -> AsyncIterator[tuple[GatewayProcess, Caller]]:
 @pytest.mark.parametrize(
     ("event", "number"), [("stop or replace", signal.SIGTERM), ("kill", signal.SIGKILL)], ids=["stop", "kill"]
 )
-async def test_what_survives_the_end_of_the_process(scene: Scene, event: str, number: signal.Signals) -> None:
+async def test_survival_of_the_end_of_the_process(scene: Scene, event: str, number: signal.Signals) -> None:
     """V01, V02, V03, V04, V05, V06, V07, V08, V09, V10, V11, V12, V14, V15, F4: in the next process everything is where
     it was; what was under way goes on, and the agent is told what was lost."""
     async with process(scene) as (running, caller):
@@ -407,7 +407,7 @@ def expected(event: str) -> dict[str, str]:
 # -- the page --
 
 
-def test_the_page_says_what_the_test_proves() -> None:
+def test_the_documented_table_matches_the_test() -> None:
     """V01, V06: docs/lifetimes.md has the same rows, in the same order, with the same words."""
     page = (ROOT / "docs" / "lifetimes.md").read_text()
     lines = [line for line in page.splitlines() if line.startswith("| ")]
@@ -427,7 +427,7 @@ def is_built(sign: str) -> bool:
     return (ROOT / name).exists() if kind == "file" else f"`{name}" in (ROOT / "docs" / "commands.md").read_text()
 
 
-def test_what_has_no_row_is_not_built() -> None:
+def test_a_thing_without_a_row_is_not_built() -> None:
     """V13: whoever builds one of these gives it a row."""
     assert [thing for thing, sign in NOT_BUILT.items() if is_built(sign)] == []
     assert (

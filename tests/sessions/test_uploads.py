@@ -71,7 +71,7 @@ async def test_a_conversation_that_ends_meanwhile_is_followed_by_another(home: P
         assert len(kept(house)) == 1
 
 
-async def test_what_is_refused_at_the_door_leaves_nothing(home: Path, model: ScriptedModel) -> None:
+async def test_a_refused_upload_leaves_nothing_behind(home: Path, model: ScriptedModel) -> None:
     """H20, D4, X08: a full queue, another's conversation, what is no sound; its path is named."""
     async with core(home, "[limits]\nqueue_length = 1\n", model=model) as house:
         first = await house.accept("[hold there] begin")
@@ -123,7 +123,7 @@ async def test_a_one_shot_call_that_goes_on_after_a_crash_still_has_its_sound(ho
         assert kept(house) == []
 
 
-async def test_what_a_caller_left_behind_is_found_by_the_sweep_or_taken_in(home: Path, model: ScriptedModel) -> None:
+async def test_uploads_of_a_caller_that_left_are_swept_or_accepted(home: Path, model: ScriptedModel) -> None:
     """D4, L15: cancelled at any moment, there is no file without a row for longer than the sweep takes."""
     async with core(home, model=model) as house:
         for pause in (0.0, 0.005, 0.05, 0.1):

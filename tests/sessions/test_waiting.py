@@ -92,7 +92,7 @@ async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, mo
         check_books(house)
 
 
-async def test_pressure_and_idleness_unload_what_waits(home: Path, model: ScriptedModel) -> None:
+async def test_pressure_and_idleness_unload_waiting_residents(home: Path, model: ScriptedModel) -> None:
     """A7, A8, P16: and the turns go on all the same."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -145,9 +145,7 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
         assert deeds.done == [str(after) for after in range(40)]
 
 
-async def test_a_call_that_works_beside_one_that_waits_finds_its_turn_complete(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_a_call_beside_a_waiting_one_finds_its_turn_complete(home: Path, model: ScriptedModel) -> None:
     """A12, P16: results of both are in the next request, in the order of the calls."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -182,7 +180,7 @@ async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_mid
         grows(model)
 
 
-async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: ScriptedModel) -> None:
+async def test_a_turn_that_waits_for_an_asking_task_is_unloaded_too(home: Path, model: ScriptedModel) -> None:
     """A6, A8, B4: the agent that gave the task and the one that works on it hold nothing while a person is asked."""
     deeds = Deeds()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
@@ -201,9 +199,7 @@ async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: Scr
     assert deeds.done == ["a"]
 
 
-async def test_at_every_step_of_a_running_turn_the_books_tell_what_its_resident_holds(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_the_ledger_shows_the_resident_at_every_step_of_a_running_turn(home: Path, model: ScriptedModel) -> None:
     """L03, L02: seen from the tools that it calls, and by a second conversation that has to leave for it."""
     sizes: list[int] = []
 

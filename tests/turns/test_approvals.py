@@ -100,7 +100,7 @@ async def test_a_question_of_a_tool_survives_the_process(home: Path, model: Scri
 
 
 @pytest.mark.parametrize("drain", [None, 0.05])
-async def test_what_ran_beside_a_question_is_not_run_again(
+async def test_calls_that_ran_beside_a_question_are_not_repeated(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
     """F4, S29: a neighbour that was cut off had begun: its effect is unknown, and the question stands."""
@@ -119,7 +119,7 @@ async def test_what_ran_beside_a_question_is_not_run_again(
         assert results(house)[0].startswith("Interrupted") and results(house)[1] == "pushed a"
 
 
-async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path, model: ScriptedModel) -> None:
+async def test_sweeps_and_expiry_spare_sessions_with_open_questions(home: Path, model: ScriptedModel) -> None:
     """S29, B1: however long it takes, until the question's own time is over."""
     now = [1e9]
     deeds = Deeds()
@@ -139,7 +139,7 @@ async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path,
 # -- how it ends -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) -> None:
+async def test_a_stop_cancels_open_questions(home: Path, model: ScriptedModel) -> None:
     """S30: at once; a late answer is refused with what happened, and the conversation goes on."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -153,7 +153,7 @@ async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) ->
         assert deeds.done == [] and house.components.engine.away == 0 and house.service.questions.waiting == 0
 
 
-async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: ScriptedModel) -> None:
+async def test_an_end_cancels_open_questions_and_notifies_readers(home: Path, model: ScriptedModel) -> None:
     """S30, B3: the turn ends as stopped, with why; the question is cancelled."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -169,7 +169,9 @@ async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: Scripte
         assert deeds.done == []
 
 
-async def test_when_nobody_answers_in_time_the_turn_goes_on_and_is_told(home: Path, model: ScriptedModel) -> None:
+async def test_an_expired_question_is_reported_to_the_model_and_the_turn_continues(
+    home: Path, model: ScriptedModel
+) -> None:
     """S30: limits.answer_within; the model reads that nothing was done, and why."""
     now = [1e9]
     deeds = Deeds()
@@ -186,7 +188,9 @@ async def test_when_nobody_answers_in_time_the_turn_goes_on_and_is_told(home: Pa
 
 
 @pytest.mark.parametrize("call", ['push {"what": "a"}', 'ask_user {"question": "Which?"}'])
-async def test_an_agent_may_be_told_to_stop_when_nobody_answers(home: Path, model: ScriptedModel, call: str) -> None:
+async def test_an_agent_may_be_configured_to_end_the_turn_when_a_question_expires(
+    home: Path, model: ScriptedModel, call: str
+) -> None:
     """S30: `unanswered = "end"` ends the turn instead, with a sentence for its user."""
     now = [1e9]
     deeds = Deeds()
@@ -202,7 +206,7 @@ async def test_an_agent_may_be_told_to_stop_when_nobody_answers(home: Path, mode
         assert deeds.done == [] and model.stats()["refusals"] == []
 
 
-async def test_a_denial_is_told_with_its_reason(home: Path, model: ScriptedModel) -> None:
+async def test_a_denial_reaches_the_model_with_its_reason(home: Path, model: ScriptedModel) -> None:
     """S30: and is an answer like any other: the turn goes on."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -217,7 +221,7 @@ async def test_a_denial_is_told_with_its_reason(home: Path, model: ScriptedModel
 
 
 @pytest.mark.parametrize("where", [{"channel": "http"}, {"channel": "http", "name": None}, {"name": None}])
-async def test_where_nobody_could_answer_to_ask_is_to_deny(
+async def test_an_action_is_denied_if_nobody_can_be_asked(
     home: Path, model: ScriptedModel, where: dict[str, Any]
 ) -> None:
     """X11: with nothing configured; the model is told why, and nothing waits."""
@@ -337,7 +341,7 @@ async def test_after_a_restart_a_row_about_another_action_lets_nothing_run(home:
         assert deeds.done == [] and "another action" in results(house)[0]
 
 
-async def test_what_is_not_his_does_not_exist_for_a_principal(home: Path, model: ScriptedModel) -> None:
+async def test_questions_of_others_are_not_found(home: Path, model: ScriptedModel) -> None:
     """X14, X06: a forged or foreign id is not found, for the owner of the gateway too, and nothing runs."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -393,7 +397,7 @@ async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, mode
         assert results(house) == ["yes, no"]
 
 
-async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: ScriptedModel) -> None:
+async def test_questions_close_with_their_call(home: Path, model: ScriptedModel) -> None:
     """S30: a tool whose time was over asks nobody any more: who follows is told, and a late answer is refused."""
     async with asking(home, model, Deeds()) as house:
         turn, [question] = await ask(house, "[tool hurry {}] [hold gate step=1] [say done]")
@@ -408,7 +412,7 @@ async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: Script
         assert (await house.answered(turn)).text == "done"
 
 
-async def test_what_a_lost_call_had_asked_is_over_too(home: Path, model: ScriptedModel) -> None:
+async def test_questions_of_a_lost_call_close_too(home: Path, model: ScriptedModel) -> None:
     """S29, S30: a call that is not made again after a crash waits for no answer."""
     deeds = Deeds()
     deeds.goes_on.set()
@@ -442,7 +446,7 @@ async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: Scripte
         assert results(house) == ["because"] and deeds.done == ["a"]
 
 
-async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedModel) -> None:
+async def test_the_approver_sees_hidden_characters(home: Path, model: ScriptedModel) -> None:
     """X14: no line passes for another argument, nothing is invisible or turned around, and what is long is shown
     whole."""
     deeds = Deeds()
@@ -467,7 +471,7 @@ async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedM
         assert deeds.done == tricks
 
 
-async def test_what_is_too_long_to_be_shown_whole_is_refused_unasked(home: Path, model: ScriptedModel) -> None:
+async def test_an_action_too_long_to_show_is_refused_without_asking(home: Path, model: ScriptedModel) -> None:
     """X14: nobody approves what they have not seen; characters that are written out count as they are shown."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -594,7 +598,7 @@ async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> N
         assert deeds.done == ["a", "n", "m"]
 
 
-async def test_what_balanced_allows_needs_nobody(home: Path, model: ScriptedModel) -> None:
+async def test_actions_allowed_in_balanced_mode_need_no_approval(home: Path, model: ScriptedModel) -> None:
     """X11: writing in the workspace and reading, on a channel where nobody is."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -603,7 +607,7 @@ async def test_what_balanced_allows_needs_nobody(home: Path, model: ScriptedMode
 
 
 @pytest.mark.parametrize(("backend", "asks"), [("bubblewrap", False), ("local", True)])
-async def test_what_is_executed_needs_a_person_unless_a_sandbox_keeps_it(
+async def test_execution_needs_approval_unless_it_is_sandboxed(
     home: Path, model: ScriptedModel, backend: str, asks: bool
 ) -> None:
     """X11: balanced, by the session's own workspace; a tool that does not run its commands there asks anyway."""
@@ -683,7 +687,7 @@ async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
 # -- who comes later -------------------------------------------------------------------------------------------------
 
 
-async def test_who_comes_later_is_told_of_the_open_questions_first(home: Path, model: ScriptedModel) -> None:
+async def test_late_readers_get_open_questions_first(home: Path, model: ScriptedModel) -> None:
     """S29: before the rows; also while the turn that asked has no place to go on yet after a restart."""
     deeds = Deeds()
     extra = "[limits]\nturns = 1"

@@ -78,7 +78,7 @@ async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: P
         assert (await house.say("[say two]", **key("k"))).text == "two"
 
 
-async def test_a_turn_in_the_middle_ends_at_the_cap_and_keeps_what_it_did(home: Path, model: ScriptedModel) -> None:
+async def test_a_running_turn_ends_at_the_cap_and_keeps_its_steps(home: Path, model: ScriptedModel) -> None:
     """X22, P02: its committed steps stay, in balance, and it goes on when the day is over."""
     clock = Clock()
     async with core(home, SMALL, model=model, clock=clock) as house:
@@ -215,7 +215,7 @@ def test_the_operator_is_warned_once_a_day() -> None:
     ]
 
 
-def test_who_spends_all_at_once_is_not_told_that_something_is_left() -> None:
+def test_a_warning_past_the_limit_does_not_claim_that_something_is_left() -> None:
     """X22: the warning and the end come together then."""
     clock, turn = Clock(), Teller()
     BudgetAccount(BudgetRule(setting="budgets.talk", per="session", each="total", tokens=100), "s_1", clock).spend(

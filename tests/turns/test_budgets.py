@@ -74,7 +74,7 @@ def refused(outcome: Outcome) -> Failure:
     return outcome.error
 
 
-async def test_each_principal_has_a_budget_of_his_own(home: Path, model: ScriptedModel) -> None:
+async def test_each_principal_has_their_own_budget(home: Path, model: ScriptedModel) -> None:
     """X22: it stops whom it is for, says which, how much, until when and what to do; others go on."""
     clock, one = Clock(), (await price(home, model)).tokens
     toml = settings(model, budget("each", per="principal", each="hour", tokens=2 * one))
@@ -157,7 +157,7 @@ async def test_a_turn_stops_between_its_steps(home: Path, model: ScriptedModel) 
         assert model.stats()["refusals"] == []
 
 
-async def test_a_turns_budget_counts_what_it_spent_before_a_restart(home: Path, model: ScriptedModel) -> None:
+async def test_a_turn_budget_includes_spending_before_a_restart(home: Path, model: ScriptedModel) -> None:
     """X22, S14: the steps that are in the journal are paid for."""
     toml = settings(model, budget("turn", per="turn", tokens=10))
     async with core(home, model=model, toml=settings(model, ""), drain=None) as house:
@@ -198,7 +198,7 @@ async def test_of_two_budgets_the_first_to_end_decides(home: Path, model: Script
         assert "budgets.day" in refused(await house.say("hello", name=None)).message
 
 
-async def test_at_four_fifths_the_conversation_and_the_operator_are_told_once(home: Path, model: ScriptedModel) -> None:
+async def test_a_warning_is_given_once_at_four_fifths(home: Path, model: ScriptedModel) -> None:
     """X22: how much of what, until when; in each window, for each who spends, and once more after a restart."""
     clock, one = Clock(), (await price(home, model)).tokens
     toml = settings(model, budget("each", per="principal", each="day", tokens=5 * one))
@@ -265,7 +265,7 @@ async def test_a_broken_attempt_is_written_down_with_the_step_that_followed(home
         assert (total.calls, total.estimated) == (2, 1)
 
 
-async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, model: ScriptedModel) -> None:
+async def test_a_chosen_model_is_charged_to_the_same_budgets(home: Path, model: ScriptedModel) -> None:
     """X22: another model is no way round a budget, and is written down by its own name."""
     toml = settings(model, budget("each", per="principal", each="day", tokens=300))
     async with core(home, model=model, toml=toml) as house:
@@ -359,7 +359,7 @@ async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
         refused(await house.say("hello", name=None))
 
 
-async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> None:
+async def test_budgets_are_visible_to_their_principal_and_the_owner(home: Path, model: ScriptedModel) -> None:
     """X05: one's own; the owner all, by the names of whom they are for."""
     toml = settings(
         model,

@@ -92,7 +92,7 @@ async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server
 
 
 @pytest.mark.parametrize("how", SEALING)
-async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
+async def test_a_conversation_continues_without_refused_reasoning(
     home: Path, server: Moody, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2, S33: as after a change to another account's key; the transcript keeps them, and new ones go back."""
@@ -140,7 +140,7 @@ class _Complaining:
         return getattr(self._form, name)
 
 
-async def test_who_refuses_thoughts_that_are_not_there_is_asked_no_third_time(home: Path) -> None:
+async def test_a_model_that_refuses_absent_reasoning_is_not_called_a_third_time(home: Path) -> None:
     """S33: whose they are is asked once with them and once without, the others, who were sent none, once."""
     async with Stubborn() as server, thinking(home, server, "anthropic", 'reasoning = "high"') as house:
         await ready(house)
@@ -151,7 +151,7 @@ async def test_who_refuses_thoughts_that_are_not_there_is_asked_no_third_time(ho
         assert server.asked == ["first", "first", "second", "third"]
 
 
-async def test_thoughts_that_nobody_is_shown_are_left_out_as_well_when_they_are_refused(
+async def test_hidden_reasoning_is_left_out_too_when_it_is_refused(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2, S33: the provider has another sentence for these."""
@@ -163,7 +163,7 @@ async def test_thoughts_that_nobody_is_shown_are_left_out_as_well_when_they_are_
         assert thoughts(server.recorded[-1].decoded()) == 0
 
 
-async def test_who_is_in_a_conversation_is_told_that_it_goes_on_without_thoughts(
+async def test_the_user_is_notified_that_reasoning_was_dropped(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S33: what the provider had cached of it is not found again, and every rebuild says so, once."""

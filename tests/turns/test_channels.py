@@ -63,7 +63,7 @@ async def test_a_channel_that_wants_a_report_gets_one_and_no_model_is_asked(
     assert asked == ["user", "tool", "user"]
 
 
-async def test_what_had_only_waited_was_not_cut_off_and_goes_on(home: Path, model: ScriptedModel) -> None:
+async def test_a_turn_that_was_only_waiting_is_resumed(home: Path, model: ScriptedModel) -> None:
     """S18, V05: a channel's report is about what was begun."""
     async with core(home, model=model, drain=None, channels=MORE) as house:
         running = await cut_off(house, "hook")
@@ -83,7 +83,7 @@ async def test_an_orderly_stop_is_no_interruption(home: Path, model: ScriptedMod
         assert (await house.answered(accepted.turn)).text == "done"
 
 
-async def test_a_turn_whose_channel_is_gone_is_told_of_and_not_worked(home: Path, model: ScriptedModel) -> None:
+async def test_a_turn_of_a_removed_channel_is_reported_and_not_run(home: Path, model: ScriptedModel) -> None:
     """S18: nobody would get its answer."""
     outcome = await after_a_crash(home, model, "chat", later=None)
     assert outcome.error is not None and outcome.error.code == "interrupted"

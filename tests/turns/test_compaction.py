@@ -184,7 +184,9 @@ async def test_the_same_is_shown_after_unload_and_after_a_restart(home: Path, mo
         assert await h.store.read(summaries.shown, session)
 
 
-async def test_what_is_prepared_beside_the_turn_is_used_and_not_written_twice(home: Path, model: ScriptedModel) -> None:
+async def test_a_summary_prepared_beside_the_turn_is_used_and_not_written_twice(
+    home: Path, model: ScriptedModel
+) -> None:
     """The soft mark: nobody waits for the summary, and the hard mark finds it."""
     async with house(home, model) as h:
         session, number = await until_prepared(h)
@@ -197,7 +199,7 @@ async def test_what_is_prepared_beside_the_turn_is_used_and_not_written_twice(ho
         assert written(model) == 1
 
 
-async def test_what_was_prepared_is_there_after_a_restart(home: Path, model: ScriptedModel) -> None:
+async def test_a_prepared_summary_survives_a_restart(home: Path, model: ScriptedModel) -> None:
     async with house(home, model) as h:
         session, number = await until_prepared(h)
         await settled(h, session)
@@ -300,7 +302,7 @@ async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, mode
         )
 
 
-async def test_a_conversation_that_is_taken_up_again_brings_its_summaries(home: Path, model: ScriptedModel) -> None:
+async def test_a_resumed_conversation_keeps_its_summaries(home: Path, model: ScriptedModel) -> None:
     """/resume of an ended one: no summary is written anew."""
     async with house(home, model) as h:
         session = (await talk(h, 40))[-1].session
@@ -365,7 +367,7 @@ async def test_a_window_that_is_far_too_small_ends_the_turn_after_one_retry(home
         assert unfit(model) <= refused + 4
 
 
-async def test_a_prompt_that_leaves_no_room_is_told_as_what_it_is(home: Path, model: ScriptedModel) -> None:
+async def test_a_prompt_that_fills_the_window_is_reported_as_such(home: Path, model: ScriptedModel) -> None:
     """Too small a window: one sentence that says what to do, and no request that must fail."""
     async with house(home, model, 'skills = []\ndescription = "d"\n', more="") as h:
         del h
@@ -418,7 +420,7 @@ async def test_a_person_can_ask_for_a_compaction(home: Path, model: ScriptedMode
         assert COMPACTION_REQUESTED not in {each.key for each in await h.store.read(settings.get_all, session, 0.0)}
 
 
-async def test_what_summaries_cost_is_written_down_to_the_conversation(home: Path, model: ScriptedModel) -> None:
+async def test_the_cost_of_summaries_is_charged_to_the_conversation(home: Path, model: ScriptedModel) -> None:
     async with house(home, model) as h:
         outcomes = await talk(h, 30)
         await settled(h, outcomes[0].session)
@@ -571,7 +573,7 @@ async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, mode
         assert filling.counted
 
 
-async def test_what_was_undone_while_its_summary_was_written_is_not_stored(home: Path, model: ScriptedModel) -> None:
+async def test_a_summary_of_undone_messages_is_not_stored(home: Path, model: ScriptedModel) -> None:
     """The summary comes too late."""
     model.be(Temper(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
     async with house(home, model) as h:

@@ -445,7 +445,7 @@ async def test_a_message_that_is_longer_than_the_window_is_shown_by_an_excerpt(
 
 
 @formats
-async def test_a_window_that_does_not_hold_the_prompt_is_told_at_once(
+async def test_a_window_too_small_for_the_prompt_is_reported_at_once(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
     """One sentence that says what to do, and no model is asked in vain."""
@@ -524,7 +524,7 @@ async def test_a_body_that_is_too_large_is_made_smaller_once(
 
 
 @formats
-async def test_a_picture_that_is_too_large_is_told_in_words(
+async def test_a_picture_that_is_too_large_is_described_in_words(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
     """Not by a summary: what is too large is handled as what it is."""
@@ -545,7 +545,7 @@ async def test_a_picture_that_is_too_large_is_told_in_words(
 
 
 @formats
-async def test_a_document_that_the_endpoint_refuses_is_told_in_words(
+async def test_a_refused_document_is_described_in_words(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
     """D3, D5: one that is damaged, or an endpoint that takes none, does not end the conversation."""
@@ -623,7 +623,7 @@ async def test_a_substitute_with_a_smaller_window_is_asked_within_it(
 
 
 @formats
-async def test_undoing_what_is_summarised_shows_what_it_covered(
+async def test_undoing_summarised_messages_shows_the_covered_ones_again(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
     """Turns that were undone are in no request, whoever spoke of them."""

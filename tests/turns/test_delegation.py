@@ -104,9 +104,7 @@ async def test_only_agents_that_are_named_are_given_tasks(home: Path, model: Scr
         assert len(house.requests()) == 2 and (await rows(house)) == NOTHING_LEFT
 
 
-async def test_a_person_reaches_no_agent_by_another_that_he_may_not_use_himself(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_delegation_does_not_reach_agents_that_the_user_may_not_use(home: Path, model: ScriptedModel) -> None:
     """X23: also when that was changed while the conversation goes on."""
     async with delegating(home, model) as house:
         await house.store.write(lambda db: db.execute('UPDATE principals SET agents = \'["main", "second"]\''))
@@ -136,7 +134,7 @@ async def test_tasks_are_handed_on_so_deep_and_no_deeper(home: Path, model: Scri
         assert len(house.requests()) == 4
 
 
-async def test_nobody_comes_by_that_channel_from_outside(home: Path, model: ScriptedModel) -> None:
+async def test_the_delegate_channel_is_closed_to_callers(home: Path, model: ScriptedModel) -> None:
     """X23: a task is given by a turn, and only by one that runs."""
     async with delegating(home, model) as house:
         done = await house.say("one")
@@ -227,9 +225,7 @@ async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, m
         assert "second" in json.dumps(texts[-1])
 
 
-async def test_who_waited_for_a_place_before_gets_it_before_more_tasks_of_a_turn(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_earlier_waiters_get_a_slot_before_further_tasks_of_a_turn(home: Path, model: ScriptedModel) -> None:
     """A tree has one place for itself; for more it waits as everybody does."""
     async with delegating(home, model, "[limits]\nturns = 2") as house:
         blocker = await house.accept("[hold blocker]", "zero")
@@ -340,7 +336,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         assert house.components.delegation is not None and house.components.delegation.is_idle
 
 
-async def test_a_caller_who_leaves_takes_the_tasks_with_him(home: Path, model: ScriptedModel) -> None:
+async def test_tasks_stop_when_their_caller_leaves(home: Path, model: ScriptedModel) -> None:
     """S18, H16: of a one-shot call nothing is left at all."""
     holding = Holding()
     async with delegating(home, model, toolsets={"holding": holding.toolset()}) as house:
@@ -384,7 +380,7 @@ async def test_a_turn_that_fails_beside_its_tasks_stops_them(home: Path, model: 
 # -- where it works --------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_works_in_a_folder_of_its_own_that_is_gone_with_it(home: Path, model: ScriptedModel) -> None:
+async def test_a_task_has_its_own_folder_which_is_removed_with_it(home: Path, model: ScriptedModel) -> None:
     """V10, L29: neither sees the other's files; what is to be kept is in the answer."""
     write, read = '[tool write_file {"path": "a.txt", "content": "x"}]', '[tool read_file {"path": "a.txt"}]'
     async with delegating(home, model) as house:

@@ -46,9 +46,7 @@ def progress(events: list[Event]) -> str:
 # -- what is seen ----------------------------------------------------------------------------------------------------
 
 
-async def test_who_follows_the_turn_sees_which_agent_works_its_calls_and_its_text(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_readers_of_a_turn_see_the_agent_calls_and_text_of_its_tasks(home: Path, model: ScriptedModel) -> None:
     """H11: as progress of the call, of tasks within tasks too, and of each under its own call."""
     inner = f"{task('second', '[tool clock {}] [say the time]')} [say so late]"
     async with delegating(home, model) as house:
@@ -62,7 +60,7 @@ async def test_who_follows_the_turn_sees_which_agent_works_its_calls_and_its_tex
         assert second == "[second] works on the task\nbeside"
 
 
-async def test_what_is_seen_of_a_task_is_bounded(home: Path, model: ScriptedModel) -> None:
+async def test_the_progress_of_a_task_is_bounded(home: Path, model: ScriptedModel) -> None:
     """D1, L21: a line for a call, whatever its arguments, and of all of it what progress may be."""
     long = "x" * 300
     async with delegating(home, model) as house:
@@ -76,9 +74,7 @@ async def test_what_is_seen_of_a_task_is_bounded(home: Path, model: ScriptedMode
         assert max(len(line) for line in shown.splitlines() if line.startswith("[")) <= 200 + len("[helper] ")
 
 
-async def test_what_a_person_should_know_of_a_task_is_told_and_kept_with_the_turn(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_notices_of_a_task_are_sent_and_stored_with_the_turn(home: Path, model: ScriptedModel) -> None:
     """Notices of the agent that works on it come under its name."""
     toml = configured(model).replace('prompt = "You help the helper."', 'prompt = "x"\nfallback = ["other"]', 1)
     async with delegating(home, model, toml=toml) as house:
@@ -94,7 +90,9 @@ async def test_what_a_person_should_know_of_a_task_is_told_and_kept_with_the_tur
 
 
 @pytest.mark.parametrize("how", ["id", "/approve", "task's own"])
-async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model: ScriptedModel, how: str) -> None:
+async def test_questions_of_a_task_reach_the_person_in_their_conversation(
+    home: Path, model: ScriptedModel, how: str
+) -> None:
     """S29, S31: by the turn that he follows; it is answered as anything else, and the turn waits meanwhile."""
     deeds = Deeds()
     toolsets = {"deeds": deeds.toolset()}
@@ -145,7 +143,7 @@ async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model
     ],
 )
 @pytest.mark.parametrize("deep", [False, True])
-async def test_a_task_is_never_less_restricted_than_who_gave_it(
+async def test_a_task_is_never_less_restricted_than_its_parent(
     home: Path, model: ScriptedModel, giver: str, helper: str, verdict: str, deep: bool
 ) -> None:
     """X11: the strictest of all policies on the way decides, also where an agent in between has a milder one."""
@@ -175,7 +173,7 @@ def agents_with(model: ScriptedModel, *settings_of: str) -> str:
     return "".join(parts)
 
 
-async def test_what_leaves_the_sandbox_is_the_owners_to_approve_in_a_task_too(home: Path, model: ScriptedModel) -> None:
+async def test_actions_outside_the_sandbox_need_the_owner_in_tasks_too(home: Path, model: ScriptedModel) -> None:
     """X11, X14: handing it on gives nobody a right."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
@@ -192,7 +190,7 @@ async def test_what_leaves_the_sandbox_is_the_owners_to_approve_in_a_task_too(ho
         assert (await house.answered(accepted.turn)).text == "done" and deeds.done == ["d"]
 
 
-async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedModel) -> None:
+async def test_a_stop_closes_the_questions_of_tasks(home: Path, model: ScriptedModel) -> None:
     """S30: whoever followed the turn is told so before it ends."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
@@ -209,9 +207,7 @@ async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedMo
 
 
 @pytest.mark.parametrize("name", ["talk", None])
-async def test_where_nobody_could_be_asked_a_task_cannot_ask_either(
-    home: Path, model: ScriptedModel, name: str | None
-) -> None:
+async def test_a_task_cannot_ask_where_its_parent_cannot(home: Path, model: ScriptedModel, name: str | None) -> None:
     """S30: that is decided by the conversation at the outside, whichever agents are between."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
@@ -292,9 +288,7 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         assert house.components.engine.places.taken == 0
 
 
-async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_given_in(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_actions_of_a_task_are_audited_under_its_conversation(home: Path, model: ScriptedModel) -> None:
     """X24: its own session is gone with it; whom it works for and who approved is known."""
     toolsets = {"deeds": Deeds().toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:

@@ -83,7 +83,7 @@ async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
 
 
 @pytest.mark.parametrize("why", ["one-shot", "resumes", "ended", "agent gone"])
-async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
+async def test_a_task_of_a_turn_that_is_not_resumed_is_stopped_and_leaves_nothing(
     home: Path, model: ScriptedModel, why: str
 ) -> None:
     """F4, S17, S18: whyever that is, at the next start, with its folder; no model is asked for it again."""
@@ -119,7 +119,9 @@ async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
         assert not any(count for name, count in house.service.census().items() if name != "residents")
 
 
-async def test_a_task_that_kills_the_gateway_is_given_up_and_its_turn_is_told(home: Path, model: ScriptedModel) -> None:
+async def test_a_task_that_kills_the_gateway_is_given_up_and_reported_to_its_turn(
+    home: Path, model: ScriptedModel
+) -> None:
     """S17, L23: who only waited for it is not given up with it."""
     limits = "[limits]\nresumes = 1"
     async with delegating(home, model, limits, drain=None) as house:

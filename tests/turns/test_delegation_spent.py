@@ -20,7 +20,7 @@ async def total(house: Core, by: usage.By = "agent") -> dict[str, UsageTotal]:
     return {each.key: each for each in await house.store.read(lambda db: usage.totals(db, by=by))}
 
 
-async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_down_once(
+async def test_the_usage_of_a_turn_includes_its_tasks_and_counts_each_call_once(
     home: Path, model: ScriptedModel
 ) -> None:
     """X22: the outcome says the sum of the tree, live and from the store; the sums by agent, by conversation and
@@ -46,7 +46,7 @@ async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_dow
         assert left == (0, 0)
 
 
-async def test_what_a_task_used_before_a_crash_is_counted_after_it(home: Path, model: ScriptedModel) -> None:
+async def test_the_usage_of_a_task_before_a_crash_is_counted(home: Path, model: ScriptedModel) -> None:
     """F4, X22: of tasks that had ended, and of those that went on."""
     both = task("second", "[say a]", together=(("helper", "[tool list_files {}] [hold gate step=1] [say b]"),))
     async with delegating(home, model, drain=None) as house:
@@ -127,7 +127,7 @@ async def _results(house: Core) -> list[str]:
     return [row.message.text for row in page.rows if row.message.role == "tool"]
 
 
-async def test_a_plain_turn_has_used_what_it_had_before(home: Path, model: ScriptedModel) -> None:
+async def test_the_usage_of_a_turn_without_tasks_is_unchanged(home: Path, model: ScriptedModel) -> None:
     """X22: and a stopped one says that a part of it is an estimate, live and from the store."""
     async with delegating(home, model) as house:
         outcome = await house.say("hello")

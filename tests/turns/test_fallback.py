@@ -94,7 +94,7 @@ FELL = "The model first is overloaded, so second answers for now."
 AGAIN = "The model first answers again."
 
 
-async def test_a_session_falls_back_stays_and_comes_back_and_its_user_is_told_once(
+async def test_a_session_falls_back_and_returns_and_its_user_is_notified_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
     async with falling(home, server, clock) as house:
@@ -117,9 +117,7 @@ async def test_a_session_falls_back_stays_and_comes_back_and_its_user_is_told_on
     assert server.stats()["refused"] == 0
 
 
-async def test_a_model_that_still_fails_after_its_time_is_not_told_of_again(
-    home: Path, server: Moody, clock: Clock
-) -> None:
+async def test_a_model_that_keeps_failing_is_not_reported_again(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock) as house:
         _, events = await told(house, "one")
@@ -169,7 +167,7 @@ async def test_the_substitute_survives_unload_and_restart(home: Path, server: Mo
         assert (await view(house, session)).fallback is None
 
 
-async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server: Moody, clock: Clock) -> None:
+async def test_a_chosen_model_is_used_without_fallback(home: Path, server: Moody, clock: Clock) -> None:
     """The choice is another row than the fallback, and neither changes the other."""
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
@@ -198,7 +196,7 @@ async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server:
 
 
 @pytest.mark.parametrize("code", ["context_length_exceeded", "content_filter"])
-async def test_what_is_about_the_words_is_told_and_nobody_else_is_asked(
+async def test_a_failure_about_the_content_does_not_fall_back(
     home: Path, server: Moody, clock: Clock, code: str
 ) -> None:
     async with falling(home, server, clock) as house:
@@ -219,7 +217,7 @@ async def test_one_conversations_fault_takes_no_model_from_the_others(home: Path
     assert server.asked == ["first", "second", "second", "first"]
 
 
-async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, clock: Clock) -> None:
+async def test_the_error_names_every_model_of_the_chain(home: Path, server: Moody, clock: Clock) -> None:
     server.moods = {"first": "[status 429]", "second": "[cut after=0]"}
     async with falling(home, server, clock) as house:
         outcome, events = await told(house, "one")
@@ -286,7 +284,7 @@ async def test_a_chain_that_was_changed_is_obeyed(home: Path, server: Moody, clo
     assert server.asked == ["first", "second", "first", "third"]
 
 
-async def test_a_row_that_nobody_understands_is_left_alone(home: Path, server: Moody, clock: Clock) -> None:
+async def test_an_unreadable_fallback_setting_is_ignored(home: Path, server: Moody, clock: Clock) -> None:
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
         await house.store.write(stored.put, session, "fallback", {"model": 7}, "fallback", clock(), None)
@@ -326,7 +324,7 @@ async def test_a_turn_goes_on_in_mid_turn_in_another_format(
     assert server.stats()["refusals"] == []
 
 
-async def test_what_is_said_into_a_failing_call_is_said_once(home: Path, server: Moody, clock: Clock) -> None:
+async def test_a_message_during_a_failing_call_is_delivered_once(home: Path, server: Moody, clock: Clock) -> None:
     """S14: it waits for the next step, whoever is asked."""
     server.moods["first"] = "[hold gate] [status 503]"
     async with falling(home, server, clock) as house:
@@ -443,7 +441,7 @@ async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
 
 
 @pytest.mark.parametrize(("own", "other"), list(itertools.product(FORMATS, FORMATS)))
-async def test_a_picture_of_a_tool_is_a_note_for_who_cannot_see_and_a_picture_again_for_who_can(
+async def test_a_picture_of_a_tool_is_described_only_to_models_without_vision(
     home: Path, server: Moody, clock: Clock, own: str, other: str
 ) -> None:
     """D3, A5: from any format to any other and back; nobody is refused."""
@@ -477,7 +475,9 @@ async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, ser
         assert server.asked[-1] == "second", "the first rests"
 
 
-async def test_who_leaves_in_the_middle_of_falling_back_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:
+async def test_a_caller_that_leaves_during_a_fallback_leaves_nothing_behind(
+    home: Path, server: Moody, clock: Clock
+) -> None:
     server.moods = {"first": "[status 503]", "second": "[hold there]"}
     async with falling(home, server, clock) as house:
         accepted = await house.accept("one", None)
@@ -503,7 +503,7 @@ async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moo
         assert record.resident is before, "the substitute's resident is kept as any other"
 
 
-async def test_a_step_that_another_model_made_stands_when_the_turn_is_replayed(
+async def test_a_step_of_another_model_is_kept_when_the_turn_is_replayed(
     home: Path, server: Moody, clock: Clock
 ) -> None:
     """P06, P16: a crash after the substitute's first step; the next process goes on with it."""
@@ -521,7 +521,7 @@ async def test_a_step_that_another_model_made_stands_when_the_turn_is_replayed(
     assert server.asked == ["first", "second", "second", "second"]
 
 
-async def test_a_failing_model_is_logged_with_who_answers_instead(home: Path, server: Moody, clock: Clock) -> None:
+async def test_a_failing_model_is_logged_with_its_fallback(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503 quote]"
     with capture_logs() as lines:
         async with falling(home, server, clock) as house:
@@ -605,7 +605,7 @@ async def test_a_turn_that_has_ended_is_let_go_at_once(
             gc.enable()
 
 
-def test_the_table_of_kinds_says_what_is_done() -> None:
+def test_the_documented_table_of_failures_matches() -> None:
     """docs/model-failures.md"""
     page = (Path(__file__).parents[2] / "docs" / "model-failures.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]

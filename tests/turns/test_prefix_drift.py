@@ -30,9 +30,7 @@ async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
     return outcome.notices
 
 
-async def test_a_change_of_the_tools_is_told_once_and_again_when_they_change_again(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_each_change_of_the_tools_is_reported_once(home: Path, model: ScriptedModel) -> None:
     """A4, S33: over restarts, and to the user alone; what the model sees stays as it was frozen."""
     async with running(home, model) as house:
         assert await heard(house) == ()
@@ -48,7 +46,7 @@ async def test_a_change_of_the_tools_is_told_once_and_again_when_they_change_aga
     assert model.stats()["refused"] == 0
 
 
-async def test_after_a_reload_nothing_is_told(home: Path, model: ScriptedModel) -> None:
+async def test_nothing_is_reported_after_a_reload(home: Path, model: ScriptedModel) -> None:
     """A4: the tools are then those of the configuration, and a later change is told again."""
     async with running(home, model) as house:
         first = await house.say("hello")
@@ -72,9 +70,7 @@ async def test_a_tool_that_is_no_longer_there_says_so(home: Path, model: Scripte
         assert "There is no tool named 'read_file' here." in [row.message.text for row in rows]
 
 
-async def test_another_prompt_is_told_and_a_caller_that_goes_its_own_way_is_not(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_a_changed_prompt_is_reported_unless_the_caller_replaced_it(home: Path, model: ScriptedModel) -> None:
     """A4: one-shot calls have nothing frozen; what a conversation was given in addition is no difference."""
     async with running(home, model) as house:
         await house.say("hello", extra_prompt="Be brief.")
@@ -136,7 +132,7 @@ async def stare(ctx: ToolContext, *, long: bool = False) -> str:
     return ""
 
 
-def test_what_differs_is_named() -> None:
+def test_the_notice_names_the_differences() -> None:
     """A4: tools by name, also one that only changed; prompt and tools together."""
     old, new = Toolset((look,)), Toolset((stare,))
     assert drift_of(freeze([(PROMPT, "a ")], old), " a", old) is None
