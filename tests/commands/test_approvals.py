@@ -1,4 +1,4 @@
-"""What a person may say with a slash to what an agent asks."""
+"""Commands that answer an agent's questions."""
 
 from pathlib import Path
 
@@ -23,7 +23,8 @@ async def session_of(house: Core, turn: str) -> str:
 
 
 async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedModel) -> None:
-    """S29, V19: in mid-turn and without an id where one thing waits; the turn is named, so that it can be followed."""
+    """S29, V19: in mid-turn, and without an id if one question is open; the reply names the turn, so that it can be
+    followed."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
@@ -41,7 +42,7 @@ async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedMo
 
 
 async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: ScriptedModel) -> None:
-    """S29: all that is no id is the reason."""
+    """S29: everything but the id is the reason."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         for named in (False, True):
@@ -54,7 +55,7 @@ async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: Scr
 
 
 async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: ScriptedModel) -> None:
-    """S29: and says what it took."""
+    """S29: and repeats the answer."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         cases = (('"choices": ["red", "blue"]', "2", "blue"), ('"choices": []', "as you  like", "as you  like"))
@@ -71,7 +72,7 @@ async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: 
 
 
 async def test_one_of_several_questions_must_be_named_and_others_are_listed(home: Path, model: ScriptedModel) -> None:
-    """X14: nothing is guessed; an id works from any conversation, and only for whom it is."""
+    """X14: nothing is guessed; an id works from any conversation, for those who may answer it."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         accepted = await house.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")

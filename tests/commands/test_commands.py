@@ -1,4 +1,4 @@
-"""What a person may say with a slash."""
+"""Slash commands."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ async def test_new_ends_this_conversation_and_the_next_message_begins_another(ho
 
 
 async def test_new_takes_no_words_and_then_ends_nothing(home: Path, model: ScriptedModel) -> None:
-    """H20: what it would drop is refused with a sentence."""
+    """H20: arguments are refused with a sentence."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         for line in ("/new Holiday plans", "/reset x"):
@@ -76,7 +76,7 @@ async def test_status_shows_the_usage_of_this_conversation(home: Path, model: Sc
 
 
 async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> None:
-    """A3: said and true."""
+    """A3: the reply says so, and it is true."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         assert "Nothing is rebuilt" in (await run(house, "/reasoning high", first.session)).text
@@ -91,7 +91,7 @@ async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> N
 
 
 async def test_undo_and_retry_change_the_models_view(home: Path, model: ScriptedModel) -> None:
-    """P18, A5: the undone turn is gone from the request and still in the transcript's export; retry asks anew."""
+    """P18, A5: the undone turn is gone from the request and still in the export; retry asks again."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         await house.say("two")
@@ -111,7 +111,7 @@ async def test_undo_and_retry_change_the_models_view(home: Path, model: Scripted
 
 
 async def test_reload_states_its_effect_and_its_cost(home: Path, model: ScriptedModel) -> None:
-    """A4, P18: the next request has the new prompt; without a change nothing is done, and nothing paid."""
+    """A4, P18: the next request has the new prompt; without a change nothing happens and nothing is charged."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         reply = await run(house, "/reload", first.session)
@@ -131,7 +131,7 @@ async def test_reload_states_its_effect_and_its_cost(home: Path, model: Scripted
 
 
 async def test_commands_that_rebuild_are_refused_in_mid_turn(home: Path, model: ScriptedModel) -> None:
-    """V19: with what to do instead."""
+    """V19: with advice."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate]")
         for line in ("/undo", "/retry", "/reload"):

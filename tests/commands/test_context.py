@@ -1,4 +1,4 @@
-"""What people are told of a conversation's window, and how they have it made smaller."""
+"""The context window as users see it, and compaction on request."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_context_shows_the_window_by_part(home: Path, model: ScriptedModel) -> None:
-    """The parts are of the next request, and together they are what the provider counted."""
+    """The parts are those of the next request, and add up to the provider's count."""
     async with house(home, model) as h:
         session = (await talk(h, 3))[-1].session
         await h.say("now [tool clock {}]")
@@ -38,7 +38,7 @@ async def test_context_shows_the_window_by_part(home: Path, model: ScriptedModel
 
 
 async def test_context_is_the_same_from_the_store_alone(home: Path, model: ScriptedModel) -> None:
-    """Whether or not anything of it is in memory; without a count it says that it is an estimate."""
+    """Whether or not the session is in memory; without a count it is marked as an estimate."""
     async with house(home, model) as h:
         session = (await talk(h, 3))[-1].session
         before = await h.service.window_usage(session, ANNA)
@@ -51,7 +51,7 @@ async def test_context_is_the_same_from_the_store_alone(home: Path, model: Scrip
 
 
 async def test_compact_summarises_with_the_next_message(home: Path, model: ScriptedModel) -> None:
-    """Also when no model was to be asked for a while: a person has asked."""
+    """Also during a cooldown, since a user requested it."""
     model.be(Temper(marker=SUMMARY_TASK))
     async with house(home, model) as h:
         session = (await talk(h, 8))[-1].session
@@ -79,7 +79,7 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
 
 
 async def test_context_shows_why_summaries_are_suspended(home: Path, model: ScriptedModel) -> None:
-    """S35: and /compact tries all the same."""
+    """S35: and /compact tries anyway."""
     model.be(Temper(marker=SUMMARY_TASK, summary="empty", times=1))
     async with house(home, model) as h:
         session = (await talk(h, 30))[-1].session

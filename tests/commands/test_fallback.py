@@ -1,4 +1,4 @@
-"""What a person is told of a model that answers instead of another."""
+"""Fallbacks as users see them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,7 +57,7 @@ async def test_status_shows_the_longer_of_cooldown_and_fallback(home: Path, serv
 
 
 async def test_a_choice_overrides_a_fallback_and_default_tries_the_own_model_at_once(home: Path, server: Moody) -> None:
-    """S05: they are two things."""
+    """S05: choice and fallback are independent."""
     clock = Clock()
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock) as house:

@@ -1,4 +1,4 @@
-"""`/memory`: what is remembered, shown and changed with a slash."""
+"""`/memory`: shows and changes notes."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ async def run(house: Core, line: str, session: str | None = None, who: Principal
 
 
 async def test_notes_are_shown_added_edited_and_forgotten(home: Path, model: ScriptedModel) -> None:
-    """X20: before and in a conversation, each with who wrote it."""
+    """X20: before and in a conversation, each with its author."""
     async with core(home, model=model, tools='"memory"') as house:
         assert (await run(house, "/memory")).split("\n")[0] == "There are no notes about you."
         assert "note 1." in await run(house, "/memory add likes tea")
@@ -35,7 +35,7 @@ async def test_notes_are_shown_added_edited_and_forgotten(home: Path, model: Scr
 
 
 async def test_the_agents_notes_are_everybodys_to_see_and_the_owners_to_write(home: Path, model: ScriptedModel) -> None:
-    """X20: by who says it."""
+    """X20: decided by the principal."""
     async with core(home, model=model, tools='"memory"') as house:
         await run(house, "/memory agent add deploy on Tuesdays", who=OWNER)
         assert "deploy on Tuesdays" in await run(house, "/memory agent")
@@ -70,7 +70,7 @@ async def test_where_no_agent_has_a_memory_it_is_said(home: Path, model: Scripte
 
 @pytest.mark.parametrize(("at_end", "says"), [("true", True), ("false", False)])
 async def test_new_announces_the_extraction_of_notes(home: Path, model: ScriptedModel, at_end: str, says: bool) -> None:
-    """S04: where that is so."""
+    """S04: if notes will be extracted."""
     async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as house:
         session = (await house.say("hello")).session
         reply = await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")

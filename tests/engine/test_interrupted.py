@@ -201,7 +201,7 @@ async def test_whichever_way_a_turn_is_stopped_a_call_that_began_is_never_called
     assert world.effects == set(expected) - {"guarded", "later"}
 
 
-async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_in_progress(
+async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_under_way(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, V18: nothing of it is kept, so that its readers are told now or never."""

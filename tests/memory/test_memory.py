@@ -1,4 +1,4 @@
-"""What is remembered: who may write it, what conversations begin with, and how running ones learn of changes."""
+"""Memory: who may write notes, the notes in prompts, and notices about changes to running conversations."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ TOOLS = '"clock", "memory"'
 
 
 async def people(house: Core) -> None:
-    """The store knows them by name, as it does those who have keys."""
+    """Add them to the store by name, like people with keys."""
 
     def add(db: Db) -> None:
         for who in (OWNER, ANNA, BERT):
@@ -59,7 +59,7 @@ def said(request: dict[str, Any]) -> str:
 async def test_a_conversation_begins_with_the_notes_about_its_person_and_agent(
     home: Path, model: ScriptedModel
 ) -> None:
-    """X19, X20: as notes, each with its number and who wrote it; nobody else's."""
+    """X19, X20: as notes, each with its number and author; nobody else's."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         number = await add(house, ANNA, "likes tea")
@@ -79,7 +79,7 @@ async def test_a_conversation_begins_with_the_notes_about_its_person_and_agent(
 
 
 async def test_an_agent_without_the_toolset_gets_no_notes_and_costs_nothing(home: Path, model: ScriptedModel) -> None:
-    """Where no agent has it, nothing of it is there."""
+    """If no agent has the toolset, memory is not loaded."""
     async with core(home, model=model) as house:
         assert house.service.memory is None and house.components.extractor is None
         await house.say("hello")
@@ -95,7 +95,7 @@ async def test_an_agent_without_the_toolset_gets_no_notes_and_costs_nothing(home
 
 
 async def test_a_new_conversation_costs_no_read_when_nothing_was_written(home: Path, model: ScriptedModel) -> None:
-    """Each write is known at once, and only what it changed is looked up again."""
+    """Each write is known at once, and only its subject is read again."""
     async with core(home, model=model, tools=TOOLS) as house:
         await add(house, ANNA, "likes tea")
         memory = memory_of(house)
@@ -111,7 +111,7 @@ async def test_a_new_conversation_costs_no_read_when_nothing_was_written(home: P
 
 
 async def test_a_change_reaches_a_running_conversation_at_its_end_and_once(home: Path, model: ScriptedModel) -> None:
-    """P16, X19: the frozen prompt stays; what was said before is sent again byte for byte."""
+    """P16, X19: the frozen prompt stays; earlier messages are sent again byte for byte."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         await house.say("one")
@@ -150,7 +150,7 @@ async def test_a_conversation_is_not_notified_of_its_own_changes_or_its_initial_
 
 
 async def test_a_reload_freezes_the_current_notes(home: Path, model: ScriptedModel) -> None:
-    """A4, P19: and what it then knows it is not told again."""
+    """A4, P19: notes in the new prompt are not reported again."""
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say("one")
         await add(house, ANNA, "likes tea")
@@ -182,7 +182,7 @@ async def test_notes_survive_the_end_and_the_deletion_of_their_conversation(home
 
 
 async def test_an_agents_notes_are_written_in_the_owners_conversations_only(home: Path, model: ScriptedModel) -> None:
-    """X20: whatever the text says of itself."""
+    """X20: whatever the text claims."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         with pytest.raises(ToolFailed, match="owner"):
@@ -198,7 +198,7 @@ async def test_an_agents_notes_are_written_in_the_owners_conversations_only(home
 
 
 async def test_nobody_reaches_anothers_notes_but_the_owner(home: Path, model: ScriptedModel) -> None:
-    """X20: decided by his principal, in every way there is."""
+    """X20: decided by the principal, in every way of access."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         memory = memory_of(house)
@@ -255,7 +255,7 @@ async def test_notes_are_edited_as_a_text(home: Path, model: ScriptedModel) -> N
 
 
 async def test_concurrent_writers_lose_no_notes(home: Path, model: ScriptedModel) -> None:
-    """Nothing that was acknowledged is missing from what the next conversation begins with."""
+    """Every acknowledged note is in the prompt of the next conversation."""
     async with core(home, model=model, tools=TOOLS) as house:
         memory = memory_of(house)
 
@@ -270,7 +270,7 @@ async def test_concurrent_writers_lose_no_notes(home: Path, model: ScriptedModel
 
 
 async def test_changed_notes_are_repeated_after_a_compaction_covers_them(home: Path) -> None:
-    """S36: what the model is shown says how the notes stand now, though the prompt says how they stood."""
+    """S36: the model sees the current notes, although the prompt has the old ones."""
     toml = '[models.main]\napi = "demo"\ncontext_window = 4096\n[agents.main]\ntools = ["memory"]\n'
     async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
         memory = house.service.memory

@@ -1,4 +1,4 @@
-"""A memory provider of the user's own: over a real socket, found by name, bounded in every wait, closed at the end."""
+"""A memory provider as a plug-in: over a real socket, found by name, bounded in every wait, closed at the end."""
 
 import json
 from collections.abc import AsyncIterator
@@ -118,7 +118,7 @@ def system(house: Core) -> str:
 
 
 async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: Path, model: ScriptedModel) -> None:
-    """X20: the gateway decides who may write, and tells running conversations; nothing is in its own store."""
+    """X20: the gateway decides who may write, and notifies running conversations; its own store has no notes."""
     async with remote(home) as there:
         async with core(home, FAR, model=model, tools='"memory"') as house:
             memory = house.service.memory
@@ -152,7 +152,7 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
 
 
 async def test_extracted_notes_are_stored_once_by_key(home: Path, model: ScriptedModel) -> None:
-    """B6: also when it is made again after a crash."""
+    """B6: even if they are sent again after a crash."""
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\ntools = ["memory"]\n' + FAR
     async with remote(home) as there, core(home, model=model, toml=toml) as house:
         for text in ("one", "two", "note: likes tea"):
@@ -172,7 +172,7 @@ async def test_extracted_notes_are_stored_once_by_key(home: Path, model: Scripte
 async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_beginning(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S36: the wait is bounded, it is left alone for a while, and the prompt says what is missing."""
+    """S36: the wait is bounded, the provider is not called for a while, and the prompt says what is missing."""
     monkeypatch.setattr(provider_notes, "WAIT_SECONDS", 0.05)
     now = [1000.0]
     async with remote(home) as there:
@@ -204,7 +204,7 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
     ],
 )
 def test_a_missing_provider_is_reported_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:
-    """X07: a name is no path."""
+    """X07: a name is not a path."""
     (tmp_path / "memories").mkdir()
     (tmp_path / "memories" / "far.py").write_text(text)
     with pytest.raises(Misconfigured, match=says) as raised:

@@ -1,4 +1,4 @@
-"""The page about recall says what is so."""
+"""The page about recall is correct."""
 
 import re
 from pathlib import Path

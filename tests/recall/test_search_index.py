@@ -1,4 +1,4 @@
-"""An index of another maker: it is asked, fed, bounded and closed, and believed in nothing."""
+"""A plug-in search index: called, fed, bounded, closed, and never trusted."""
 
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def plugged(past: Memories) -> PluginIndex:
 
 
 async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
-    """L06: it answers instead of the full-text index, while its process lives and not longer."""
+    """L06: it answers instead of the full-text index, as long as its process lives."""
     put(tmp_path)
     async with memories(tmp_path, INDEX, entered=True) as past:
         await past.say("s_1", "one bird", "two birds", "three birds")
@@ -109,7 +109,7 @@ async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
 
 
 async def test_hits_of_an_index_are_checked_against_the_store(tmp_path: Path) -> None:
-    """X06: a hit of somebody else's, of another conversation, of a one-shot call, undone or invented is dropped."""
+    """X06: a hit of another person or conversation, of a one-shot call, undone or invented is dropped."""
     put(tmp_path)
     async with memories(tmp_path, INDEX, entered=True) as past:
         await past.begin("s_2")
@@ -153,7 +153,7 @@ async def test_when_it_does_not_answer_the_full_text_index_does_and_says_so(
 
 
 async def test_a_hung_index_is_not_called_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L20: who asks goes on, and so many calls are left to it, no more."""
+    """L20: the caller continues, and the number of hung calls is bounded."""
     monkeypatch.setattr(search_index, "SECONDS", 0.05)
     monkeypatch.setattr(search_index, "AT_ONCE", 2)
     put(tmp_path)
@@ -171,7 +171,7 @@ async def test_a_hung_index_is_not_called_for_ever(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_batch_that_an_index_does_not_accept_is_sent_again(tmp_path: Path) -> None:
-    """At least once, in order; nothing of one-shot calls, and again what got the number of a deleted message."""
+    """At least once, in order; nothing of one-shot calls, and again a message that got the number of a deleted one."""
     put(tmp_path)
     (tmp_path / "mood").write_text("deaf")
     async with memories(tmp_path, INDEX, entered=True) as past:
@@ -193,7 +193,7 @@ async def test_a_batch_that_an_index_does_not_accept_is_sent_again(tmp_path: Pat
 
 
 def test_a_missing_index_is_reported_before_the_start(tmp_path: Path) -> None:
-    """With the file that is missing, or what is wrong with it."""
+    """With the missing file, or its error."""
     with pytest.raises(Misconfigured, match=r"no file .*indexes/mine\.py, and no installed package"):
         search_index.find_index("mine", tmp_path)
     put(tmp_path, "nothing = 1")

@@ -1,4 +1,4 @@
-"""What a person sees of tasks, and that he can be asked by whoever works on one."""
+"""Progress and questions of tasks, as the user sees them."""
 
 from contextlib import aclosing
 from pathlib import Path
@@ -22,7 +22,7 @@ PUSH = '[tool push {"what": "a"}] [say pushed]'
 
 
 async def events_of(house: Core, turn: str) -> list[Event]:
-    """All that a turn tells, to its end."""
+    """All events of a turn, to its end."""
     log = house.service.turn_log(turn)
     assert log is not None
     with anyio.fail_after(WAIT):
@@ -31,7 +31,7 @@ async def events_of(house: Core, turn: str) -> list[Event]:
 
 
 async def asked_by(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
-    """What whoever follows this turn is asked, once it is so much."""
+    """The questions to readers of this turn, once there are this many."""
     log = house.service.turn_log(turn)
     assert log is not None
     await until(lambda: sum(isinstance(event, QuestionAsked) for event in log.events) >= count)
@@ -47,7 +47,7 @@ def progress(events: list[Event]) -> str:
 
 
 async def test_readers_of_a_turn_see_the_agent_calls_and_text_of_its_tasks(home: Path, model: ScriptedModel) -> None:
-    """H11: as progress of the call, of tasks within tasks too, and of each under its own call."""
+    """H11: as progress of the call, for nested tasks too, each under its own call."""
     inner = f"{task('second', '[tool clock {}] [say the time]')} [say so late]"
     async with delegating(home, model) as house:
         said = f"{task('helper', inner, together=(('second', '[say beside]'),))} [say done]"
@@ -61,7 +61,7 @@ async def test_readers_of_a_turn_see_the_agent_calls_and_text_of_its_tasks(home:
 
 
 async def test_the_progress_of_a_task_is_bounded(home: Path, model: ScriptedModel) -> None:
-    """D1, L21: a line for a call, whatever its arguments, and of all of it what progress may be."""
+    """D1, L21: one line per call, whatever its arguments, and in total the bound of progress."""
     long = "x" * 300
     async with delegating(home, model) as house:
         said = task("helper", f"[unknowntool] [words 20000] {long}") + " [say done]"
@@ -75,7 +75,7 @@ async def test_the_progress_of_a_task_is_bounded(home: Path, model: ScriptedMode
 
 
 async def test_notices_of_a_task_are_sent_and_stored_with_the_turn(home: Path, model: ScriptedModel) -> None:
-    """Notices of the agent that works on it come under its name."""
+    """Notices of the working agent come under its name."""
     toml = configured(model).replace('prompt = "You help the helper."', 'prompt = "x"\nfallback = ["other"]', 1)
     async with delegating(home, model, toml=toml) as house:
         accepted = await house.accept(f"{task('second', '[status 500 times=1] [say at last]')} [say done]")
@@ -93,7 +93,7 @@ async def test_notices_of_a_task_are_sent_and_stored_with_the_turn(home: Path, m
 async def test_questions_of_a_task_reach_the_person_in_their_conversation(
     home: Path, model: ScriptedModel, how: str
 ) -> None:
-    """S29, S31: by the turn that he follows; it is answered as anything else, and the turn waits meanwhile."""
+    """S29, S31: through the turn that they follow; answered like any other, while the turn waits."""
     deeds = Deeds()
     toolsets = {"deeds": deeds.toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
@@ -146,7 +146,7 @@ async def test_questions_of_a_task_reach_the_person_in_their_conversation(
 async def test_a_task_is_never_less_restricted_than_its_parent(
     home: Path, model: ScriptedModel, giver: str, helper: str, verdict: str, deep: bool
 ) -> None:
-    """X11: the strictest of all policies on the way decides, also where an agent in between has a milder one."""
+    """X11: the strictest of all policies on the way decides, even if an agent in between has a milder one."""
     deeds = Deeds()
     toml = agents_with(model, giver, 'approvals = "autonomous"' if deep else helper, helper)
     said = task("helper", task("second", PUSH) + " [say ok]" if deep else PUSH) + " [say done]"
@@ -161,7 +161,7 @@ async def test_a_task_is_never_less_restricted_than_its_parent(
 
 
 def agents_with(model: ScriptedModel, *settings_of: str) -> str:
-    """Three agents in a row with these settings; what hands a task on is allowed to."""
+    """Three agents in a row with these settings; delegation itself is allowed."""
     text = configured(model, tools="deeds")
     first, helper, second = text.index("[agents.main]"), text.index("[agents.helper]"), text.index("[agents.second]")
     parts = [text[:first], text[first:helper], text[helper:second], text[second:]]
@@ -174,7 +174,7 @@ def agents_with(model: ScriptedModel, *settings_of: str) -> str:
 
 
 async def test_actions_outside_the_sandbox_need_the_owner_in_tasks_too(home: Path, model: ScriptedModel) -> None:
-    """X11, X14: handing it on gives nobody a right."""
+    """X11, X14: delegation gives nobody a right."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         said = task("helper", '[tool deploy {"what": "d"}] [say ok]') + " [say done]"
@@ -191,7 +191,7 @@ async def test_actions_outside_the_sandbox_need_the_owner_in_tasks_too(home: Pat
 
 
 async def test_a_stop_closes_the_questions_of_tasks(home: Path, model: ScriptedModel) -> None:
-    """S30: whoever followed the turn is told so before it ends."""
+    """S30: readers of the turn are notified before it ends."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(task("second", PUSH, together=(("second", PUSH),)), channel="page")
@@ -208,7 +208,7 @@ async def test_a_stop_closes_the_questions_of_tasks(home: Path, model: ScriptedM
 
 @pytest.mark.parametrize("name", ["talk", None])
 async def test_a_task_cannot_ask_where_its_parent_cannot(home: Path, model: ScriptedModel, name: str | None) -> None:
-    """S30: that is decided by the conversation at the outside, whichever agents are between."""
+    """S30: decided by the outermost conversation, whatever agents are in between."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         said = f"{task('second', PUSH)} [say done]"
@@ -220,7 +220,7 @@ async def test_a_task_cannot_ask_where_its_parent_cannot(home: Path, model: Scri
 
 
 async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(home: Path, model: ScriptedModel) -> None:
-    """X23: an agent that must not do something there does not do it as somebody's task either."""
+    """X23: an agent that must not do something there does not do it as a task either."""
     deeds = Deeds()
     toml = configured(model, tools="deeds").replace(
         'prompt = "You help the helper."', 'prompt = "x"\nrules = ["deny push channel:terminal"]', 1
@@ -234,7 +234,7 @@ async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(ho
 
 
 async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: Path, model: ScriptedModel) -> None:
-    """S29: nor that of any turn between; and it counts again afterwards."""
+    """S29: nor that of any turn in between; afterwards it counts again."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [hold gate step=1]", channel="page")
@@ -254,7 +254,7 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
 
 
 async def test_a_question_of_a_task_survives_the_process(home: Path, model: ScriptedModel) -> None:
-    """S29, F4: over any number of kills; turn and task wait as they did, and neither is given up for it."""
+    """S29, F4: across any number of kills; turn and task keep waiting, and neither is given up for it."""
     deeds = Deeds()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
@@ -274,7 +274,7 @@ async def test_a_question_of_a_task_survives_the_process(home: Path, model: Scri
 
 
 async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel) -> None:
-    """S29, L21: neither its own nor that of the turn that gave it; more of its tasks may run meanwhile."""
+    """S29, L21: neither its own slot nor that of its parent; more of its tasks may run meanwhile."""
     deeds = Deeds()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     async with delegating(home, model, "[limits]\nturns = 1", **options) as house:
@@ -289,7 +289,7 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
 
 
 async def test_actions_of_a_task_are_audited_under_its_conversation(home: Path, model: ScriptedModel) -> None:
-    """X24: its own session is gone with it; whom it works for and who approved is known."""
+    """X24: its own session is gone with it; the principal and the approver are known."""
     toolsets = {"deeds": Deeds().toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [say done]", channel="page")

@@ -1,4 +1,4 @@
-"""A conversation whose frozen prompt or tools differ from the configuration: its user is told once."""
+"""A conversation whose frozen prompt or tools differ from the configuration: its user is notified once."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def running(home: Path, model: ScriptedModel, tools: str = BOTH, **options: Any)
 
 
 async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
-    """What the user is told beside the answer: the same live, and from the store."""
+    """The notices to the user: the same live and from the store."""
     outcome = await house.say(text)
     assert outcome.state == "answered"
     assert await house.service.outcome(outcome.turn, ANNA) == outcome
@@ -31,7 +31,7 @@ async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
 
 
 async def test_each_change_of_the_tools_is_reported_once(home: Path, model: ScriptedModel) -> None:
-    """A4, S33: over restarts, and to the user alone; what the model sees stays as it was frozen."""
+    """A4, S33: across restarts, and to the user alone; the model's view stays frozen."""
     async with running(home, model) as house:
         assert await heard(house) == ()
         frozen = house.requests()[-1]["tools"]
@@ -47,7 +47,7 @@ async def test_each_change_of_the_tools_is_reported_once(home: Path, model: Scri
 
 
 async def test_nothing_is_reported_after_a_reload(home: Path, model: ScriptedModel) -> None:
-    """A4: the tools are then those of the configuration, and a later change is told again."""
+    """A4: the tools are then those of the configuration, and a later change is reported again."""
     async with running(home, model) as house:
         first = await house.say("hello")
     async with running(home, model, ONE) as house:
@@ -71,7 +71,7 @@ async def test_a_tool_that_is_no_longer_there_says_so(home: Path, model: Scripte
 
 
 async def test_a_changed_prompt_is_reported_unless_the_caller_replaced_it(home: Path, model: ScriptedModel) -> None:
-    """A4: one-shot calls have nothing frozen; what a conversation was given in addition is no difference."""
+    """A4: one-shot calls have nothing frozen; an additional prompt of the caller is no difference."""
     async with running(home, model) as house:
         await house.say("hello", extra_prompt="Be brief.")
         await house.say("hello", name="plain")
@@ -85,7 +85,7 @@ async def test_a_changed_prompt_is_reported_unless_the_caller_replaced_it(home: 
 
 
 async def test_a_turn_that_is_killed_tells_it_in_its_next_attempt(home: Path, model: ScriptedModel) -> None:
-    """S17: what was told to nobody who could read it later is told again; the turn after it is silent."""
+    """S17: a notice that nobody could read is repeated; the next turn has none."""
     async with running(home, model) as house:
         await heard(house)
     async with running(home, model, ONE, drain=None) as house:
@@ -99,7 +99,7 @@ async def test_a_turn_that_is_killed_tells_it_in_its_next_attempt(home: Path, mo
 
 
 async def test_it_costs_a_usual_turn_nothing(home: Path, model: ScriptedModel) -> None:
-    """L20: neither a read nor a write beside what a turn needs; the turn that tells has one write more."""
+    """L20: no additional read or write; the turn with the notice has one more write."""
 
     async def cost(house: Core, name: str) -> tuple[int, int]:
         await house.say("hello", name="another")  # what a start reads and writes is over by then
