@@ -232,7 +232,7 @@ async def test_the_error_names_every_model_of_the_chain(home: Path, server: Mood
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
-        assert "Not asked, because they failed recently and are in cooldown: first, second." in outcome.error.message
+        assert "Not tried, because they failed recently and are in cooldown: first, second." in outcome.error.message
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
         outcome, events = await told(house, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"

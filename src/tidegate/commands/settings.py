@@ -191,7 +191,8 @@ COMMANDS = (
     SlashCommand(
         name="reasoning",
         arguments="[EFFORT|default] [for TIME]",
-        help=f"Show or choose the reasoning effort ({', '.join(EFFORTS)}), to its end or for a time.",
+        help=f"Show or choose the reasoning effort of this conversation ({', '.join(EFFORTS)}), to its end or for a "
+        "time such as 30m, 2h or 7d.",
         handler=reasoning,
         mid_turn="applies from the next turn",
     ),

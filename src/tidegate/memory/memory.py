@@ -33,9 +33,9 @@ _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
 CHANGED = "The notes have changed since this conversation began. They are now:"
 
 WHAT = """\
-# Notes about {}, one a line.
+# Notes about {}, one per line.
 # Change a line to change the note, remove it to forget it, add one without a number to add a note.
-# Lines that begin with # do not count.
+# Lines that begin with # are ignored.
 """
 
 

@@ -84,7 +84,7 @@ def build_components(
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
     spool = _spool(config, store, clock)
-    # The engine and the intake are built from these, so they are reached late.
+    # The engine and the intake are built later, so callbacks look them up when they are called.
     approvals = Approvals(store, config, channels, clock=clock, signal=lambda turn: engine.signal(turn))
     provenance = _provenance(config, store, clock)
     workspaces = Workspaces(

@@ -158,7 +158,7 @@ class AnsweringModel:
         asked = {model.name for model in failed}
         resting = [name for name in (self._agent.model, *self._agent.fallback) if name not in asked]
         if resting:
-            failure.add(f"Not asked, because they failed recently and are in cooldown: {', '.join(resting)}.")
+            failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(resting)}.")
 
     async def note(self, model: Model, why: str) -> None:
         """Record that this model answers from now on. `why` is the failure of the agent's own model."""

@@ -137,7 +137,7 @@ class Runner:
             return await self._with_model(taken, agent, last, other), paying
 
         residency = TurnResident(self, taken, agent)
-        # Nothing is awaited between this and the `try`, which releases the conversation.
+        # Nothing is awaited between this and the `try`, whose end releases the conversation.
         conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
         model_steps = ModelSteps(
             conversation, spend_guard, fall_back, TurnFitter(self.compaction, journal, taken), residency
