@@ -105,7 +105,7 @@ async def ask(
 
 async def asked(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
     """What the turn asks, once it has asked so much and waits for the answers."""
-    log = house.service.live(turn)
+    log = house.service.turn_log(turn)
     assert log is not None, "the turn has ended"
     found: list[QuestionAsked] = []
     with anyio.fail_after(WAIT):

@@ -93,7 +93,7 @@ async def test_no_more_calls_run_in_parallel_than_allowed(home: Path, model: Scr
     options = {"tools": '"echo"', "toolsets": {"echo": Toolset((echo,))}}
     async with core(home, "[limits]\ntools_parallel = 2", model=model, **options) as house:
         accepted = await house.accept(script)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         await house.answered(accepted.turn)
         assert results(house) == list("abcde")
@@ -118,7 +118,7 @@ async def test_events_have_an_excerpt_of_a_call_and_its_result_and_the_model_rea
     options = {"tools": '"echo"', "toolsets": {"echo": Toolset((echo,))}}
     async with core(home, model=model, **options) as house:
         accepted = await house.accept(f'[tool echo {{"text": "{said}"}}] [say done]')
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         await house.answered(accepted.turn)
         assert results(house) == [said * 2]
@@ -148,7 +148,7 @@ async def test_progress_is_bounded_and_says_when_no_more_is_shown(
     options = {"tools": '"loud"', "toolsets": {"loud": Toolset((chatter,))}}
     async with core(home, model=model, **options) as house:
         accepted = await house.accept("[together chatter {} chatter {}] [say done]")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         await house.answered(accepted.turn)
         for call in {event.call_id for event in log.events if isinstance(event, ToolStarted)}:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gateway.process import WAIT, environment, gateway
 from tidegate.config import MemorySettings, read
-from tidegate.memory.extraction import LEARNT, LEAST_SAID, TRIES
+from tidegate.memory.extraction import LEAST_SAID, MOST_EXTRACTED, TRIES
 from tidegate.memory.provider_notes import REST_SECONDS, WAIT_SECONDS
 from tidegate.store import notes
 from tidegate.tools.memory_provider import Draft, find
@@ -84,7 +84,7 @@ def test_its_numbers_are_right(says: str, number: int) -> None:
 
 
 def test_its_words_for_numbers_are_right_too(tmp_path: Path) -> None:
-    assert (LEAST_SAID, LEARNT, TRIES) == (3, 8, 3)
+    assert (LEAST_SAID, MOST_EXTRACTED, TRIES) == (3, 8, 3)
     assert "least three messages" in WORDS and "at most eight notes" in WORDS and "up to three times in all" in WORDS
     assert (WAIT_SECONDS, REST_SECONDS) == (5.0, 30.0)
     assert "longer than five seconds" in WORDS and "not used for half a minute" in WORDS

@@ -100,6 +100,8 @@ def test_a_reply_that_is_wider_than_the_terminal_goes_on_in_its_own_column(runni
     with at_terminal(running.home, "--new", COLUMNS="80") as (terminal, process):
         terminal.until("> ")
         terminal.type("/help\r")
-        terminal.until(r"\n/retry {34}Undo the last turn and work its message\r?\n {40}again\.\r?\n")
+        terminal.until(
+            r"\n/compact {32}Summarise older messages for the model;\r?\n {40}the transcript stays complete\.\r?\n"
+        )
         terminal.until("> ")
         assert terminal.leave(process) == 0

@@ -1,4 +1,4 @@
-"""What a person may say with a slash to what an agent asks."""
+"""Commands that answer an agent's questions."""
 
 from pathlib import Path
 
@@ -23,7 +23,8 @@ async def session_of(house: Core, turn: str) -> str:
 
 
 async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedModel) -> None:
-    """S29, V19: in mid-turn and without an id where one thing waits; the turn is named, so that it can be followed."""
+    """S29, V19: in mid-turn, and without an id if one question is open; the reply names the turn, so that it can be
+    followed."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
@@ -33,7 +34,7 @@ async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedMo
         assert reply == CommandReply(text="Approved: push what: a", session=session, turn=turn)
         assert (await house.answered(turn)).text == "done"
         assert deeds.done == ["a"]
-        with pytest.raises(NotFound, match="Nothing waits"):
+        with pytest.raises(NotFound, match="No question is open"):
             await run(house, "/approve", session)
         with pytest.raises(Conflict, match="it was approved"):
             await run(house, f"/deny {question.id}", session)
@@ -41,7 +42,7 @@ async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedMo
 
 
 async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: ScriptedModel) -> None:
-    """S29: all that is no id is the reason."""
+    """S29: everything but the id is the reason."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         for named in (False, True):
@@ -54,14 +55,14 @@ async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: Scr
 
 
 async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: ScriptedModel) -> None:
-    """S29: and says what it took."""
+    """S29: and repeats the answer."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         cases = (('"choices": ["red", "blue"]', "2", "blue"), ('"choices": []', "as you  like", "as you  like"))
         for choices, said, wanted in cases:
             turn, _ = await ask(house, f'[tool ask_user {{"question": "Which?", {choices}}}] [say thanks]')
             session = await session_of(house, turn)
-            with pytest.raises(Refused, match="Say the answer too"):
+            with pytest.raises(Refused, match="Add the answer"):
                 await run(house, "/answer", session)
             with pytest.raises(Conflict, match=r"/answer ap_.*Which"):
                 await run(house, "/approve", session)
@@ -70,8 +71,8 @@ async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: 
             assert results(house)[-1] == wanted
 
 
-async def test_of_several_one_must_be_named_and_what_waits_elsewhere_is_said(home: Path, model: ScriptedModel) -> None:
-    """X14: nothing is guessed; an id works from any conversation, and only for whom it is."""
+async def test_one_of_several_questions_must_be_named_and_others_are_listed(home: Path, model: ScriptedModel) -> None:
+    """X14: nothing is guessed; an id works from any conversation, for those who may answer it."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         accepted = await house.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
@@ -86,7 +87,7 @@ async def test_of_several_one_must_be_named_and_what_waits_elsewhere_is_said(hom
             await run(house, "/approve yes please", accepted.session)
         with pytest.raises(NotFound, match="that you may answer"):
             await run(house, f"/approve {questions[0].id}", None, BERT)
-        with pytest.raises(NotFound, match="Nothing waits"):
+        with pytest.raises(NotFound, match="No question is open"):
             await run(house, "/approve", None, BERT)
         assert (await run(house, f"/approve {questions[0].id}", other)).turn is None
         reply = await run(house, "/deny", None)

@@ -1,4 +1,4 @@
-"""What a person may say with a slash."""
+"""Slash commands."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ async def test_new_ends_this_conversation_and_the_next_message_begins_another(ho
 
 
 async def test_new_takes_no_words_and_then_ends_nothing(home: Path, model: ScriptedModel) -> None:
-    """H20: what it would drop is refused with a sentence."""
+    """H20: arguments are refused with a sentence."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         for line in ("/new Holiday plans", "/reset x"):
@@ -38,7 +38,7 @@ async def test_new_takes_no_words_and_then_ends_nothing(home: Path, model: Scrip
         assert (await house.service.session(first.session, ANNA)).ended is None
 
 
-async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: ScriptedModel) -> None:
+async def test_model_states_when_it_applies_and_its_cost(home: Path, model: ScriptedModel) -> None:
     """S05, S06, P18, V19: in mid-turn from the next turn; shown in /status with its precedence; cleared by default."""
     async with core(home, model=model) as house:
         first = await house.say("one")
@@ -56,14 +56,14 @@ async def test_model_says_when_it_applies_and_what_it_costs(home: Path, model: S
         assert house.requests()[-1]["model"] == "scripted"
         await run(house, "/model other", first.session)
         status = (await run(house, "/status", first.session)).text
-        assert "chosen here by /model" in status and "outranks the agent's own, main" in status
+        assert "chosen here by /model" in status and "overrides the agent's own, main" in status
         await run(house, "/model default", first.session)
         assert "chosen here" not in (await run(house, "/status", first.session)).text
         with pytest.raises(Refused, match="main, other"):
             await run(house, "/model gpt", first.session)
 
 
-async def test_status_says_what_this_conversation_has_used(home: Path, model: ScriptedModel) -> None:
+async def test_status_shows_the_usage_of_this_conversation(home: Path, model: ScriptedModel) -> None:
     """X22: of all its turns, and of no other conversation."""
     async with core(home, model=model) as house:
         await house.say("one", name="other")
@@ -76,7 +76,7 @@ async def test_status_says_what_this_conversation_has_used(home: Path, model: Sc
 
 
 async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> None:
-    """A3: said and true."""
+    """A3: the reply says so, and it is true."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         assert "Nothing is rebuilt" in (await run(house, "/reasoning high", first.session)).text
@@ -90,8 +90,8 @@ async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> N
             await run(house, "/reasoning lots", first.session)
 
 
-async def test_undo_and_retry_change_what_the_model_sees(home: Path, model: ScriptedModel) -> None:
-    """P18, A5: the undone turn is gone from the request and still in the transcript's export; retry asks anew."""
+async def test_undo_and_retry_change_the_models_view(home: Path, model: ScriptedModel) -> None:
+    """P18, A5: the undone turn is gone from the request and still in the export; retry asks again."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         await house.say("two")
@@ -110,8 +110,8 @@ async def test_undo_and_retry_change_what_the_model_sees(home: Path, model: Scri
             await run(house, "/undo", first.session)
 
 
-async def test_reload_says_what_it_did_and_what_it_costs(home: Path, model: ScriptedModel) -> None:
-    """A4, P18: the next request has the new prompt; without a change nothing is done, and nothing paid."""
+async def test_reload_states_its_effect_and_its_cost(home: Path, model: ScriptedModel) -> None:
+    """A4, P18: the next request has the new prompt; without a change nothing happens and nothing is charged."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         reply = await run(house, "/reload", first.session)
@@ -130,8 +130,8 @@ async def test_reload_says_what_it_did_and_what_it_costs(home: Path, model: Scri
         assert "You are a test." in before and "You are another test." in after
 
 
-async def test_what_rebuilds_is_refused_in_mid_turn(home: Path, model: ScriptedModel) -> None:
-    """V19: with what to do instead."""
+async def test_commands_that_rebuild_are_refused_in_mid_turn(home: Path, model: ScriptedModel) -> None:
+    """V19: with advice."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate]")
         for line in ("/undo", "/retry", "/reload"):
@@ -196,14 +196,14 @@ async def test_an_unknown_command_is_answered_with_the_nearest_one(home: Path, m
             await run(house, "/statsu", None)
         with pytest.raises(Refused, match="/help lists them"):
             await run(house, "/zzzz", None)
-        with pytest.raises(Refused, match="say something first"):
+        with pytest.raises(Refused, match="send a message first"):
             await run(house, "/status", None)
         assert Commands.is_command("/new") and Commands.is_command("/model x")
         assert not Commands.is_command("/usr/bin/env") and not Commands.is_command("/ hello")
         assert model.counts["requests"] == 0
 
 
-async def test_names_are_unique_and_the_owners_commands_are_his(home: Path, model: ScriptedModel) -> None:
+async def test_names_are_unique_and_owner_commands_need_the_owner(home: Path, model: ScriptedModel) -> None:
     """C3, X06: two commands of one name are refused when they are registered."""
 
     async def hello(context: CommandContext, words: str) -> CommandReply:

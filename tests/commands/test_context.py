@@ -1,4 +1,4 @@
-"""What people are told of a conversation's window, and how they have it made smaller."""
+"""The context window as users see it, and compaction on request."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from tidegate.store import summaries
 pytestmark = pytest.mark.anyio
 
 
-async def test_context_shows_what_fills_the_window_by_part(home: Path, model: ScriptedModel) -> None:
-    """The parts are of the next request, and together they are what the provider counted."""
+async def test_context_shows_the_window_by_part(home: Path, model: ScriptedModel) -> None:
+    """The parts are those of the next request, and add up to the provider's count."""
     async with house(home, model) as h:
         session = (await talk(h, 3))[-1].session
         await h.say("now [tool clock {}]")
-        filling = await h.service.filling(session, ANNA)
+        filling = await h.service.window_usage(session, ANNA)
         assert filling.model == "main" and filling.window == 4096 and filling.counted
         tokens = {share.part: share.tokens for share in filling.parts}
         counts = {share.part: share.count for share in filling.parts}
@@ -38,12 +38,12 @@ async def test_context_shows_what_fills_the_window_by_part(home: Path, model: Sc
 
 
 async def test_context_is_the_same_from_the_store_alone(home: Path, model: ScriptedModel) -> None:
-    """Whether or not anything of it is in memory; without a count it says that it is an estimate."""
+    """Whether or not the session is in memory; without a count it is marked as an estimate."""
     async with house(home, model) as h:
         session = (await talk(h, 3))[-1].session
-        before = await h.service.filling(session, ANNA)
+        before = await h.service.window_usage(session, ANNA)
     async with house(home, model) as h:
-        after = await h.service.filling(session, ANNA)
+        after = await h.service.window_usage(session, ANNA)
         assert [share.part for share in after.parts] == [share.part for share in before.parts]
         assert [share.count for share in after.parts] == [share.count for share in before.parts]
         assert not after.counted and 0.5 < after.tokens / before.tokens < 2
@@ -51,19 +51,19 @@ async def test_context_is_the_same_from_the_store_alone(home: Path, model: Scrip
 
 
 async def test_compact_summarises_with_the_next_message(home: Path, model: ScriptedModel) -> None:
-    """Also when no model was to be asked for a while: a person has asked."""
+    """Also during a cooldown, since a user requested it."""
     model.be(Temper(marker=SUMMARY_TASK))
     async with house(home, model) as h:
         session = (await talk(h, 8))[-1].session
-        before = await h.service.filling(session, ANNA)
+        before = await h.service.window_usage(session, ANNA)
         reply = await run(h, "/compact", session)
         assert "nothing is deleted" in reply.text and "rebuilt" in reply.text
         outcome = await h.say("short")
         assert any("instead of messages 1 to" in note for note in outcome.notices)
-        after = await h.service.filling(session, ANNA)
+        after = await h.service.window_usage(session, ANNA)
         assert after.tokens < before.tokens and after.summaries == 1 and after.summarised > 1
         text = (await run(h, "/context", session)).text
-        assert f"Messages 1 to {after.summarised} are shown by a summary or list of them." in text
+        assert f"Messages 1 to {after.summarised} are replaced by a summary or list of them." in text
         assert "summaries of older messages" in text
 
 
@@ -78,24 +78,24 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
         assert not (await h.say("short")).notices
 
 
-async def test_why_no_summary_is_asked_for_is_told(home: Path, model: ScriptedModel) -> None:
-    """S35: and /compact tries all the same."""
+async def test_context_shows_why_summaries_are_suspended(home: Path, model: ScriptedModel) -> None:
+    """S35: and /compact tries anyway."""
     model.be(Temper(marker=SUMMARY_TASK, summary="empty", times=1))
     async with house(home, model) as h:
         session = (await talk(h, 30))[-1].session
-        filling = await h.service.filling(session, ANNA)
+        filling = await h.service.window_usage(session, ANNA)
         assert filling.resting == "the model gave an empty one"
         told = (await run(h, "/context", session)).text
-        assert "By itself no summary is asked for until" in told and told.endswith(": the model gave an empty one.")
+        assert "Automatic summaries are suspended until" in told and told.endswith(": the model gave an empty one.")
         await run(h, "/compact", session)
         await h.say("short")
-        assert (await h.service.filling(session, ANNA)).resting is None
+        assert (await h.service.window_usage(session, ANNA)).resting is None
         assert (await h.store.read(summaries.shown, session))[-1].how == "model"
 
 
-async def test_nobody_sees_what_fills_another_ones_window(home: Path, model: ScriptedModel) -> None:
+async def test_the_window_of_another_principal_is_not_visible(home: Path, model: ScriptedModel) -> None:
     async with house(home, model) as h:
         session = (await h.say(WORDS)).session
         with pytest.raises(NotFound):
-            await h.service.filling(session, BERT)
-        assert (await h.service.filling(session, OWNER)).tokens
+            await h.service.window_usage(session, BERT)
+        assert (await h.service.window_usage(session, OWNER)).tokens

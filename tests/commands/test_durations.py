@@ -1,4 +1,4 @@
-"""Settings that hold for a time: said, shown, ended, cleared."""
+"""Settings with a time limit: set, shown, expired, cleared."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ HOUR = 3600.0
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
@@ -35,7 +35,7 @@ async def asked(house: Core) -> str:
 
 
 async def test_a_model_chosen_for_a_time_survives_a_kill_and_ends_at_its_time(home: Path, model: ScriptedModel) -> None:
-    """S05, S06: to the second, without anything that runs at that moment."""
+    """S05, S06: to the second, without anything running at that moment."""
     clock = Clock()
     async with core(home, model=model, clock=clock, drain=None) as house:
         first = await house.say("one")
@@ -66,9 +66,7 @@ async def test_reasoning_chosen_for_a_time_ends_too(home: Path, model: ScriptedM
         assert house.components.presence.stats().unloads == {}
 
 
-async def test_status_says_where_each_setting_comes_from_what_it_outranks_and_when_it_ends(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_status_shows_the_source_precedence_and_expiry_of_settings(home: Path, model: ScriptedModel) -> None:
     """S06: the same in the short forms of the commands themselves."""
     clock = Clock()
     async with core(home, model=model, clock=clock) as house:
@@ -78,15 +76,15 @@ async def test_status_says_where_each_setting_comes_from_what_it_outranks_and_wh
         await run(house, "/reasoning low", first.session)
         status = (await run(house, "/status", first.session)).text
         assert "model         other (chosen here by /model, until " in status and "(in 1.5 hours))" in status
-        assert "it outranks the agent's own, main; /model default goes back" in status
+        assert "it overrides the agent's own, main; /model default goes back" in status
         assert "reasoning     low (chosen here by /reasoning, to the end of the conversation)" in status
-        assert "it outranks the model's own, and what a call asks for outranks it;\n" in status
+        assert "it overrides the model's own, and is overridden by the reasoning of a call;\n" in status
         assert "(in 1.5 hours)" in (await run(house, "/model", first.session)).text
         assert "low" in (await run(house, "/reasoning", first.session)).text
 
 
 async def test_a_changed_configuration_holds_when_the_time_is_over(home: Path, model: ScriptedModel) -> None:
-    """S06, S07: the choice outranks it until then, and the status names what comes next."""
+    """S06, S07: the choice overrides it until then, and the status names what follows."""
     clock = Clock()
     async with core(home, model=model, clock=clock) as house:
         first = await house.say("one")
@@ -109,13 +107,13 @@ async def test_a_choice_that_is_no_longer_configured_is_shown_as_such(home: Path
     async with core(home, model=model, toml=without) as house:
         status = (await run(house, "/status", first.session)).text
         assert "model         main (the agent's own)" in status
-        assert "other, chosen here by /model, is not configured any more; /model default forgets it" in status
+        assert "other, chosen here by /model, is no longer configured; /model default forgets it" in status
 
 
 async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_the_operator(
     home: Path, model: ScriptedModel
 ) -> None:
-    """S06: and a choice without a time takes its place, and its time away."""
+    """S06: a choice without a time replaces it and its time."""
     clock = Clock()
     async with core(home, model=model, clock=clock) as house:
         first = await house.say("one")
@@ -151,7 +149,7 @@ async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_t
 async def test_a_time_that_cannot_be_read_changes_nothing(
     home: Path, model: ScriptedModel, line: str, sentence: str
 ) -> None:
-    """H20: one sentence that says how to say it."""
+    """H20: one sentence shows the format."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         with pytest.raises(Refused) as refused:

@@ -1,4 +1,4 @@
-"""What a person is told of a model that answers instead of another."""
+"""Fallbacks as users see them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,7 +29,7 @@ async def lines(house: Core, line: str, session: str) -> str:
     return (await run(house, line, session)).text
 
 
-async def test_status_says_who_answers_instead_of_whom_why_and_until_when(home: Path, server: Moody) -> None:
+async def test_status_shows_the_fallback_its_reason_and_its_end(home: Path, server: Moody) -> None:
     """S05: and nothing of it when it is over."""
     clock = Clock()
     server.moods["first"] = "[status 402]"
@@ -46,7 +46,7 @@ async def test_status_says_who_answers_instead_of_whom_why_and_until_when(home: 
         assert "instead" not in await lines(house, "/status", session)
 
 
-async def test_a_rest_that_is_longer_than_the_stay_is_what_is_told(home: Path, server: Moody) -> None:
+async def test_status_shows_the_longer_of_cooldown_and_fallback(home: Path, server: Moody) -> None:
     clock = Clock()
     server.moods["first"] = "[status 402 retry-after=7200]"
     async with falling(home, server, clock) as house:
@@ -56,10 +56,8 @@ async def test_a_rest_that_is_longer_than_the_stay_is_what_is_told(home: Path, s
         assert "(in 1 hour)" in await lines(house, "/status", session)
 
 
-async def test_a_choice_outranks_falling_back_and_default_tries_the_own_model_at_once(
-    home: Path, server: Moody
-) -> None:
-    """S05: they are two things."""
+async def test_a_choice_overrides_a_fallback_and_default_tries_the_own_model_at_once(home: Path, server: Moody) -> None:
+    """S05: choice and fallback are independent."""
     clock = Clock()
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock) as house:
@@ -75,11 +73,11 @@ async def test_a_choice_outranks_falling_back_and_default_tries_the_own_model_at
     assert server.asked == ["first", "second", "first"], "it has rested, and the stay was given up"
 
 
-async def test_reasoning_tells_whose_it_is(home: Path, server: Moody) -> None:
+async def test_reasoning_shows_its_source(home: Path, server: Moody) -> None:
     """A3: an agent's own, when its configuration has one."""
     async with falling(home, server, Clock(), 'reasoning = "low"') as house:
         session = (await house.say("one")).session
         assert "reasoning     low (the agent's own)" in await lines(house, "/status", session)
         await lines(house, "/reasoning high", session)
-        assert "it outranks the agent's own" in await lines(house, "/status", session)
+        assert "it overrides the agent's own" in await lines(house, "/status", session)
         assert "The agent's own default again" in await lines(house, "/reasoning default", session)

@@ -1,4 +1,4 @@
-"""`/memory`: what is remembered, shown and changed with a slash."""
+"""`/memory`: shows and changes notes."""
 
 from pathlib import Path
 
@@ -20,22 +20,22 @@ async def run(house: Core, line: str, session: str | None = None, who: Principal
 
 
 async def test_notes_are_shown_added_edited_and_forgotten(home: Path, model: ScriptedModel) -> None:
-    """X20: before and in a conversation, each with who wrote it."""
+    """X20: before and in a conversation, each with its author."""
     async with core(home, model=model, tools='"memory"') as house:
-        assert (await run(house, "/memory")).split("\n")[0] == "Nothing is remembered about you."
+        assert (await run(house, "/memory")).split("\n")[0] == "There are no notes about you."
         assert "note 1." in await run(house, "/memory add likes tea")
         session = (await house.say("hello")).session
         assert "is changed" in await run(house, "/memory edit 1 likes green tea", session)
         shown = await run(house, "/memory", session)
-        assert "[1] likes green tea  (p_anna wrote it)" in shown and "(15 of 65536 bytes)" in shown
-        assert "Nothing is remembered about the work of the agent main." in shown
+        assert "[1] likes green tea  (written by p_anna)" in shown and "(15 of 65536 bytes)" in shown
+        assert "There are no notes about the work of the agent main." in shown
         await house.say("again")
         assert "(p_anna wrote): likes green tea" in str(house.requests()[-1]["messages"][-1])
         assert await run(house, "/memory forget [1]", session) == "Forgotten: likes green tea"
 
 
 async def test_the_agents_notes_are_everybodys_to_see_and_the_owners_to_write(home: Path, model: ScriptedModel) -> None:
-    """X20: by who says it."""
+    """X20: decided by the principal."""
     async with core(home, model=model, tools='"memory"') as house:
         await run(house, "/memory agent add deploy on Tuesdays", who=OWNER)
         assert "deploy on Tuesdays" in await run(house, "/memory agent")
@@ -50,9 +50,7 @@ async def test_the_agents_notes_are_everybodys_to_see_and_the_owners_to_write(ho
 @pytest.mark.parametrize(
     "line", ["/memory burn", "/memory forget", "/memory edit x y", "/memory add", "/memory edit 1"]
 )
-async def test_what_cannot_be_understood_is_refused_with_a_sentence(
-    home: Path, model: ScriptedModel, line: str
-) -> None:
+async def test_invalid_arguments_are_refused_with_a_sentence(home: Path, model: ScriptedModel, line: str) -> None:
     """H20: and changes nothing."""
     async with core(home, model=model, tools='"memory"') as house:
         await run(house, "/memory add likes tea")
@@ -71,9 +69,9 @@ async def test_where_no_agent_has_a_memory_it_is_said(home: Path, model: Scripte
 
 
 @pytest.mark.parametrize(("at_end", "says"), [("true", True), ("false", False)])
-async def test_new_says_that_what_was_learnt_is_kept(home: Path, model: ScriptedModel, at_end: str, says: bool) -> None:
-    """S04: where that is so."""
+async def test_new_announces_the_extraction_of_notes(home: Path, model: ScriptedModel, at_end: str, says: bool) -> None:
+    """S04: if notes will be extracted."""
     async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as house:
         session = (await house.say("hello")).session
         reply = await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
-        assert ("/memory shows it" in reply.text) == says
+        assert ("/memory shows them" in reply.text) == says

@@ -1,4 +1,4 @@
-"""After /model the model that answers next is told once whose the earlier answers are."""
+"""After /model, the next model is told once which model gave the earlier answers."""
 
 from pathlib import Path
 
@@ -15,13 +15,15 @@ TO_MAIN = "The user switched this conversation from model other to model main; e
 
 
 def told(house: Core) -> list[str]:
-    """What the last request says of switches, in its order."""
+    """The notices about switches in the last request, in order."""
     texts = [str(message["content"]) for message in house.requests()[-1]["messages"]]
     return [sentence for text in texts for sentence in (TO_OTHER, TO_MAIN) if sentence in text]
 
 
-async def test_a_switch_is_told_once_with_the_next_message_over_a_restart(home: Path, model: ScriptedModel) -> None:
-    """S05, S32, B4: it stays where it was said, and nothing of it is said again, whatever is unloaded or killed."""
+async def test_a_switch_is_reported_once_with_the_next_message_across_a_restart(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S05, S32, B4: the notice stays in its place and is not repeated, whatever is unloaded or killed."""
     async with core(home, model=model, drain=None) as house:
         first = await house.say("one")
         await run(house, "/model other", first.session)
@@ -55,10 +57,10 @@ async def test_a_switch_is_told_once_with_the_next_message_over_a_restart(home: 
         (["/reasoning low"], []),
     ],
 )
-async def test_only_what_was_changed_in_the_end_is_told(
+async def test_only_the_net_change_is_reported(
     home: Path, model: ScriptedModel, lines: list[str], expected: list[str]
 ) -> None:
-    """S05: who switches back before the next message has switched nothing."""
+    """S05: a switch that is reverted before the next message is not reported."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         for line in lines:
@@ -79,8 +81,8 @@ async def test_without_an_earlier_answer_there_is_nothing_to_tell(home: Path, mo
         assert told(house) == []
 
 
-async def test_a_choice_for_a_time_is_told_when_it_begins_and_when_it_is_over(home: Path, model: ScriptedModel) -> None:
-    """S06: and if nobody spoke meanwhile, not at all."""
+async def test_a_temporary_choice_is_reported_at_its_start_and_end(home: Path, model: ScriptedModel) -> None:
+    """S06: not at all if there was no message in between."""
     clock = Clock()
     async with core(home, model=model, clock=clock) as house:
         first = await house.say("one")
@@ -101,7 +103,7 @@ async def test_a_choice_for_a_time_is_told_when_it_begins_and_when_it_is_over(ho
 
 
 async def test_a_fallback_is_no_switch(home: Path, model: ScriptedModel) -> None:
-    """S07: nobody chose it; its user is told, the model is not."""
+    """S07: nobody chose it; the user is notified, the model is not."""
     async with core(home, 'fallback = ["other"]\n', model=model) as house:
         await house.say("one")
         outcome = await house.say("[status 503 times=1] two")

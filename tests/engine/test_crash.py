@@ -102,7 +102,7 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_not_resumed_for_ever(hom
     extra = "[limits]\nresumes = 1"
     async with core(home, extra, model=model, drain=None) as house:
         accepted = await house.accept("[tool clock {}] [hang step=1]")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             while model.counts["requests"] < 2:
@@ -171,7 +171,7 @@ async def test_a_one_shot_call_without_a_key_ends_with_its_connection(home: Path
     async with core(home, model=model) as house:
         rows = await house.store.read(lambda db: db.execute("SELECT count(*) FROM sessions").get)
         assert rows == 0
-        assert house.service.live(accepted.turn) is None
+        assert house.service.turn_log(accepted.turn) is None
 
 
 async def test_a_stop_lets_turns_finish_within_its_budget(home: Path, model: ScriptedModel) -> None:

@@ -185,7 +185,7 @@ async def test_however_a_turn_is_stopped_a_call_that_began_is_never_reported_as_
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
     async with core(tmp_path / "home", hooks={"unready": unready}, **world.options(model)) as house:
         turn = await under_way(house, world, expected)
-        log = house.service.live(turn)
+        log = house.service.turn_log(turn)
         assert log is not None
         await go(house, log.session, turn)
         assert (await house.answered(turn)).state == "stopped"
@@ -201,14 +201,14 @@ async def test_however_a_turn_is_stopped_a_call_that_began_is_never_reported_as_
     assert world.effects == set(expected) - {"guarded", "later"}
 
 
-async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_in_progress(
+async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_under_way(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """P05, V18: nothing of it is kept, so that its readers are told now or never."""
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as house:
         accepted = await house.accept(script(EXPECTED), name=None)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         await until(lambda: world.effects == set(EXPECTED) - {"later"})
         await house.service.abandon(accepted.turn)

@@ -102,7 +102,7 @@ async def test_messages_left_unanswered_by_an_end_are_shown_everywhere(
     told: list[Event] = []
     async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
         running, queued = await held.begin(house)
-        log = house.service.live(running.turn)
+        log = house.service.turn_log(running.turn)
         assert log is not None
 
         async def watch() -> None:

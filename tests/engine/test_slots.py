@@ -113,7 +113,7 @@ class Forest(RuleBasedStateMachine):
         assert not any(live.has_slot for live in self.turns if live.started_at is None)
 
     @invariant()
-    def no_more_trees_are_in_progress_than_there_are_places(self) -> None:
+    def no_more_trees_are_under_way_than_there_are_places(self) -> None:
         """Those aside that have asked a person, who come back whenever he answers."""
         if not self.asked:
             assert self.slots.taken <= CAP

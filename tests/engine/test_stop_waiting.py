@@ -46,7 +46,7 @@ async def test_a_one_shot_call_whose_caller_left_while_it_waited_never_runs(home
         waiting = await house.accept("two", name=None)
         await house.service.abandon(waiting.turn)
         with anyio.fail_after(WAIT):
-            while house.service.live(waiting.turn) is not None:
+            while house.service.turn_log(waiting.turn) is not None:
                 await anyio.lowlevel.checkpoint()
         assert await house.store.read(sessions.get, waiting.session) is None
         model.release("gate")

@@ -58,7 +58,7 @@ async def test_the_memory_of_a_log_is_counted_while_a_slow_reader_follows_it(hom
     """L99, L21: the turn has ended; what its reader has not taken yet is still held, and named."""
     async with core(home, model=model) as c:
         accepted = await c.accept(f"[hold a] {LONG}")
-        log = c.service.live(accepted.turn)
+        log = c.service.turn_log(accepted.turn)
         assert log is not None
         async with aclosing(log.read()) as batches:
             with anyio.fail_after(WAIT):

@@ -70,7 +70,7 @@ async def test_stopping_keeps_the_shown_text_and_the_session_continues(home: Pat
     """B7, L23, S16: a stopped turn ends as stopped, with the text that its user had seen."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[words 50] [hang after=5]")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
@@ -193,7 +193,7 @@ async def test_events_of_a_turn_pair_up(home: Path, model: ScriptedModel) -> Non
     """B7: a turn's log starts with its start, ends with its end, and every tool that started has ended."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[tool clock {}] [say done]")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         await house.answered(accepted.turn)
         events = [event async for batch in log.read() for event in batch]
@@ -280,7 +280,7 @@ async def test_a_stopped_turns_outcome_is_the_same_live_and_from_the_store(
     """H18, S19: with what was shown, and never with what a step before it had said to a tool."""
     async with core(home, model=model) as house:
         accepted = await house.accept(script)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 async def stopped(house: Core, script: str, **fields: object) -> Outcome:
     """A turn that is stopped when it has shown something."""
     accepted = await house.accept(script, **fields)
-    log = house.service.live(accepted.turn)
+    log = house.service.turn_log(accepted.turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         async for batch in log.read():

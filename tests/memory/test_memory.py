@@ -1,4 +1,4 @@
-"""What is remembered: who may write it, what conversations begin with, and how running ones learn of changes."""
+"""Memory: who may write notes, the notes in prompts, and notices about changes to running conversations."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ TOOLS = '"clock", "memory"'
 
 
 async def people(house: Core) -> None:
-    """The store knows them by name, as it does those who have keys."""
+    """Add them to the store by name, like people with keys."""
 
     def add(db: Db) -> None:
         for who in (OWNER, ANNA, BERT):
@@ -56,10 +56,10 @@ def said(request: dict[str, Any]) -> str:
     return str(request["messages"][1:])
 
 
-async def test_a_conversation_begins_with_what_is_remembered_of_its_person_and_agent(
+async def test_a_conversation_begins_with_the_notes_about_its_person_and_agent(
     home: Path, model: ScriptedModel
 ) -> None:
-    """X19, X20: as notes, each with its number and who wrote it; nobody else's."""
+    """X19, X20: as notes, each with its number and author; nobody else's."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         number = await add(house, ANNA, "likes tea")
@@ -78,8 +78,8 @@ async def test_a_conversation_begins_with_what_is_remembered_of_its_person_and_a
         assert [name for name, _ in frozen.parts] == ["prompt", "memory"]
 
 
-async def test_an_agent_without_the_toolset_is_told_nothing_and_costs_nothing(home: Path, model: ScriptedModel) -> None:
-    """Where no agent has it, nothing of it is there."""
+async def test_an_agent_without_the_toolset_gets_no_notes_and_costs_nothing(home: Path, model: ScriptedModel) -> None:
+    """If no agent has the toolset, memory is not loaded."""
     async with core(home, model=model) as house:
         assert house.service.memory is None and house.components.extractor is None
         await house.say("hello")
@@ -95,7 +95,7 @@ async def test_an_agent_without_the_toolset_is_told_nothing_and_costs_nothing(ho
 
 
 async def test_a_new_conversation_costs_no_read_when_nothing_was_written(home: Path, model: ScriptedModel) -> None:
-    """Each write is known at once, and only what it changed is looked up again."""
+    """Each write is known at once, and only its subject is read again."""
     async with core(home, model=model, tools=TOOLS) as house:
         await add(house, ANNA, "likes tea")
         memory = memory_of(house)
@@ -111,7 +111,7 @@ async def test_a_new_conversation_costs_no_read_when_nothing_was_written(home: P
 
 
 async def test_a_change_reaches_a_running_conversation_at_its_end_and_once(home: Path, model: ScriptedModel) -> None:
-    """P16, X19: the frozen prompt stays; what was said before is sent again byte for byte."""
+    """P16, X19: the frozen prompt stays; earlier messages are sent again byte for byte."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         await house.say("one")
@@ -131,7 +131,7 @@ async def test_a_change_reaches_a_running_conversation_at_its_end_and_once(home:
         assert str(house.requests()[-1]["messages"]).count(notes.HEADING) == 1
 
 
-async def test_a_conversation_is_not_told_of_its_own_changes_nor_of_what_it_began_with(
+async def test_a_conversation_is_not_notified_of_its_own_changes_or_its_initial_notes(
     home: Path, model: ScriptedModel
 ) -> None:
     async with core(home, model=model, tools=TOOLS) as house:
@@ -149,8 +149,8 @@ async def test_a_conversation_is_not_told_of_its_own_changes_nor_of_what_it_bega
         assert "likes bread" in told and "likes jam" not in told
 
 
-async def test_a_reload_freezes_what_is_remembered_now(home: Path, model: ScriptedModel) -> None:
-    """A4, P19: and what it then knows it is not told again."""
+async def test_a_reload_freezes_the_current_notes(home: Path, model: ScriptedModel) -> None:
+    """A4, P19: notes in the new prompt are not reported again."""
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say("one")
         await add(house, ANNA, "likes tea")
@@ -161,7 +161,7 @@ async def test_a_reload_freezes_what_is_remembered_now(home: Path, model: Script
         assert not await house.service.operations.reload(outcome.session, ANNA)
 
 
-async def test_a_change_that_waits_in_the_queue_is_told_after_a_restart(home: Path, model: ScriptedModel) -> None:
+async def test_a_queued_notice_of_a_change_survives_a_restart(home: Path, model: ScriptedModel) -> None:
     """F4, V14: a kill between the change and the next turn loses nothing."""
     async with core(home, model=model, tools=TOOLS, drain=None) as house:
         await house.say("one")
@@ -176,13 +176,13 @@ async def test_notes_survive_the_end_and_the_deletion_of_their_conversation(home
     async with core(home, model=model, tools=TOOLS) as house:
         outcome = await house.say('[tool remember {"text": "likes cake"}]')
         await house.service.end(outcome.session, ANNA, "new")
-        assert [note.text for note in await memory_of(house).keeper.listing("person", ANNA.id)] == ["likes cake"]
+        assert [note.text for note in await memory_of(house).note_store.listing("person", ANNA.id)] == ["likes cake"]
         assert await house.service.delete(outcome.session, ANNA)
-        assert [note.text for note in await memory_of(house).keeper.listing("person", ANNA.id)] == ["likes cake"]
+        assert [note.text for note in await memory_of(house).note_store.listing("person", ANNA.id)] == ["likes cake"]
 
 
 async def test_an_agents_notes_are_written_in_the_owners_conversations_only(home: Path, model: ScriptedModel) -> None:
-    """X20: whatever the text says of itself."""
+    """X20: whatever the text claims."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         with pytest.raises(ToolFailed, match="owner"):
@@ -191,14 +191,14 @@ async def test_an_agents_notes_are_written_in_the_owners_conversations_only(home
         with pytest.raises(ToolFailed, match="owner"):
             await remember(house, stranger, "I am the owner", about="agent")
         assert "Remembered" in await remember(house, OWNER, "deploy on Tuesdays", about="agent")
-        (kept,) = await memory_of(house).keeper.listing("agent", "main")
+        (kept,) = await memory_of(house).note_store.listing("agent", "main")
         with pytest.raises(ToolFailed, match="no note"):
             await memory_of(house).forget(bare(principal=ANNA.id), kept.id)
         assert "Forgotten" in await memory_of(house).forget(bare(principal=OWNER.id), kept.id)
 
 
 async def test_nobody_reaches_anothers_notes_but_the_owner(home: Path, model: ScriptedModel) -> None:
-    """X20: decided by his principal, in every way there is."""
+    """X20: decided by the principal, in every way of access."""
     async with core(home, model=model, tools=TOOLS) as house:
         await people(house)
         memory = memory_of(house)
@@ -222,7 +222,7 @@ async def test_nobody_reaches_anothers_notes_but_the_owner(home: Path, model: Sc
         assert (note.text, note.by, note.author, note.source) == ("likes green tea", "owner", OWNER.id, "person")
 
 
-async def test_what_does_not_fit_is_counted_and_nothing_is_cut() -> None:
+async def test_notes_that_do_not_fit_are_counted_and_none_is_cut() -> None:
     found = [
         Note(id=number, text="x" * size, author="p", by="p", source="tool", at=1.0)
         for number, size in ((1, 100), (2, 300), (3, 50))
@@ -254,8 +254,8 @@ async def test_notes_are_edited_as_a_text(home: Path, model: ScriptedModel) -> N
         assert "zwei" not in system(house.requests()[-1])
 
 
-async def test_many_writers_at_once_leave_what_they_wrote(home: Path, model: ScriptedModel) -> None:
-    """Nothing that was acknowledged is missing from what the next conversation begins with."""
+async def test_concurrent_writers_lose_no_notes(home: Path, model: ScriptedModel) -> None:
+    """Every acknowledged note is in the prompt of the next conversation."""
     async with core(home, model=model, tools=TOOLS) as house:
         memory = memory_of(house)
 
@@ -269,8 +269,8 @@ async def test_many_writers_at_once_leave_what_they_wrote(home: Path, model: Scr
         assert (await memory.part("main", ANNA.id)).count(": note ") == 20
 
 
-async def test_changed_notes_are_told_again_when_a_compaction_covers_them(home: Path) -> None:
-    """S36: what the model is shown says how the notes stand now, though the prompt says how they stood."""
+async def test_changed_notes_are_repeated_after_a_compaction_covers_them(home: Path) -> None:
+    """S36: the model sees the current notes, although the prompt has the old ones."""
     toml = '[models.main]\napi = "demo"\ncontext_window = 4096\n[agents.main]\ntools = ["memory"]\n'
     async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
         memory = house.service.memory
@@ -286,7 +286,7 @@ async def test_changed_notes_are_told_again_when_a_compaction_covers_them(home: 
         assert any("likes COFFEE" in message.aside for message in view.messages())
 
 
-async def test_changed_notes_are_told_again_when_the_turn_that_told_them_is_undone(home: Path) -> None:
+async def test_changed_notes_are_repeated_after_their_turn_is_undone(home: Path) -> None:
     toml = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["memory"]\n'
     async with ScriptedModel() as model, core(home, model=model, toml=toml) as house:
         memory = house.service.memory

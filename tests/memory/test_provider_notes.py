@@ -1,4 +1,4 @@
-"""A memory provider of the user's own: over a real socket, found by name, bounded in every wait, closed at the end."""
+"""A memory provider as a plug-in: over a real socket, found by name, bounded in every wait, closed at the end."""
 
 import json
 from collections.abc import AsyncIterator
@@ -118,7 +118,7 @@ def system(house: Core) -> str:
 
 
 async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: Path, model: ScriptedModel) -> None:
-    """X20: the gateway decides who may write, and tells running conversations; nothing is in its own store."""
+    """X20: the gateway decides who may write, and notifies running conversations; its own store has no notes."""
     async with remote(home) as there:
         async with core(home, FAR, model=model, tools='"memory"') as house:
             memory = house.service.memory
@@ -151,8 +151,8 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
                 await anyio.lowlevel.checkpoint()
 
 
-async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: ScriptedModel) -> None:
-    """B6: also when it is made again after a crash."""
+async def test_extracted_notes_are_stored_once_by_key(home: Path, model: ScriptedModel) -> None:
+    """B6: even if they are sent again after a crash."""
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\ntools = ["memory"]\n' + FAR
     async with remote(home) as there, core(home, model=model, toml=toml) as house:
         for text in ("one", "two", "note: likes tea"):
@@ -163,7 +163,7 @@ async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: 
                 await anyio.lowlevel.checkpoint()
         row = await house.service.row(session, ANNA)
         assert house.components.extractor is not None and house.service.memory is not None
-        await house.service.memory.keeper.learn(row, "anna", ["likes tea"])
+        await house.service.memory.note_store.add_extracted(row, "anna", ["likes tea"])
         assert [(note["text"], note["source"], note["key"]) for note in there.notes] == [
             ("likes tea", "end", f"{session}/0")
         ]
@@ -172,7 +172,7 @@ async def test_what_an_end_leaves_is_kept_once_under_its_key(home: Path, model: 
 async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_beginning(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S36: the wait is bounded, it is left alone for a while, and the prompt says what is missing."""
+    """S36: the wait is bounded, the provider is not called for a while, and the prompt says what is missing."""
     monkeypatch.setattr(provider_notes, "WAIT_SECONDS", 0.05)
     now = [1000.0]
     async with remote(home) as there:
@@ -180,7 +180,9 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
         async with core(home, FAR, model=model, tools='"memory"', clock=lambda: now[0]) as house:
             for name in ("one", "two"):
                 assert (await house.say("hello", name=name)).state == "answered"
-                assert "The memory 'far' does not answer" in system(house) and "begins without them" in system(house)
+                assert "The memory provider 'far' does not answer" in system(house) and "begins without them" in system(
+                    house
+                )
             assert there.calls == 1, "it rests"
             memory = house.service.memory
             assert memory is not None
@@ -201,8 +203,8 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
         ("../far", "", "is not a valid name"),
     ],
 )
-def test_a_provider_that_is_not_there_is_told_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:
-    """X07: a name is no path."""
+def test_a_missing_provider_is_reported_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:
+    """X07: a name is not a path."""
     (tmp_path / "memories").mkdir()
     (tmp_path / "memories" / "far.py").write_text(text)
     with pytest.raises(Misconfigured, match=says) as raised:

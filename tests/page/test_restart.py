@@ -35,7 +35,7 @@ def open_page(browser: Browser, own_gateway: Gateway) -> Iterator[Page]:
     visit.context.close()
 
 
-def test_an_answer_in_progress_goes_on_in_the_page_after_a_kill(own_gateway: Gateway, open_page: Page) -> None:
+def test_an_answer_under_way_goes_on_in_the_page_after_a_kill(own_gateway: Gateway, open_page: Page) -> None:
     """F4, S16, S19: rows of before, the interrupted answer, and what is said afterwards: once each."""
     page = open_page
     say(page, "say before")

@@ -137,7 +137,7 @@ async def test_in_mid_turn_the_turn_is_over_before_the_hook_looks(home: Path, mo
     go, _ = WAYS[way]
     async with core(home, model=model, hooks={"diary": Diary()}) as house:
         running = await house.accept("[tool clock {}] [words 50] [hang after=5 step=1]")
-        log = house.service.live(running.turn)
+        log = house.service.turn_log(running.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for _ in log.read():

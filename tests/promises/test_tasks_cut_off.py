@@ -87,7 +87,7 @@ async def rounds(house: Core, turn: str, count: int) -> bool:
     """So many rounds of the loop; whether the turn still runs."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
-    return house.service.live(turn) is not None
+    return house.service.turn_log(turn) is not None
 
 
 async def _stop(house: Core, session: str) -> None:

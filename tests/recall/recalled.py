@@ -1,4 +1,4 @@
-"""A store with conversations of several people, and the service that looks them up, for tests."""
+"""A store with conversations of several people, and the recall service over it, for tests."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ recall = "person"
 
 
 class Memories:
-    """What was said, and who looks it up."""
+    """A store with messages, and the recall service."""
 
     def __init__(self, store: Store, spool: Spool, recall: RecallService, scope: Scope) -> None:
         self.store = store
@@ -54,7 +54,7 @@ class Memories:
         await self.store.write(new_session, session, principal=principal, **fields)
 
     async def say(self, session: str, *said: Message | str, turn: str | None = None) -> None:
-        """Rows of the transcript, as they come; a text is the user's and the next one the assistant's."""
+        """Add rows to the transcript; a string is a message of the user, and the next one of the assistant."""
         await self.store.write(add, session, said, turn)
 
     async def search(self, query: str, *, context: ToolContext | None = None, **options: Any) -> str:
@@ -69,7 +69,7 @@ class Memories:
         return await self.recall.describe(context or self.context(), summary, after=after)
 
     async def spooled(self, session: str, text: str) -> str:
-        """A long result; its id."""
+        """Spool a long result and return its id."""
         shown = await self.spool.of(session, None).text("terminal", text, max_bytes=200)
         return shown.partition("the full text is ")[2].partition(",")[0]
 
@@ -98,7 +98,7 @@ def summarise(db: Db, session: str, first: int, last: int, *, level: int = 0, te
 async def memories(
     home: Path, extra: str = "", *, excerpt_bytes: int = 16 * 1024, excerpt_lines: int = 400, entered: bool = False
 ) -> AsyncIterator[Memories]:
-    """With one conversation of Anna's, s_1, in which nothing was said yet."""
+    """With one empty conversation of Anna's, s_1."""
     config = read(SETTINGS + extra, home)
     async with (
         Scope("process", account=Ledger().account("process")) as scope,

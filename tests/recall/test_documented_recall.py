@@ -1,4 +1,4 @@
-"""The page about recall says what is so."""
+"""The page about recall is correct."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def timeless(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "TIME", text).strip()
 
 
-async def test_the_conversation_on_the_page_goes_as_it_stands(tmp_path: Path) -> None:
+async def test_the_documented_conversation_is_exact(tmp_path: Path) -> None:
     """X19: with the settings of the page."""
     async with in_process_gateway(tmp_path, toml=MODEL + TOML[0]) as h:
         for part in TALK.removeprefix("> ").split("\n> "):
@@ -52,7 +52,7 @@ async def test_the_index_on_the_page_answers(tmp_path: Path) -> None:
         assert "| my boat is red" in answer.split("message 3")[0] and "full-text" not in answer
 
 
-def test_every_call_on_the_page_is_one_that_the_tools_take() -> None:
+def test_every_documented_call_is_valid() -> None:
     from tidegate.tools import builtin_toolsets
 
     tools = {tool.name: tool for tool in builtin_toolsets(["context"])["context"].tools}

@@ -1,4 +1,4 @@
-"""An index of another maker: it is asked, fed, bounded and closed, and believed in nothing."""
+"""A plug-in search index: called, fed, bounded, closed, and never trusted."""
 
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def plugged(past: Memories) -> PluginIndex:
 
 
 async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
-    """L06: it answers instead of the full-text index, while its process lives and not longer."""
+    """L06: it answers instead of the full-text index, as long as its process lives."""
     put(tmp_path)
     async with memories(tmp_path, INDEX, entered=True) as past:
         await past.say("s_1", "one bird", "two birds", "three birds")
@@ -108,8 +108,8 @@ async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
     assert (tmp_path / "closed").exists() and (tmp_path / "forgotten").read_text() == "s_9\n"
 
 
-async def test_what_it_claims_is_checked_against_the_store(tmp_path: Path) -> None:
-    """X06: a hit of somebody else's, of another conversation, of a one-shot call, undone or invented is dropped."""
+async def test_hits_of_an_index_are_checked_against_the_store(tmp_path: Path) -> None:
+    """X06: a hit of another person or conversation, of a one-shot call, undone or invented is dropped."""
     put(tmp_path)
     async with memories(tmp_path, INDEX, entered=True) as past:
         await past.begin("s_2")
@@ -152,8 +152,8 @@ async def test_when_it_does_not_answer_the_full_text_index_does_and_says_so(
     assert (tmp_path / "closed").exists()
 
 
-async def test_one_that_does_not_let_go_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L20: who asks goes on, and so many calls are left to it, no more."""
+async def test_a_hung_index_is_not_called_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L20: the caller continues, and the number of hung calls is bounded."""
     monkeypatch.setattr(search_index, "SECONDS", 0.05)
     monkeypatch.setattr(search_index, "AT_ONCE", 2)
     put(tmp_path)
@@ -170,8 +170,8 @@ async def test_one_that_does_not_let_go_is_not_asked_for_ever(tmp_path: Path, mo
                 await anyio.sleep(0.01)
 
 
-async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
-    """At least once, in order; nothing of one-shot calls, and again what got the number of a deleted message."""
+async def test_a_batch_that_an_index_does_not_accept_is_sent_again(tmp_path: Path) -> None:
+    """At least once, in order; nothing of one-shot calls, and again a message that got the number of a deleted one."""
     put(tmp_path)
     (tmp_path / "mood").write_text("deaf")
     async with memories(tmp_path, INDEX, entered=True) as past:
@@ -180,7 +180,7 @@ async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
         await past.say("s_once", "nothing")
         with capture_logs() as logs:
             assert await plugged(past).feed() == 0
-        assert any("does not take in" in entry["event"] for entry in logs)
+        assert any("does not accept" in entry["event"] for entry in logs)
         (tmp_path / "mood").unlink()
         assert await plugged(past).feed() == 2
         await past.begin("s_2")
@@ -192,8 +192,8 @@ async def test_what_it_does_not_take_in_is_told_again(tmp_path: Path) -> None:
         assert await plugged(past).feed() == 1
 
 
-def test_one_that_is_not_there_is_told_before_the_start(tmp_path: Path) -> None:
-    """With the file that is missing, or what is wrong with it."""
+def test_a_missing_index_is_reported_before_the_start(tmp_path: Path) -> None:
+    """With the missing file, or its error."""
     with pytest.raises(Misconfigured, match=r"no file .*indexes/mine\.py, and no installed package"):
         search_index.find_index("mine", tmp_path)
     put(tmp_path, "nothing = 1")
@@ -224,7 +224,7 @@ def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["deleted", "past its retention"])
-async def test_it_is_told_to_forget_a_session_that_is_gone(home: Path, model: ScriptedModel, way: str) -> None:
+async def test_an_index_is_told_to_forget_a_deleted_session(home: Path, model: ScriptedModel, way: str) -> None:
     """V06, X07: with the rows and the files."""
     home.mkdir()
     put(home)

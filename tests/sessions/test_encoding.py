@@ -25,7 +25,7 @@ async def notices(house: Core, text: str) -> list[str]:
 async def test_a_conversation_that_is_encoded_otherwise_than_before_says_so_once(
     home: Path, model: ScriptedModel, before: int
 ) -> None:
-    """S32: a rebuild of the prefix never happens unsaid; after it, the next request goes on from it."""
+    """S32: a rebuild of the prefix is always announced; the next request extends it."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         assert await notices(house, "two") == []

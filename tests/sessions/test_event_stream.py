@@ -1,4 +1,4 @@
-"""What a watcher is told of turns that run, however quick they are and however long their conversation is."""
+"""The events of running turns, however quick the turn and however long the conversation."""
 
 from contextlib import aclosing
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def told_until_end(house: Core, session: str, after: int, turn: str) -> list[tuple[int | None, Event]]:
-    """What a watcher is told until this turn has ended."""
+    """The events until this turn has ended."""
     told: list[tuple[int | None, Event]] = []
     with anyio.fail_after(WAIT):
         async with aclosing(house.service.watch(session, ANNA, after)) as events:
@@ -26,8 +26,8 @@ async def told_until_end(house: Core, session: str, after: int, turn: str) -> li
     raise AssertionError("the stream ended first")
 
 
-async def test_the_beginning_and_the_end_of_a_turn_are_told_around_its_rows(home: Path, model: ScriptedModel) -> None:
-    """S19: also when its first row was there before the watcher looked."""
+async def test_start_and_end_events_of_a_turn_surround_its_rows(home: Path, model: ScriptedModel) -> None:
+    """S19: even if its first row existed before the watcher arrived."""
     async with core(home, model=model) as house:
         session = (await house.say("one")).session
         for number in range(10):
@@ -48,7 +48,7 @@ async def test_the_beginning_and_the_end_of_a_turn_are_told_around_its_rows(home
 
 
 async def test_no_row_is_skipped_when_a_long_conversation_is_running(home: Path, model: ScriptedModel) -> None:
-    """S14, S19: all pages of rows come before what runs."""
+    """S14, S19: all pages of rows come before the running turn."""
     async with core(home, model=model) as house:
         for number in range(STREAM_ROWS // 2 + 3):
             session = (await house.say(f"[say {number}]")).session
@@ -69,12 +69,12 @@ async def test_no_row_is_skipped_when_a_long_conversation_is_running(home: Path,
 
 
 async def test_a_watcher_that_leaves_lets_go_of_the_turn_at_once(home: Path, model: ScriptedModel) -> None:
-    """L31, H15: whether anybody still reads a turn is known when the reader has gone, not some time later."""
+    """L31, H15: a turn knows at once that its reader has left."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-            log = house.service.live(running.turn)
+            log = house.service.turn_log(running.turn)
             assert log is not None
             async with aclosing(house.service.watch(running.session, ANNA, 0)) as events:
                 await anext(events)

@@ -1,4 +1,4 @@
-"""Unload is not end: what dies with a session, once, from the store; and what stays."""
+"""End and unload of sessions: an end happens once, from the store, and an unload loses nothing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Diary:
-    """An end hook that notes, in the store, what it saw of the transcript."""
+    """An end hook that records the transcript it saw in the store."""
 
     def __init__(self) -> None:
         self.prepared: list[str] = []
@@ -55,7 +55,7 @@ async def entries(house: Core) -> list[tuple[str, int]]:
 
 
 async def until_nothing_is_owed(house: Core) -> None:
-    """What a start owes to ended sessions is done beside everything else."""
+    """Wait for the end hooks that a start runs in the background."""
     with anyio.fail_after(WAIT):
         while await house.store.read(sessions.pending_hooks):
             await anyio.lowlevel.checkpoint()
@@ -63,7 +63,7 @@ async def until_nothing_is_owed(house: Core) -> None:
 
 @pytest.mark.parametrize("resident", [True, False])
 async def test_an_end_happens_once_with_or_without_a_resident(home: Path, model: ScriptedModel, resident: bool) -> None:
-    """B3, B6, S01, S02: the hook fires once with the whole transcript, however often the end is asked for."""
+    """B3, B6, S01, S02: the hook runs once with the complete transcript, however often the end is requested."""
     diary = Diary()
     async with core(home, model=model, hooks={"diary": diary}) as house:
         outcome = await house.say("one")
@@ -101,7 +101,7 @@ async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start
 async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effect_once(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B6, S01: whichever of them commits first; the other one has done nothing."""
+    """B6, S01: whichever commits first; the other has no effect."""
     diary = Diary()
     diary.block = asyncio.Event()
     async with core(home, model=model, hooks={"diary": diary}) as house:
@@ -122,8 +122,8 @@ async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effec
         assert await entries(house) == [(outcome.session, 2)]
 
 
-async def test_an_end_stops_the_turn_and_refuses_what_waits(home: Path, model: ScriptedModel) -> None:
-    """B3, V01, V05, V19: the running turn is stopped, and whoever waits for another is told that the session ended."""
+async def test_an_end_stops_the_running_turn_and_refuses_waiting_ones(home: Path, model: ScriptedModel) -> None:
+    """B3, V01, V05, V19: the running turn is stopped, and waiters of other turns learn that the session ended."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
@@ -147,7 +147,7 @@ async def test_an_end_stops_the_turn_and_refuses_what_waits(home: Path, model: S
 async def test_settings_and_approvals_die_with_the_session_and_the_transcript_stays(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B3, B5, V03, V04, V06, V08: nothing of it is left to be found but what is kept for reading."""
+    """B3, B5, V03, V04, V06, V08: only the transcript is left."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
@@ -165,7 +165,7 @@ async def test_settings_and_approvals_die_with_the_session_and_the_transcript_st
             await house.accept("again", name=None, session=outcome.session)
 
 
-async def test_an_unload_and_a_restart_keep_what_an_end_takes(home: Path, model: ScriptedModel) -> None:
+async def test_settings_survive_unload_and_restart_and_go_with_the_end(home: Path, model: ScriptedModel) -> None:
     """B1, B5, S05, S06, V03, V04: the chosen model and a pending approval survive both."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
@@ -235,7 +235,8 @@ async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> N
 
 
 async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: ScriptedModel) -> None:
-    """B6, V06: what a hook has to read stays until it has, across a restart too, and then goes by itself."""
+    """B6, V06: the rows stay until the hooks have read them, across a restart too, and are then deleted
+    automatically."""
     diary = Diary()
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary, "quick": Diary()}) as house:
@@ -258,7 +259,7 @@ async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: Script
 async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_done(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B6, V06: whatever it ended for."""
+    """B6, V06: whatever the reason of its end."""
     diary = Diary()
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary}) as house:
@@ -274,7 +275,7 @@ async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_do
 
 
 async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(home: Path, model: ScriptedModel) -> None:
-    """B6, V06: that it is to go is written when it ends."""
+    """B6, V06: the pending deletion is written with the end."""
     diary = Diary()
     diary.block = asyncio.Event()
     async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
@@ -292,7 +293,7 @@ async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(hom
 
 
 async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) -> None:
-    """B6: what another session's end still owes is for the timer, and holds nobody up."""
+    """B6: pending hooks of other sessions are left to the timer and delay nobody."""
     diary = Diary()
     async with core(home, model=model, hooks={"diary": diary}) as house:
         one, two = await house.say("one"), await house.say("two", name="other")
@@ -308,7 +309,7 @@ async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) 
 async def test_a_hook_that_hangs_is_given_up_and_owed(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B6: an end comes back, and the hook is tried again."""
+    """B6: the end returns, and the hook is tried again."""
     monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01, raising=False)
     diary = Diary()
     diary.block = asyncio.Event()
@@ -322,7 +323,7 @@ async def test_a_hook_that_hangs_is_given_up_and_owed(
         assert await entries(house) == [(outcome.session, 2)]
 
 
-async def test_expiry_ends_what_is_idle_and_spares_what_works(home: Path, model: ScriptedModel) -> None:
+async def test_expiry_ends_idle_sessions_and_spares_busy_ones(home: Path, model: ScriptedModel) -> None:
     """V17, V05, S04: from the store, without a resident; never a session with a turn running or waiting."""
     extra = '[expiry]\nnamed_idle = "1h"'
     async with core(home, extra, model=model) as house:
@@ -354,7 +355,7 @@ async def test_an_ended_transcript_is_kept_for_its_retention_only(home: Path, mo
 
 @tool(effect="read")
 async def speak(ctx: ToolContext) -> str:
-    """Says more than is shown."""
+    """Prints more than is shown."""
     return "a long story\n" * 10_000
 
 
@@ -396,7 +397,7 @@ async def _left_by_a_one_shot_call(house: Core, session: str, diary: Diary) -> N
 async def test_when_the_rows_of_a_session_go_so_do_its_files(
     home: Path, model: ScriptedModel, goes: Callable[[Core, str, Diary], Awaitable[None]]
 ) -> None:
-    """B3, D4, L19, V06, V07, V09: at once, whoever removes them; no later sweep is needed."""
+    """B3, D4, L19, V06, V07, V09: at once, however the rows are removed; no later sweep is needed."""
     diary = Diary()
     options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
     async with core(home, model=model, hooks={"diary": diary}, **options) as house:
@@ -408,7 +409,7 @@ async def test_when_the_rows_of_a_session_go_so_do_its_files(
 
 
 async def test_a_notice_dies_with_its_session(home: Path, model: ScriptedModel) -> None:
-    """B3, L04: what the agent was to be told is told to nobody, and nothing is added for a session that has ended."""
+    """B3, L04: a pending notice is dropped, and none is added to an ended session."""
     options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
 
     async def left(house: Core) -> int:
@@ -442,7 +443,7 @@ async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, mod
 
 
 async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, model: ScriptedModel) -> None:
-    """B6, L23: a start takes up what is owed beside everything else, several at once; what hangs is owed still."""
+    """B6, L23: a start runs pending hooks in the background, several at once; a hung hook stays pending."""
     stuck, quick = Diary(), Diary()
     stuck.broken = quick.broken = True
     async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
@@ -464,7 +465,7 @@ async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, mode
 async def test_a_hook_that_hung_is_asked_once_in_a_run(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B6: however many sessions owe it, the run ends, and the next one tries them all again."""
+    """B6: however many sessions have it pending, the run ends, and the next run tries all of them again."""
     monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01)
     monkeypatch.setattr(ending, "HOOKS_AT_ONCE", 1)
     diary = Diary()
@@ -481,7 +482,7 @@ async def test_a_hook_that_hung_is_asked_once_in_a_run(
         assert await house.components.endings.finish() == 3
 
 
-async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: Path, model: ScriptedModel) -> None:
+async def test_waiters_of_an_ended_session_get_the_outcome_in_the_store(home: Path, model: ScriptedModel) -> None:
     """V05, H18, S19: the refusal is the same live and from the store."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate]")
@@ -496,16 +497,16 @@ async def test_who_waits_in_an_ended_session_is_told_what_the_store_says(home: P
 
 
 @pytest.mark.parametrize("first", ["end", "delete"])
-async def test_who_deletes_what_is_being_ended_leaves_its_turn_the_time_to_end(
+async def test_a_deletion_during_an_end_leaves_the_turn_time_to_stop(
     home: Path, model: ScriptedModel, first: str
 ) -> None:
-    """B3, V01, V06: both callers are told the truth, and whoever waits for the turn is told that it was stopped."""
+    """B3, V01, V06: both callers get a true answer, and waiters of the turn learn that it was stopped."""
     letting_go = asyncio.Event()
     may_go = asyncio.Event()
 
     @tool(effect="execute")
     async def linger(ctx: ToolContext) -> str:
-        """Takes its time to let go."""
+        """Takes its time to stop."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -539,7 +540,7 @@ async def test_who_deletes_what_is_being_ended_leaves_its_turn_the_time_to_end(
 
 
 async def test_a_delete_that_has_to_wait_says_so(home: Path, model: ScriptedModel) -> None:
-    """B6, V06: it is gone, or it is not gone yet."""
+    """B6, V06: the answer is "deleted" or "not yet"."""
     diary = Diary()
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary}) as house:

@@ -1,4 +1,4 @@
-"""Conversations with more in them than memory should hold at once."""
+"""Conversations that are larger than memory should hold at once."""
 
 import tracemalloc
 from contextlib import aclosing
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 ROWS = 48
 BYTES = 512 * 1024
-"""Of each of them: all together are far more than a reader may hold at once."""
+"""Size of each message: all together are far more than a reader may hold at once."""
 MOST = ROWS * BYTES // 4
 
 
@@ -33,7 +33,7 @@ async def long_talk(house: Core) -> str:
 
 
 async def test_following_a_long_conversation_holds_little_of_it(home: Path, model: ScriptedModel) -> None:
-    """L24: every row is told, and none is cut; only a few are in memory at a time."""
+    """L24: every row is sent complete; only a few are in memory at a time."""
     async with core(home, model=model) as house:
         session = await long_talk(house)
         sizes: list[int] = []
@@ -53,7 +53,7 @@ async def test_following_a_long_conversation_holds_little_of_it(home: Path, mode
 
 
 async def test_exporting_a_long_conversation_holds_little_of_it(home: Path, model: ScriptedModel) -> None:
-    """L24: every row is written, and none is cut; only a few are in memory at a time."""
+    """L24: every row is written complete; only a few are in memory at a time."""
     async with core(home, model=model) as house:
         session = await long_talk(house)
         sizes: list[int] = []
@@ -69,7 +69,7 @@ async def test_exporting_a_long_conversation_holds_little_of_it(home: Path, mode
 
 
 async def test_a_list_of_conversations_holds_none_of_their_prompts(home: Path, model: ScriptedModel) -> None:
-    """L24: a caller's own prompt may be long, and a list shows nothing of it; the same where it is searched."""
+    """L24: a caller's own prompt may be long, and neither a list nor a search loads it."""
     async with core(home, model=model) as house:
         for number in range(16):
             await house.say("tide", f"talk {number}", extra_prompt=f"{number}:" + "x" * BYTES)

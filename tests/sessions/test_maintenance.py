@@ -1,4 +1,4 @@
-"""The timer's chores: each run removes all that is due, in pieces between which turns get in."""
+"""Maintenance tasks: each run removes everything that is due, in batches between which turns run."""
 
 import os
 from pathlib import Path
@@ -71,7 +71,7 @@ async def test_one_run_removes_every_expired_receipt(home: Path, model: Scripted
 async def test_one_run_removes_every_row_of_the_audit_log_whose_retention_is_over(
     home: Path, model: ScriptedModel
 ) -> None:
-    """X24, L19: `expiry.audit` says when; what is younger stays, and the number of rows is known."""
+    """X24, L19: `expiry.audit` sets the retention; younger rows stay, and the number of rows is known."""
     day, number = 86400.0, 3 * maintenance.BATCH + 7
 
     def fill(db: Db) -> None:
@@ -85,8 +85,8 @@ async def test_one_run_removes_every_row_of_the_audit_log_whose_retention_is_ove
         assert house.service.status().audit.rows == 5
 
 
-async def test_one_run_removes_every_prompt_that_nobody_uses(home: Path, model: ScriptedModel) -> None:
-    """L20, L04: however many one-shot calls with a prompt of their own there were."""
+async def test_one_run_removes_every_unused_prompt(home: Path, model: ScriptedModel) -> None:
+    """L20, L04: however many one-shot calls had their own prompt."""
 
     def fill(db: Db) -> None:
         db.executemany("INSERT INTO prefixes(id, body) VALUES(?, x'')", ((b"%d" % each,) for each in range(2003)))
@@ -99,7 +99,7 @@ async def test_one_run_removes_every_prompt_that_nobody_uses(home: Path, model: 
 
 
 async def test_one_run_ends_every_idle_session(home: Path, model: ScriptedModel) -> None:
-    """V17, L29: named ones end, what one-shot calls left behind goes."""
+    """V17, L29: named sessions end, and leftovers of one-shot calls are deleted."""
     async with core(home, '[expiry]\nnamed_idle = "1h"\nephemeral_idle = "1h"', model=model) as house:
         await house.store.write(many_sessions, "named", MANY)
         await house.store.write(many_sessions, "ephemeral", MANY)
@@ -144,7 +144,7 @@ async def test_the_file_gives_its_free_pages_back_in_one_run(home: Path, model: 
 async def test_the_timers_look_after_boxes_folders_and_the_spool(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L16, L19, D4, S11: each of the three does its own: what nobody owns is removed, what nobody uses is closed."""
+    """L16, L19, D4, S11: things without an owner are removed, and unused ones are closed."""
     monkeypatch.setattr(rooms, "IDLE_SECONDS", 0.0)
     extra = '[workspaces]\nbackend = "bubblewrap"'
     nobody = "s_" + "0" * 32

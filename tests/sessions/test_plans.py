@@ -1,4 +1,4 @@
-"""What a turn sends to the store, seen from the store: no statement's price grows with what is kept."""
+"""The statements of a turn, as the store sees them: the cost of none grows with the amount of stored data."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ ALL_ROWS = re.compile(r"SEARCH (turns USING INDEX turns_number|messages USING IN
 
 async def test_no_statement_of_a_real_turn_reads_more_than_its_own_rows(home: Path, model: ScriptedModel) -> None:
     """L20, P15: plain, with a tool, steered, queued, one-shot, ended: each statement finds its rows by an index, and
-    none walks through a session's past."""
+    none scans a session's history."""
     seen: dict[str, Any] = {}
 
     def note(cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Turns that a finished background process begins: one for each, with no more rights than who started it."""
+"""Turns that a finished background process starts: one for each, with the rights of the turn that started it."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ def working(
 
 
 def job(says: str, name: str = "job") -> str:
-    """A message that starts a process which is to be told of, waits to be let go, and says this at its end."""
+    """A message that starts a process whose end is to be reported; it waits for a signal and prints this at its end."""
     hidden = _hidden(says)
     command = f"until test -e {name}.go; do sleep 0.02; done; echo {hidden} | base64 -d"
     call = {"action": "start", "name": name, "command": command, "notify": True}
@@ -44,13 +44,13 @@ def _hidden(says: str) -> str:
 
 
 async def let_go(house: Core, name: str = "job") -> None:
-    """The turn that started it has ended, so that nobody waits for it."""
+    """Wait until the turn that started it has ended, then let the process end."""
     row = await the_process(house, name)
     (house.config.home / "workspaces" / row.session / f"{name}.go").touch()
 
 
 async def told(house: Core, count: int = 1) -> list[str]:
-    """The turns besides the first, once there are so many and all have ended."""
+    """The turns besides the first, once there are this many and all have ended."""
 
     def begun(db: Any) -> list[str]:
         rows = db.execute("SELECT id, state FROM turns ORDER BY accepted, number").fetchall()
@@ -75,10 +75,10 @@ async def the_process(house: Core, name: str = "job") -> ProcessRow:
 
 
 @pytest.mark.parametrize("drain", [None, 0.05])
-async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process_once(
+async def test_an_unreported_end_of_a_process_is_reported_once_by_the_next_gateway(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
-    """S08, F4: killed or stopped between the two; the next start begins the turn, and no later one does again."""
+    """S08, F4: killed or stopped in between; the next start begins the turn, and no later one repeats it."""
     deeds, stuck = Deeds(), anyio.Event()
 
     async def dies(row: ProcessRow, text: str) -> None:
@@ -101,8 +101,8 @@ async def test_an_end_that_was_recorded_and_not_told_is_told_by_the_next_process
     assert "has ended with exit code 0" in model.recorded[-1].body.decode()
 
 
-async def test_an_end_is_told_once_however_often_it_is_told_of(home: Path, model: ScriptedModel) -> None:
-    """S08, F4: the turn and the mark that it was told are one write."""
+async def test_the_end_of_a_process_is_reported_once(home: Path, model: ScriptedModel) -> None:
+    """S08, F4: the turn and its mark are one write."""
     deeds = Deeds()
     async with working(home, model, deeds) as house:
         await house.say(job(PUSH))
@@ -115,8 +115,8 @@ async def test_an_end_is_told_once_however_often_it_is_told_of(home: Path, model
         assert deeds.done == ["x"]
 
 
-async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Path, model: ScriptedModel) -> None:
-    """S08, L16: the timer looks at what is, and whoever was about to tell tells nothing twice."""
+async def test_an_interrupted_report_is_sent_once_by_the_timer(home: Path, model: ScriptedModel) -> None:
+    """S08, L16: the timer repairs the state, and the interrupted sender repeats nothing."""
     deeds, stuck, goes_on = Deeds(), anyio.Event(), anyio.Event()
     async with working(home, model, deeds) as house:
         tell = house.components.workspaces.processes.finished
@@ -141,10 +141,8 @@ async def test_an_end_whose_telling_broke_off_is_told_by_the_timer_once(home: Pa
         assert deeds.done == ["x"]
 
 
-async def test_an_end_that_comes_while_the_gateway_stops_is_told_after_the_next_start(
-    home: Path, model: ScriptedModel
-) -> None:
-    """S08: as a turn, which is what was asked for."""
+async def test_an_end_during_shutdown_is_reported_after_the_next_start(home: Path, model: ScriptedModel) -> None:
+    """S08: as a turn, as requested."""
     deeds = Deeds()
     async with working(home, model, deeds) as house:
         call = {"action": "start", "name": "job", "command": "read line", "notify": True}
@@ -160,7 +158,7 @@ async def test_an_end_that_comes_while_the_gateway_stops_is_told_after_the_next_
         assert len(await told(house)) == 1
 
 
-async def test_where_no_turn_can_be_begun_the_end_is_told_with_the_next_message_and_no_later_start_tells_it(
+async def test_an_end_that_can_start_no_turn_is_reported_once_with_the_next_message(
     home: Path, model: ScriptedModel
 ) -> None:
     """S08: the queue is full, for example."""
@@ -189,7 +187,7 @@ async def test_where_no_turn_can_be_begun_the_end_is_told_with_the_next_message_
 async def test_a_rule_about_a_channel_holds_in_the_turn_that_a_process_of_it_begins(
     home: Path, model: ScriptedModel, first: str
 ) -> None:
-    """X11, X14: whichever channel the session began on, and however many processes lie between."""
+    """X11, X14: whichever channel the session began on, and however many processes are in between."""
     deeds = Deeds()
     async with working(home, model, deeds, "deny push channel:page") as house:
         await house.say("[say hello]", channel=first)
@@ -223,8 +221,10 @@ async def test_a_process_that_is_started_again_keeps_its_channel(home: Path, mod
         assert deeds.done == []
 
 
-async def test_who_started_a_process_can_be_asked_in_the_turn_that_it_begins(home: Path, model: ScriptedModel) -> None:
-    """S29, X11: where a person is; where there is none, to ask is to deny."""
+async def test_the_person_who_started_a_process_can_be_asked_in_the_turn_of_its_report(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S29, X11: if there is a person; otherwise the action is denied."""
     deeds = Deeds()
     async with working(home, model, deeds, mode="balanced") as house:
         await house.know(ANNA)
@@ -261,8 +261,8 @@ async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path,
 # -- and it keeps nothing alive --------------------------------------------------------------------------------------
 
 
-async def test_a_session_whose_process_runs_expires_like_any_other(home: Path, model: ScriptedModel) -> None:
-    """S08, L16: a process is no activity, whatever it puts out; it ends with its session."""
+async def test_a_session_with_a_running_process_expires_like_any_other(home: Path, model: ScriptedModel) -> None:
+    """S08, L16: a process is not activity, whatever its output; it ends with its session."""
     deeds, now, mark = Deeds(), [1e9], token()
     call = {"action": "start", "name": "server", "command": f"while echo busy; do sleep 0.01; done & sleep {mark}"}
     expiry = f'{SANDBOX}\n[expiry]\nnamed_idle = "1h"'

@@ -1,4 +1,4 @@
-"""What is decided about a session is decided in the write that does it, not in a look before it."""
+"""Races: a decision about a session is made in the write that applies it, not in a read before it."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ CHANGES: dict[str, Callable[..., Awaitable[Any]]] = {
 
 @asynccontextmanager
 async def held_up(store: Store) -> AsyncIterator[None]:
-    """Inside, nothing is written: what is sent to the writer waits, in its order, until the end of the block."""
+    """Inside, nothing is written: writes wait in order until the end of the block."""
     entered, release = threading.Event(), threading.Event()
 
     def hold(db: Db) -> None:
@@ -47,7 +47,7 @@ async def held_up(store: Store) -> AsyncIterator[None]:
 
 
 async def queued(store: Store, number: int) -> None:
-    """Until so many writes wait, the one that holds them up included."""
+    """Wait until this many writes are queued, including the one that blocks them."""
     with anyio.fail_after(WAIT):
         while store.stats().writes_waiting < number:
             await anyio.lowlevel.checkpoint()
@@ -100,8 +100,8 @@ async def test_a_change_that_a_message_overtakes_is_refused(home: Path, model: S
         assert house.components.presence.stats().unloads == {}
 
 
-async def test_a_retry_whose_caller_left_is_worked_all_the_same(home: Path, model: ScriptedModel) -> None:
-    """F4, L23: once it is committed it is with the engine, and needs no timer to be found."""
+async def test_a_retry_runs_even_if_its_caller_has_left(home: Path, model: ScriptedModel) -> None:
+    """F4, L23: once it is committed, the engine has it, and no timer has to find it."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         async with held_up(house.store):

@@ -1,4 +1,4 @@
-"""A second delivery finds the first; nothing is worked twice and nothing is lost by trying again."""
+"""Receipts: a second delivery finds the first; nothing runs twice, and nothing is lost by retrying."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ async def test_a_failure_that_says_try_again_is_tried_again(home: Path, model: S
 
 
 async def test_an_official_clients_own_retry_joins_its_first_attempt(home: Path, model: ScriptedModel) -> None:
-    """H19: a mark is left by each first attempt; only what says that it is a retry is matched."""
+    """H19: each first attempt leaves a mark; only a request that says it is a retry is matched."""
     async with core(home, model=model) as house:
         first = await house.accept("[hold gate]", **key(source="retry-mark"))
         with anyio.fail_after(WAIT):

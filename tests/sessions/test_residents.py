@@ -1,4 +1,4 @@
-"""Residents and prefixes: reused while nothing changed, rebuilt to the same bytes, released on every way out."""
+"""Residents and prefixes: reused while nothing changes, rebuilt to the same bytes, released in every case."""
 
 import itertools
 from pathlib import Path
@@ -20,7 +20,7 @@ from tidegate.values import Message, Prefix
 pytestmark = pytest.mark.anyio
 
 LONG = "the tide comes in and the tide goes out. " * 500
-"""So long that its history is kept when it is unloaded."""
+"""Long enough that its history is kept when it is unloaded."""
 
 
 def record(house: Core, session: str) -> Present:
@@ -30,7 +30,7 @@ def record(house: Core, session: str) -> Present:
 
 
 def beginning(body: bytes) -> bytes:
-    """A request's body without its closing brackets: what the next request must begin with."""
+    """The body of a request without its closing brackets: the next request must begin with it."""
     return body.removesuffix(b"]}")
 
 
@@ -59,7 +59,7 @@ async def test_a_request_only_grows_at_its_end(home: Path, model: ScriptedModel)
 
 
 async def test_after_an_unload_the_request_begins_with_the_same_bytes(home: Path, model: ScriptedModel) -> None:
-    """A12, B4, S03, S32: memory is a cache; the next request is built from the store and nobody can tell."""
+    """A12, B4, S03, S32: memory is a cache; the next request, built from the store, is the same."""
     async with core(home, model=model) as house:
         outcome = await house.say("[together clock {} clock {}] one")
         await house.say("two ☃ \u0000 \u2028")
@@ -75,7 +75,7 @@ async def kept(house: Core, session: str) -> None:
 
 
 async def test_a_long_conversation_comes_back_as_it_was_unloaded(home: Path, model: ScriptedModel) -> None:
-    """B4, S03, P16: from the file of unloaded histories, and nobody can tell; tool results and a second time too."""
+    """B4, S03, P16: from the file of unloaded histories, with the same bytes; tool results and a second time too."""
     async with core(home, model=model) as house:
         session = (await house.say(f"{LONG} [together clock {{}} clock {{}}]")).session
         for number in range(3):
@@ -90,7 +90,7 @@ async def test_a_long_conversation_comes_back_as_it_was_unloaded(home: Path, mod
 async def test_a_long_past_that_is_loaded_again_is_not_weighed_as_if_it_were_in_memory(
     home: Path, model: ScriptedModel
 ) -> None:
-    """A6, L99: the residents' bytes are those that are held, also while the model is being asked."""
+    """A6, L99: the bytes of residents are those in memory, also during a model call."""
     async with core(home, model=model) as house:
         session = (await house.say("far too long " * 40_000)).session
         house.components.presence.unload(session, reason="test")
@@ -104,7 +104,7 @@ async def test_a_long_past_that_is_loaded_again_is_not_weighed_as_if_it_were_in_
 
 
 @pytest.mark.parametrize("way", ["undo", "said elsewhere", "other model"])
-async def test_what_has_changed_meanwhile_is_read_from_the_store(home: Path, model: ScriptedModel, way: str) -> None:
+async def test_a_change_made_meanwhile_is_read_from_the_store(home: Path, model: ScriptedModel, way: str) -> None:
     """S34, A2: a history that was kept is used on the same terms as a resident."""
     async with core(home, model=model) as house:
         session = (await house.say(LONG)).session
@@ -157,7 +157,7 @@ async def test_after_a_restart_the_request_begins_with_the_same_bytes(home: Path
 async def test_after_a_crash_in_mid_turn_the_request_begins_with_the_same_bytes(
     home: Path, model: ScriptedModel
 ) -> None:
-    """P16, P06: the replayed turn asks what it had asked."""
+    """P16, P06: the replayed turn sends the same request."""
     async with core(home, model=model, drain=None) as house:
         await house.say("one")
         accepted = await house.accept("[together clock {} clock {}] two [hold gate step=1]")
@@ -221,7 +221,7 @@ async def test_another_model_makes_another_resident_and_leaves_other_sessions_al
 async def test_the_same_model_configured_otherwise_under_another_name_is_another(
     home: Path, model: ScriptedModel
 ) -> None:
-    """A2, A5: who chooses it gets what is configured there; what the provider has cached is the same bytes."""
+    """A2, A5: its own configuration applies; the provider's cache sees the same bytes."""
     once = f'api = "openai-chat"\nbase_url = "{model.base_url}"\nmodel = "scripted"\nretries = 0\n'
     prices = "price_input = {0}\nprice_output = {0}\n"
     toml = f"[models.main]\n{once}{prices.format(1)}[models.dear]\n{once}{prices.format(1000)}"
@@ -266,7 +266,7 @@ async def test_the_signature_tells_configurations_apart_and_shows_no_secret(home
 
 
 async def test_the_least_recently_used_is_unloaded_beyond_the_cap(home: Path, model: ScriptedModel) -> None:
-    """A6, L03: through the real door, and the unloaded one answers as before."""
+    """A6, L03: through the real service, and the unloaded one answers as before."""
     async with core(home, "[limits]\nresidents = 2", model=model) as house:
         for name in ("a", "b", "a", "c"):
             await house.say(f"hello {name}", name=name)
@@ -295,7 +295,7 @@ async def test_a_hundred_first_messages_build_one_session_and_one_resident(home:
 
 
 async def test_a_resident_that_the_store_has_left_behind_is_not_used(home: Path, model: ScriptedModel) -> None:
-    """S34, S19: whether it is up to date is told by the session's version, not by a count."""
+    """S34, S19: the session's version decides whether it is up to date, not a count."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
         await house.store.write(
@@ -314,7 +314,7 @@ async def test_a_resident_that_the_store_has_left_behind_is_not_used(home: Path,
         grows(model)
 
 
-async def test_what_the_model_does_not_see_costs_no_resident(home: Path, model: ScriptedModel) -> None:
+async def test_a_change_that_the_model_does_not_see_keeps_the_resident(home: Path, model: ScriptedModel) -> None:
     """A1, S34: a new title, and a reload that finds nothing new."""
     async with core(home, model=model) as house:
         outcome = await house.say("one")
@@ -406,7 +406,7 @@ async def test_arguments_are_sent_back_as_the_model_wrote_them(home: Path, model
 
 
 async def test_a_note_stays_with_the_message_it_was_sent_with(home: Path, model: ScriptedModel) -> None:
-    """P17, P16: what the gateway said beside a message is there again, word for word, after a reload."""
+    """P17, P16: the gateway's aside to a message is the same, byte for byte, after a reload."""
     async with core(home, model=model) as house:
         said = Message(role="user", text="one", aside="The disk is nearly full.")
         outcome = await house.say("", messages=(said,))

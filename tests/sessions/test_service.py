@@ -1,4 +1,4 @@
-"""The door: who may enter, what is refused there, and what a watcher sees."""
+"""The session service: access, refusals, and the events that a watcher sees."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_nobody_reaches_another_principals_session(home: Path, model: ScriptedModel) -> None:
-    """X06, X07: not by its id, its name or its turn; it does not exist for them. The owner may look, not speak."""
+    """X06, X07: not by its id, its name or its turn; it is not found. The owner may read, not write."""
     async with core(home, model=model) as house:
         mine = await house.say("private")
         service = house.service
@@ -59,7 +59,8 @@ async def test_a_full_queue_is_refused_with_the_limits_name(home: Path, model: S
 
 
 async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedModel) -> None:
-    """H14, L21: what a running turn has not taken yet is bounded, and all that was accepted is in the transcript."""
+    """H14, L21: the messages that a running turn has not taken yet are bounded, and every accepted one is in the
+    transcript."""
     async with core(home, "[limits]\nqueue_length = 2", model=model) as house:
         running = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
@@ -77,8 +78,8 @@ async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedM
         assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
 
 
-async def test_what_is_said_on_another_channel_enters_no_running_turn(home: Path, model: ScriptedModel) -> None:
-    """X20: it is queued, as a turn of its own channel, so that rules about that hold for it."""
+async def test_a_message_of_another_channel_does_not_join_the_running_turn(home: Path, model: ScriptedModel) -> None:
+    """X20: it is queued as a turn of its own channel, so that the rules of that channel apply."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate]", channel="page")
         with anyio.fail_after(WAIT):
@@ -105,7 +106,7 @@ async def test_all_queues_together_have_a_limit_too(home: Path, model: ScriptedM
 
 
 async def test_one_principal_cannot_fill_the_queues_of_all(home: Path, model: ScriptedModel) -> None:
-    """L21, P15: limits.waiting_each; somebody else's message is still taken."""
+    """L21, P15: limits.waiting_each; another principal's message is still accepted."""
     async with core(home, "[limits]\nwaiting_each = 1\nturns = 1", model=model) as house:
         turns = [await house.accept("[hold gate]"), await house.accept("hello", name="other")]
         with pytest.raises(Busy, match=r"1 turns of yours .*limits\.waiting_each") as refused:
@@ -152,7 +153,7 @@ async def test_when_the_gateway_stops_nothing_more_is_accepted(home: Path, model
 
 
 async def collect(house: Core, session: str, after: int, last: int) -> list[tuple[int | None, Event]]:
-    """What a watcher sees until row `last` has come."""
+    """The events of a watcher until row `last` has arrived."""
     seen: list[tuple[int | None, Event]] = []
     with anyio.fail_after(WAIT):
         stream = house.service.watch(session, ANNA, after)
@@ -165,7 +166,7 @@ async def collect(house: Core, session: str, after: int, last: int) -> list[tupl
 
 
 async def test_a_watcher_sees_each_row_once_and_comes_back_by_its_id(home: Path, model: ScriptedModel) -> None:
-    """S19, H15, V01: rows after the last id, then the running turn from its beginning, then what comes."""
+    """S19, H15, V01: rows after the last id, then the running turn from its beginning, then new events."""
     async with core(home, model=model) as house:
         first = await house.say("one")
         running = await house.accept("[hold gate step=0] [say two]")
@@ -234,7 +235,7 @@ async def test_abandoning_a_turn_follows_its_policy(home: Path, model: ScriptedM
             accepted = await house.accept(f"[hold {gate}]", name=name, on_disconnect=choice)
             with anyio.fail_after(WAIT):
                 await model.held(gate)
-            log = house.service.live(accepted.turn)
+            log = house.service.turn_log(accepted.turn)
             assert log is not None
             await house.service.abandon(accepted.turn)
             model.release(gate)

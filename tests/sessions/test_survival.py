@@ -1,7 +1,7 @@
-"""What survives what: every cell of the table in docs/lifetimes.md, on a gateway that has one of each thing.
+"""Survival: every cell of the table in docs/lifetimes.md, on a gateway that has one of each thing.
 
-A session's things are made over HTTP in a running gateway, then one event happens, then everything is looked at. Stop
-and kill happen to a real process; what is left is looked at in the process that comes after it.
+The things of a session are made over HTTP in a running gateway, then one event happens, then everything is inspected.
+Stop and kill happen to a real process; the remains are inspected in the next process.
 """
 
 import json
@@ -87,8 +87,8 @@ NOT_BUILT = {
     "OAuth grants": "promise L27",
     "linked identities and pairings": "promise X02",
 }
-"""What has no row because it does not exist yet, each with the sign by which a test sees that it was built: a promise
-that is kept now, a command, a file. Whoever builds one moves it into TABLE and onto the page."""
+"""Things without a row because they do not exist yet, each with the sign that it was built: a promise that is kept now,
+a command, a file. Move a thing into TABLE and onto the page when you build it."""
 
 
 def toml(model: ScriptedModel, project: Path) -> str:
@@ -135,13 +135,13 @@ class Caller:
             return json.loads(answer) if answer else None
 
     async def send(self, text: str, session: str | None = None, agent: str = "main") -> dict[str, Any]:
-        """Where it went: `session` and `turn`."""
+        """Returns `session` and `turn`."""
         place = {"agent": agent} if session is None else {"session": session}
         answer: dict[str, Any] = await self.call("POST", "/api/messages", {"text": text, "attended": True, **place})
         return answer
 
     async def say(self, text: str, session: str | None = None, agent: str = "main") -> str:
-        """Wait for the answer; the session."""
+        """Wait for the answer and return the session."""
         sent = await self.send(text, session, agent)
         await self.until(lambda: self._is_answered(sent["turn"]))
         return str(sent["session"])
@@ -156,7 +156,7 @@ class Caller:
 
 
 class Scene:
-    """One of each thing, and a look at what has become of them."""
+    """One of each thing, and an inspection of all of them."""
 
     def __init__(self, home: Path, project: Path, model: ScriptedModel) -> None:
         self.home = home
@@ -174,7 +174,7 @@ class Scene:
     # -- making --
 
     async def prepare(self) -> None:
-        """What an earlier process has left: a conversation with a summary, and a sign-in."""
+        """The remains of an earlier process: a conversation with a summary, and a sign-in."""
         self.project.mkdir()
         self.project.chmod(0o777)  # where root has made it, agents are another user
         async with in_process_gateway(self.home, toml=self.toml) as h:
@@ -217,7 +217,7 @@ class Scene:
     async def look(self, h: InProcessGateway) -> dict[str, str]:
         found: dict[str, str] = await h.store.read(self._rows)
         record = h.components.presence.get(self.idle)
-        live = h.service.live(self.turn) is not None
+        live = h.service.turn_log(self.turn) is not None
         found["a running turn"] = "goes on" if live else found["a running turn"]
         found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "over")
         found["the resident"] = _left(record is not None and record.resident is not None)
@@ -255,10 +255,10 @@ class Scene:
         }
 
     async def _task(self, h: InProcessGateway, *, over: bool) -> str:
-        """How the turn that works on the task stands; it is looked at until it has been taken up."""
+        """The state of the turn that works on the task, once it has been resumed."""
         if over:
             return "over"
-        if h.service.live(self.turn) is None:
+        if h.service.turn_log(self.turn) is None:
             return _left(bool(h.components.engine.stats().delegating))
         with anyio.fail_after(WAIT):
             while not h.components.engine.stats().delegating:
@@ -275,7 +275,7 @@ class Scene:
         return found[0] if found else "gone"
 
     async def _is_signed_in(self, h: InProcessGateway) -> bool:
-        """The cookie's name has the port in it, which is another one in each process of a test."""
+        """The name of the cookie contains the port, which differs in each process of a test."""
         headers = {
             "Cookie": f"tidegate_{h.url.rpartition(':')[2]}={self.cookie}",
             "X-Page-Token": self.page_token,
@@ -284,7 +284,7 @@ class Scene:
             return response.status == 200
 
     async def speak(self, h: InProcessGateway) -> dict[str, str]:
-        """What the next turn of the session shows: where its shell is, and what the agent is told."""
+        """The next turn of the session: the folder of its shell, and the notices to the agent."""
         caller = Caller(h.client)
         look = json.dumps({"command": "basename $PWD; echo $TIDE"})
         await caller.say(f"[tool terminal {look}] [say done]", self.idle)
@@ -306,7 +306,7 @@ def _left(there: bool) -> str:
 
 
 def summarise(db: Db, session: str) -> None:
-    """Its first message is shown by a summary."""
+    """Replace its first message by a summary."""
     row = SummaryRow(0, 0, 1, 1, None, "applied", "model", "m", 1.0, "It began.")
     summaries.apply(db, session, [summaries.add(db, session, row, 1.0)])
 
@@ -351,7 +351,7 @@ HAPPENINGS = {"turn ends": _turn_ends, "unload": _unload, "session ends": _end, 
 
 
 @pytest.mark.parametrize("event", HAPPENINGS)
-async def test_what_survives_an_event_within_the_process(scene: Scene, event: str) -> None:
+async def test_survival_of_events_within_the_process(scene: Scene, event: str) -> None:
     """V01, V02, V03, V04, V05, V06, V07, V08, V09, V10, V11, V12, V14, V15: one event, and a look at everything."""
     async with in_process_gateway(scene.home, toml=scene.toml, drain=0.1) as h:
         await scene.furnish(Caller(h.client))
@@ -381,9 +381,9 @@ async def process(scene: Scene) -> AsyncIterator[tuple[GatewayProcess, Caller]]:
 @pytest.mark.parametrize(
     ("event", "number"), [("stop or replace", signal.SIGTERM), ("kill", signal.SIGKILL)], ids=["stop", "kill"]
 )
-async def test_what_survives_the_end_of_the_process(scene: Scene, event: str, number: signal.Signals) -> None:
+async def test_survival_of_the_end_of_the_process(scene: Scene, event: str, number: signal.Signals) -> None:
     """V01, V02, V03, V04, V05, V06, V07, V08, V09, V10, V11, V12, V14, V15, F4: in the next process everything is where
-    it was; what was under way goes on, and the agent is told what was lost."""
+    it was; interrupted work continues, and the agent is told about losses."""
     async with process(scene) as (running, caller):
         await scene.furnish(caller)
         running.signal(number)
@@ -407,7 +407,7 @@ def expected(event: str) -> dict[str, str]:
 # -- the page --
 
 
-def test_the_page_says_what_the_test_proves() -> None:
+def test_the_documented_table_matches_the_test() -> None:
     """V01, V06: docs/lifetimes.md has the same rows, in the same order, with the same words."""
     page = (ROOT / "docs" / "lifetimes.md").read_text()
     lines = [line for line in page.splitlines() if line.startswith("| ")]
@@ -427,8 +427,8 @@ def is_built(sign: str) -> bool:
     return (ROOT / name).exists() if kind == "file" else f"`{name}" in (ROOT / "docs" / "commands.md").read_text()
 
 
-def test_what_has_no_row_is_not_built() -> None:
-    """V13: whoever builds one of these gives it a row."""
+def test_a_thing_without_a_row_is_not_built() -> None:
+    """V13: each of these gets a row when it is built."""
     assert [thing for thing, sign in NOT_BUILT.items() if is_built(sign)] == []
     assert (
         is_built("promise V12") and is_built("command /new") and is_built("file src/tidegate/store/tables/notices.py")
@@ -439,7 +439,7 @@ def test_what_has_no_row_is_not_built() -> None:
 async def test_a_resident_that_was_replaced_in_mid_turn_is_released_when_that_turn_ends(
     home: Path, model: ScriptedModel
 ) -> None:
-    """V20, A8: what counts is the instance that runs."""
+    """V20, A8: the running instance counts."""
     async with core(home, model=model) as in_process_gateway:
         first = await in_process_gateway.say("one")
         record = in_process_gateway.components.presence.get(first.session)

@@ -1,4 +1,4 @@
-"""Titles: what a person chose is kept or refused, what we make is short."""
+"""Titles: a chosen title is kept or refused, a generated one is short."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What ended sessions leave on disk: for a time and up to a size, and then not at all."""
+"""Files of ended sessions: kept for a time and up to a size, and then removed."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SMALL = '[workspaces]\nbackend = "none"\ntrash = "7d"\ntrash_bytes = "1 MiB"'
 
 
 async def worked(house: Core, name: str, size: int) -> str:
-    """A session that wrote a file of so many bytes, and has ended."""
+    """A session that wrote a file of this many bytes, and has ended."""
     call = {"path": "made.txt", "content": "x" * size}
     outcome = await house.say(f"[tool write_file {json.dumps(call)}] [say done]", name=name)
     assert await house.service.end(outcome.session, ANNA, "new")
@@ -30,7 +30,7 @@ def kept(home: Path) -> set[str]:
 
 
 async def test_beyond_its_quota_the_oldest_leave_the_trash_first(home: Path, model: ScriptedModel) -> None:
-    """L19: the others stay their time; what is gone is gone in the store, too."""
+    """L19: the others stay for their time; removed ones are removed in the store too."""
     now = [1e9]
     async with core(home, SMALL, model=model, clock=lambda: now[0]) as house:
         made = []
@@ -50,7 +50,7 @@ async def test_beyond_its_quota_the_oldest_leave_the_trash_first(home: Path, mod
 
 
 async def test_a_folder_in_the_trash_is_measured_once(home: Path, model: ScriptedModel) -> None:
-    """L19: nobody writes there any more, and looking through everything every few minutes would cost."""
+    """L19: its size no longer changes, and scanning everything every few minutes would be expensive."""
     async with core(home, SMALL, model=model) as house:
         session = await worked(house, "one", 1000)
         await run(house, "folders")
@@ -60,7 +60,7 @@ async def test_a_folder_in_the_trash_is_measured_once(home: Path, model: Scripte
 
 
 async def test_ninety_days_leave_no_more_than_a_week_and_a_quota(home: Path, model: ScriptedModel) -> None:
-    """L19: at the end of each day, however much was done on it."""
+    """L19: at the end of each day, however busy it was."""
     now = [1e9]
     async with core(home, SMALL, model=model, clock=lambda: now[0]) as house:
         for day in range(90):

@@ -1,4 +1,4 @@
-"""Messages that bring pictures or sounds: taken in with all of it or not at all, whatever happens meanwhile."""
+"""Messages with pictures or sounds: accepted with all of them or not at all, whatever happens meanwhile."""
 
 import asyncio
 import base64
@@ -33,12 +33,12 @@ async def bring(house: Core, text: str = "listen", name: str | None = "talk", **
 
 
 def kept(house: Core) -> list[tuple[str, str]]:
-    """Folder and name of what lies in the spool."""
+    """Folder and name of the files in the spool."""
     return sorted((path.parent.name, path.name) for path in house.components.spool.root.rglob("sp_*"))
 
 
 async def named(house: Core, session: str) -> list[tuple[str, str]]:
-    """What the session's transcript names, after a check that each has its row."""
+    """The media of the session's transcript, after a check that each has its row."""
     rows = (await house.service.transcript(session, ANNA)).rows
     found = [media.spooled for row in rows for media in row.message.media]
     for id in found:
@@ -48,7 +48,7 @@ async def named(house: Core, session: str) -> list[tuple[str, str]]:
 
 
 async def test_several_that_begin_a_conversation_at_once_are_one_conversation(home: Path, model: ScriptedModel) -> None:
-    """D3: whoever is second finds the first one's, with his own media; nothing else is left."""
+    """D3: the second message joins the first one's conversation, with its own media; nothing else is left."""
     async with core(home, model=model) as house:
         with anyio.fail_after(WAIT):
             accepted = await asyncio.gather(*(bring(house, f"number {number}") for number in range(3)))
@@ -71,8 +71,9 @@ async def test_a_conversation_that_ends_meanwhile_is_followed_by_another(home: P
         assert len(kept(house)) == 1
 
 
-async def test_what_is_refused_at_the_door_leaves_nothing(home: Path, model: ScriptedModel) -> None:
-    """H20, D4, X08: a full queue, another's conversation, what is no sound; its path is named."""
+async def test_a_refused_upload_leaves_nothing_behind(home: Path, model: ScriptedModel) -> None:
+    """H20, D4, X08: a full queue, another principal's conversation, a file that is no sound; the error names
+    its path."""
     async with core(home, "[limits]\nqueue_length = 1\n", model=model) as house:
         first = await house.accept("[hold there] begin")
         with anyio.fail_after(WAIT):
@@ -107,7 +108,7 @@ async def test_a_message_may_be_steered_with_a_sound(home: Path, model: Scripted
 
 
 async def test_a_one_shot_call_that_goes_on_after_a_crash_still_has_its_sound(home: Path, model: ScriptedModel) -> None:
-    """D3, H18: who gave a key comes back for the answer; when it is there, nothing is left."""
+    """D3, H18: a caller with a key returns for the answer; after that nothing is left."""
     receipt = Receipt(source=IDEMPOTENCY, key="k", digest=b"x")
     async with core(home, model=model, drain=None) as house:
         accepted = await bring(house, "[hold there] listen", name=None, receipts=(receipt,))
@@ -123,7 +124,7 @@ async def test_a_one_shot_call_that_goes_on_after_a_crash_still_has_its_sound(ho
         assert kept(house) == []
 
 
-async def test_what_a_caller_left_behind_is_found_by_the_sweep_or_taken_in(home: Path, model: ScriptedModel) -> None:
+async def test_uploads_of_a_caller_that_left_are_swept_or_accepted(home: Path, model: ScriptedModel) -> None:
     """D4, L15: cancelled at any moment, there is no file without a row for longer than the sweep takes."""
     async with core(home, model=model) as house:
         for pause in (0.0, 0.005, 0.05, 0.1):

@@ -1,4 +1,4 @@
-"""Turns that wait for a person: their residents leave like any other, and come back when the answer does."""
+"""Turns that wait for a person: their residents are unloaded like any other, and reloaded with the answer."""
 
 import itertools
 from pathlib import Path
@@ -23,7 +23,7 @@ LONG = "the tide comes in and the tide goes out. " * 500
 
 
 def held(house: Core) -> tuple[int, int]:
-    """Residents that are in memory now and their bytes, as counted from what they hold."""
+    """The residents in memory and their bytes, counted from their contents."""
     found = [
         resident
         for record in house.components.presence
@@ -34,7 +34,7 @@ def held(house: Core) -> tuple[int, int]:
 
 
 def booked(house: Core) -> tuple[int, int]:
-    """The same as metrics, status and ledger tell it."""
+    """The same according to metrics, status and ledger."""
     stats = house.components.presence.stats()
     total = house.components.presence.ledger.totals().get("resident")
     assert (stats.residents, stats.resident_bytes) == ((0, 0) if total is None else (total.count, total.bytes))
@@ -49,12 +49,12 @@ def check_books(house: Core) -> None:
 
 
 async def settled(house: Core) -> None:
-    """Until what was unloaded is released."""
+    """Wait until unloaded residents are released."""
     await until(lambda: not house.components.presence._leaving)
 
 
 async def wait_for_person(house: Core, count: int = TURNS) -> list[tuple[str, str]]:
-    """Conversations in which something long was said and whose next turn waits; turn and question of each."""
+    """Conversations with a long message whose next turn waits; the turn and question of each."""
     waiting: list[tuple[str, str]] = []
     for number in range(count):
         await house.say(f"{number}: {LONG}", name=f"talk {number}", channel="page")
@@ -84,7 +84,7 @@ async def test_turns_that_wait_keep_no_more_residents_than_the_cap(home: Path, m
 
 
 async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, model: ScriptedModel) -> None:
-    """A6, L03: what a turn has said since it began is weighed too."""
+    """A6, L03: the messages of the running turn are weighed too."""
     async with asking(home, model, Deeds(), '[limits]\nresident_bytes = "64 KiB"') as house:
         await wait_for_person(house, 6)
         await settled(house)
@@ -92,7 +92,7 @@ async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, mo
         check_books(house)
 
 
-async def test_pressure_and_idleness_unload_what_waits(home: Path, model: ScriptedModel) -> None:
+async def test_pressure_and_idleness_unload_waiting_residents(home: Path, model: ScriptedModel) -> None:
     """A7, A8, P16: and the turns go on all the same."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -131,7 +131,7 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
         await house.say(LONG, channel="page")
         for after in range(40):
             turn, [question] = await ask(house, f'[tool push {{"what": "{after}"}}] [say done {after}]')
-            session = house.service.live(turn).session  # type: ignore[union-attr]
+            session = house.service.turn_log(turn).session  # type: ignore[union-attr]
             async with anyio.create_task_group() as group:
                 group.start_soon(house.service.questions.answer, question.id, ANNA, "approved")
                 for _ in range(after):
@@ -145,9 +145,7 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
         assert deeds.done == [str(after) for after in range(40)]
 
 
-async def test_a_call_that_works_beside_one_that_waits_finds_its_turn_complete(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_a_call_beside_a_waiting_one_finds_its_turn_complete(home: Path, model: ScriptedModel) -> None:
     """A12, P16: results of both are in the next request, in the order of the calls."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
@@ -168,7 +166,7 @@ async def test_a_call_that_works_beside_one_that_waits_finds_its_turn_complete(
 async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_middle(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B4, S03: what was unloaded before the turn is written when the turn waits already."""
+    """B4, S03: a history unloaded before the turn is written while the turn is already waiting."""
     async with asking(home, model, Deeds()) as house:
         session = (await house.say(LONG, channel="page")).session
         async with house.components.runner.histories._writing:
@@ -182,8 +180,8 @@ async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_mid
         grows(model)
 
 
-async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: ScriptedModel) -> None:
-    """A6, A8, B4: the agent that gave the task and the one that works on it hold nothing while a person is asked."""
+async def test_a_turn_that_waits_for_an_asking_task_is_unloaded_too(home: Path, model: ScriptedModel) -> None:
+    """A6, A8, B4: neither the delegating agent nor the working one holds memory while a person is asked."""
     deeds = Deeds()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     async with delegating(home, model, "[limits]\nresidents = 1", **options) as house:
@@ -201,15 +199,13 @@ async def test_who_waits_for_a_task_that_asks_lets_go_too(home: Path, model: Scr
     assert deeds.done == ["a"]
 
 
-async def test_at_every_step_of_a_running_turn_the_books_tell_what_its_resident_holds(
-    home: Path, model: ScriptedModel
-) -> None:
-    """L03, L02: seen from the tools that it calls, and by a second conversation that has to leave for it."""
+async def test_the_ledger_shows_the_resident_at_every_step_of_a_running_turn(home: Path, model: ScriptedModel) -> None:
+    """L03, L02: seen from the tools that it calls, and by a second conversation that is unloaded for it."""
     sizes: list[int] = []
 
     @tool(effect="read")
     async def look(ctx: ToolContext, *, time: int) -> str:
-        """Reads the books."""
+        """Reads the ledger."""
         check_books(house)
         sizes.append(booked(house)[1])
         return LONG[:10_000]

@@ -1,4 +1,4 @@
-"""Approvals and questions: durable, answered once, for one exact action, and denied where nobody could answer."""
+"""Approvals and questions: durable, answered once, for one exact action, and denied if nobody can answer."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 async def test_an_approval_survives_the_process_and_the_tool_runs_once(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
-    """S29, S31, F4: killed or stopped in order; the next process shows the same question, and its answer counts."""
+    """S29, S31, F4: killed or stopped; the next process shows the same question, and its answer counts."""
     deeds = Deeds()
     async with asking(home, model, deeds, drain=drain) as house:
         turn, [question] = await ask(house)
@@ -46,7 +46,7 @@ async def test_an_approval_survives_the_process_and_the_tool_runs_once(
 
 
 async def test_a_question_waits_over_any_number_of_kills(home: Path, model: ScriptedModel) -> None:
-    """S29, F4: to wait for a person brings no process down, so that limits.resumes is not spent by it."""
+    """S29, F4: a waiting turn does not bring the process down, so it does not use up limits.resumes."""
     deeds = Deeds()
     async with asking(home, model, deeds, drain=None) as house:
         turn, [question] = await ask(house)
@@ -65,7 +65,7 @@ async def test_a_question_waits_over_any_number_of_kills(home: Path, model: Scri
 async def test_an_answer_given_before_the_turn_looks_again_counts(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
-    """S29, S31: a client may be quicker than recovery; nobody is asked twice."""
+    """S29, S31: a client may be faster than recovery; nobody is asked twice."""
     deeds = Deeds()
     async with asking(home, model, deeds, drain=drain) as house:
         turn, [question] = await ask(house)
@@ -75,7 +75,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
             )
         )
     async with asking(home, model, deeds) as house:
-        log = house.service.live(turn)
+        log = house.service.turn_log(turn)
         assert (await house.answered(turn)).text == "done"
         assert log is None or not any(isinstance(event, QuestionAsked) for event in log.events)
         assert deeds.done == ["a"]
@@ -83,7 +83,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
 
 @pytest.mark.parametrize("drain", [None, 0.05])
 async def test_a_question_of_a_tool_survives_the_process(home: Path, model: ScriptedModel, drain: float | None) -> None:
-    """S29: `ask_user` had begun; it is the same question afterwards, and the model reads the answer."""
+    """S29: `ask_user` had started; it is the same question afterwards, and the model gets the answer."""
     deeds = Deeds()
     call = '[tool ask_user {"question": "Which?", "choices": ["red", "blue"]}] [say thanks]'
     async with asking(home, model, deeds, drain=drain) as house:
@@ -100,10 +100,10 @@ async def test_a_question_of_a_tool_survives_the_process(home: Path, model: Scri
 
 
 @pytest.mark.parametrize("drain", [None, 0.05])
-async def test_what_ran_beside_a_question_is_not_run_again(
+async def test_calls_that_ran_beside_a_question_are_not_repeated(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
-    """F4, S29: a neighbour that was cut off had begun: its effect is unknown, and the question stands."""
+    """F4, S29: an interrupted call beside it has an unknown effect, and the question stays open."""
     deeds = Deeds()
     config = configured(model, rules=("allow linger",))
     call = '[together linger {"what": "x"} push {"what": "a"}] [say done]'
@@ -119,8 +119,8 @@ async def test_what_ran_beside_a_question_is_not_run_again(
         assert results(house)[0].startswith("Interrupted") and results(house)[1] == "pushed a"
 
 
-async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path, model: ScriptedModel) -> None:
-    """S29, B1: however long it takes, until the question's own time is over."""
+async def test_sweeps_and_expiry_spare_sessions_with_open_questions(home: Path, model: ScriptedModel) -> None:
+    """S29, B1: however long it takes, until the question itself expires."""
     now = [1e9]
     deeds = Deeds()
     extra = '[limits]\nidle_ttl = "1s"\nanswer_within = "30d"\nresidents = 1\n[expiry]\nnamed_idle = "1h"'
@@ -139,8 +139,8 @@ async def test_no_sweep_and_no_expiry_of_sessions_touches_what_waits(home: Path,
 # -- how it ends -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) -> None:
-    """S30: at once; a late answer is refused with what happened, and the conversation goes on."""
+async def test_a_stop_cancels_open_questions(home: Path, model: ScriptedModel) -> None:
+    """S30: at once; a late answer is refused with the reason, and the conversation continues."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
@@ -153,23 +153,25 @@ async def test_a_stop_cancels_what_is_asked(home: Path, model: ScriptedModel) ->
         assert deeds.done == [] and house.components.engine.asking == 0 and house.service.questions.waiting == 0
 
 
-async def test_an_end_cancels_what_is_asked_and_tells(home: Path, model: ScriptedModel) -> None:
-    """S30, B3: the turn ends as stopped, with why; the question is cancelled."""
+async def test_an_end_cancels_open_questions_and_notifies_readers(home: Path, model: ScriptedModel) -> None:
+    """S30, B3: the turn ends as stopped, with the reason; the question is cancelled."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
-        log = house.service.live(turn)
+        log = house.service.turn_log(turn)
         session = (await house.service.outcome(turn)).session
         assert await house.service.end(session, ANNA, "new")
         outcome = await house.answered(turn)
         assert outcome.state == "stopped" and outcome.error is not None and "ended" in outcome.error.message
         assert log is not None and isinstance(log.events[-1], TurnEnded)
         assert (await house.service.questions.get(question.id, ANNA)).state == "cancelled"
-        assert await house.service.questions.standing(session) == []
+        assert await house.service.questions.open_events(session) == []
         assert deeds.done == []
 
 
-async def test_when_nobody_answers_in_time_the_turn_goes_on_and_is_told(home: Path, model: ScriptedModel) -> None:
+async def test_an_expired_question_is_reported_to_the_model_and_the_turn_continues(
+    home: Path, model: ScriptedModel
+) -> None:
     """S30: limits.answer_within; the model reads that nothing was done, and why."""
     now = [1e9]
     deeds = Deeds()
@@ -186,7 +188,9 @@ async def test_when_nobody_answers_in_time_the_turn_goes_on_and_is_told(home: Pa
 
 
 @pytest.mark.parametrize("call", ['push {"what": "a"}', 'ask_user {"question": "Which?"}'])
-async def test_an_agent_may_be_told_to_stop_when_nobody_answers(home: Path, model: ScriptedModel, call: str) -> None:
+async def test_an_agent_may_be_configured_to_end_the_turn_when_a_question_expires(
+    home: Path, model: ScriptedModel, call: str
+) -> None:
     """S30: `unanswered = "end"` ends the turn instead, with a sentence for its user."""
     now = [1e9]
     deeds = Deeds()
@@ -202,8 +206,8 @@ async def test_an_agent_may_be_told_to_stop_when_nobody_answers(home: Path, mode
         assert deeds.done == [] and model.stats()["refusals"] == []
 
 
-async def test_a_denial_is_told_with_its_reason(home: Path, model: ScriptedModel) -> None:
-    """S30: and is an answer like any other: the turn goes on."""
+async def test_a_denial_reaches_the_model_with_its_reason(home: Path, model: ScriptedModel) -> None:
+    """S30: it is a result like any other: the turn continues."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
@@ -217,10 +221,10 @@ async def test_a_denial_is_told_with_its_reason(home: Path, model: ScriptedModel
 
 
 @pytest.mark.parametrize("where", [{"channel": "http"}, {"channel": "http", "name": None}, {"name": None}])
-async def test_where_nobody_could_answer_to_ask_is_to_deny(
+async def test_an_action_is_denied_if_nobody_can_be_asked(
     home: Path, model: ScriptedModel, where: dict[str, Any]
 ) -> None:
-    """X11: with nothing configured; the model is told why, and nothing waits."""
+    """X11: without configuration; the model is told why, and nothing waits."""
     deeds = Deeds()
     config = re.sub(r'approvals = "balanced"\nrules = .*\n', "", configured(model))
     async with asking(home, model, deeds, config=config) as house:
@@ -237,7 +241,7 @@ async def test_where_nobody_could_answer_to_ask_is_to_deny(
 
 
 async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home: Path, model: ScriptedModel) -> None:
-    """X11, L21: limits.questions_each; somebody else's turn may still ask."""
+    """X11, L21: limits.questions_each; another principal's turn may still ask."""
     deeds = Deeds()
     push = '[tool push {"what": "a"}] [say done]'
     async with asking(home, model, deeds, "[limits]\nquestions_each = 1") as house:
@@ -255,7 +259,7 @@ async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home:
 async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refused(
     home: Path, model: ScriptedModel
 ) -> None:
-    """X11: limits.questions; a turn that waits may ask a second question, and keeps its own over a restart."""
+    """X11: limits.questions; a waiting turn may ask a second question, and keeps its own across a restart."""
     deeds = Deeds()
     extra = "[limits]\nquestions = 1"
     both = '[together push {"what": "a"} push {"what": "b"}] [say done]'
@@ -282,7 +286,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
 
 
 async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(home: Path, model: ScriptedModel) -> None:
-    """X14: two calls side by side, two rows; what was approved runs, the other does not."""
+    """X14: two calls side by side, two rows; the approved one runs, the other does not."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         accepted = await house.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
@@ -290,7 +294,7 @@ async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(ho
         (second,) = [question for question in questions if "what: b" in question.summary]
         (first,) = [question for question in questions if "what: a" in question.summary]
         await house.service.questions.answer(second.id, ANNA, "approved")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:
@@ -305,7 +309,7 @@ async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(ho
 
 @pytest.mark.parametrize("state", ["approved", "open"])
 async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: ScriptedModel, state: str) -> None:
-    """X14: the digest of the very call is compared, whatever the row of its step says."""
+    """X14: the digest of the exact call is compared, whatever the row of its step says."""
     deeds = Deeds()
 
     def forge(db: Any) -> None:
@@ -337,8 +341,8 @@ async def test_after_a_restart_a_row_about_another_action_lets_nothing_run(home:
         assert deeds.done == [] and "another action" in results(house)[0]
 
 
-async def test_what_is_not_his_does_not_exist_for_a_principal(home: Path, model: ScriptedModel) -> None:
-    """X14, X06: a forged or foreign id is not found, for the owner of the gateway too, and nothing runs."""
+async def test_questions_of_others_are_not_found(home: Path, model: ScriptedModel) -> None:
+    """X14, X06: a forged or foreign id is not found, not even for the owner of the gateway, and nothing runs."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
@@ -355,7 +359,7 @@ async def test_what_is_not_his_does_not_exist_for_a_principal(home: Path, model:
 
 
 async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
-    """S29: the same again is the same answer; another is refused with what it was."""
+    """S29: repeating the same answer is fine; another one is refused with the first."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         turn, [question] = await ask(house)
@@ -372,7 +376,7 @@ async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
 
 
 async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, model: ScriptedModel) -> None:
-    """S29: after a crash in the middle the answers that were given hold."""
+    """S29: after a crash in between, the given answers stay valid."""
     deeds = Deeds()
     async with asking(home, model, deeds, drain=None) as house:
         turn, [first] = await ask(house, '[tool insist {"times": 2}] [say done]')
@@ -393,11 +397,11 @@ async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, mode
         assert results(house) == ["yes, no"]
 
 
-async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: ScriptedModel) -> None:
-    """S30: a tool whose time was over asks nobody any more: who follows is told, and a late answer is refused."""
+async def test_questions_close_with_their_call(home: Path, model: ScriptedModel) -> None:
+    """S30: a tool that has timed out asks nobody any more: readers are notified, and a late answer is refused."""
     async with asking(home, model, Deeds()) as house:
         turn, [question] = await ask(house, "[tool hurry {}] [hold gate step=1] [say done]")
-        log = house.service.live(turn)
+        log = house.service.turn_log(turn)
         with anyio.fail_after(WAIT):
             await model.held("gate")
         assert log is not None and _states(log.events) == ["cancelled"]
@@ -408,8 +412,8 @@ async def test_what_a_call_asked_is_over_with_the_call(home: Path, model: Script
         assert (await house.answered(turn)).text == "done"
 
 
-async def test_what_a_lost_call_had_asked_is_over_too(home: Path, model: ScriptedModel) -> None:
-    """S29, S30: a call that is not made again after a crash waits for no answer."""
+async def test_questions_of_a_lost_call_close_too(home: Path, model: ScriptedModel) -> None:
+    """S29, S30: a call that is not repeated after a crash waits for no answer."""
     deeds = Deeds()
     deeds.goes_on.set()
     config = configured(model, rules=("allow linger",))
@@ -442,9 +446,9 @@ async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: Scripte
         assert results(house) == ["because"] and deeds.done == ["a"]
 
 
-async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedModel) -> None:
-    """X14: no line passes for another argument, nothing is invisible or turned around, and what is long is shown
-    whole."""
+async def test_the_approver_sees_hidden_characters(home: Path, model: ScriptedModel) -> None:
+    """X14: no line can imitate another argument, nothing is invisible or reversed, and a long action is shown
+    completely."""
     deeds = Deeds()
     long = "begin " + "x" * 20_000 + " end"
     blank = "\u3164\ufe0f\U000e0100\u115f\u2800\u034f"
@@ -467,8 +471,8 @@ async def test_a_person_sees_what_a_call_would_hide(home: Path, model: ScriptedM
         assert deeds.done == tricks
 
 
-async def test_what_is_too_long_to_be_shown_whole_is_refused_unasked(home: Path, model: ScriptedModel) -> None:
-    """X14: nobody approves what they have not seen; characters that are written out count as they are shown."""
+async def test_an_action_too_long_to_show_is_refused_without_asking(home: Path, model: ScriptedModel) -> None:
+    """X14: nobody approves an action unseen; escaped characters count at their displayed length."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         for what in ("x" * approvals.SUMMARY_CHARACTERS, "\u200b" * 11_000):
@@ -484,7 +488,7 @@ DEPLOY = '[tool deploy {"what": "d"}] [say done]'
 
 
 async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path, model: ScriptedModel) -> None:
-    """X11, X14: whoever's conversation it is; the refusal names the right and who has it."""
+    """X11, X14: in anyone's conversation; the refusal names the right and who has it."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         adam = Principal(id="p_adam", name="adam", role="admin")
@@ -513,7 +517,7 @@ async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path,
 
 
 async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model: ScriptedModel) -> None:
-    """X11: what their conversations ask for waits for the owner."""
+    """X11: approvals in their conversations wait for the owner."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         gwen = Principal(id="p_gwen", name="gwen", role="guest")
@@ -529,7 +533,7 @@ async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model:
 
 
 async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path, model: ScriptedModel) -> None:
-    """X11: a missing row is no right."""
+    """X11: a principal without a row has no rights."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         nobody = Principal(id="p_nobody", name="nobody")
@@ -542,7 +546,7 @@ async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path
 
 
 async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, model: ScriptedModel) -> None:
-    """X14, S31: approved by a member, then the gateway comes back with another backend before the call has run."""
+    """X14, S31: approved by a member, then the gateway restarts with another backend before the call has run."""
     deeds = Deeds()
     asks = configured(model, '[workspaces]\nbackend = "bubblewrap"', rules=("ask build",))
     build = '[tool build {"what": "b"}] [say done]'
@@ -594,8 +598,8 @@ async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> N
         assert deeds.done == ["a", "n", "m"]
 
 
-async def test_what_balanced_allows_needs_nobody(home: Path, model: ScriptedModel) -> None:
-    """X11: writing in the workspace and reading, on a channel where nobody is."""
+async def test_actions_allowed_in_balanced_mode_need_no_approval(home: Path, model: ScriptedModel) -> None:
+    """X11: writing in the workspace and reading, on a channel without a person."""
     deeds = Deeds()
     async with asking(home, model, deeds) as house:
         assert (await house.say('[tool note {"what": "n"}] [tool clock {}] [say done]')).text == "done"
@@ -603,10 +607,10 @@ async def test_what_balanced_allows_needs_nobody(home: Path, model: ScriptedMode
 
 
 @pytest.mark.parametrize(("backend", "asks"), [("bubblewrap", False), ("local", True)])
-async def test_what_is_executed_needs_a_person_unless_a_sandbox_keeps_it(
+async def test_execution_needs_approval_unless_it_is_sandboxed(
     home: Path, model: ScriptedModel, backend: str, asks: bool
 ) -> None:
-    """X11: balanced, by the session's own workspace; a tool that does not run its commands there asks anyway."""
+    """X11: balanced mode, by the session's own workspace; a tool that runs its commands elsewhere asks anyway."""
     deeds = Deeds()
     async with asking(home, model, deeds, f'[workspaces]\nbackend = "{backend}"') as house:
         accepted = await house.accept('[tool build {"what": "b"}] [say done]', channel="page")
@@ -626,7 +630,7 @@ async def test_what_is_executed_needs_a_person_unless_a_sandbox_keeps_it(
 
 
 async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: ScriptedModel) -> None:
-    """S29: with one place, another session is answered meanwhile; the status says how many wait."""
+    """S29: with one slot, another session is answered meanwhile; the status shows how many wait."""
     deeds = Deeds()
     async with asking(home, model, deeds, "[limits]\nturns = 1") as house:
         turn, [question] = await ask(house)
@@ -641,7 +645,7 @@ async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: Sc
 
 
 async def _put_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """The loop's clock is put on, and whatever has become due happens."""
+    """Advance the loop's clock and run everything that is due."""
     loop = asyncio.get_running_loop()
     before, due = loop.time, asyncio.Event()
     loop.call_later(seconds, due.set)
@@ -665,7 +669,7 @@ async def test_the_time_of_a_question_does_not_count(
 async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S29: of two calls side by side one asks when the other has waited for longer than a turn may take."""
+    """S29: of two concurrent calls, one asks after the other has waited longer than a turn may take."""
     deeds = Deeds()
     config = configured(model, '[limits]\nturn_seconds = "1s"', rules=("allow linger",))
     async with asking(home, model, deeds, config=config) as house:
@@ -683,8 +687,8 @@ async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
 # -- who comes later -------------------------------------------------------------------------------------------------
 
 
-async def test_who_comes_later_is_told_of_the_open_questions_first(home: Path, model: ScriptedModel) -> None:
-    """S29: before the rows; also while the turn that asked has no place to go on yet after a restart."""
+async def test_late_readers_get_open_questions_first(home: Path, model: ScriptedModel) -> None:
+    """S29: before the rows; also while the asking turn still waits for a slot after a restart."""
     deeds = Deeds()
     extra = "[limits]\nturns = 1"
     async with asking(home, model, deeds, extra, drain=None) as house:
@@ -715,7 +719,7 @@ async def test_who_comes_later_is_told_of_the_open_questions_first(home: Path, m
 async def test_after_a_restart_a_watcher_misses_no_row_of_the_turn_that_waits(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
-    """S14, S19, S29: the rows that the last process wrote are told, each once, and then what the turn asks."""
+    """S14, S19, S29: the rows of the last process come once each, and then the turn's questions."""
     deeds = Deeds()
     async with asking(home, model, deeds, drain=drain) as house:
         turn, [question] = await ask(house)

@@ -1,4 +1,4 @@
-"""What the gateway may spend in a day: a cap that is on from the start."""
+"""The daily cap of the gateway, which is on by default."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ class Clock:
 
 
 class Teller:
-    """As much of a turn as a budget needs."""
+    """The part of a turn that a budget needs."""
 
     id, session, incoming = "t_1", "s_1", ()
 
@@ -49,12 +49,12 @@ def key(name: str) -> dict[str, object]:
 
 
 def test_the_cap_is_on_unless_it_is_turned_off() -> None:
-    """X22: a night of mistakes ends somewhere."""
+    """X22: a night of mistakes has a limit."""
     assert 1_000_000 <= LimitSettings().day_tokens <= 100_000_000
 
 
 async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: Path, model: ScriptedModel) -> None:
-    """X22, H20, H22: 429 in OpenAI's words; when it opens again and what to do; no model is asked."""
+    """X22, H20, H22: 429 in OpenAI's format; when it opens again and what to do; no model is called."""
     clock = Clock()
     async with core(home, SMALL, model=model, clock=clock) as house:
         assert (await house.say("one")).state == "answered"
@@ -78,8 +78,8 @@ async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: P
         assert (await house.say("[say two]", **key("k"))).text == "two"
 
 
-async def test_a_turn_in_the_middle_ends_at_the_cap_and_keeps_what_it_did(home: Path, model: ScriptedModel) -> None:
-    """X22, P02: its committed steps stay, in balance, and it goes on when the day is over."""
+async def test_a_running_turn_ends_at_the_cap_and_keeps_its_steps(home: Path, model: ScriptedModel) -> None:
+    """X22, P02: its committed steps stay, in balance, and it continues on the next day."""
     clock = Clock()
     async with core(home, SMALL, model=model, clock=clock) as house:
         outcome = await house.say("[tool clock {}] [say done]")
@@ -93,7 +93,7 @@ async def test_a_turn_in_the_middle_ends_at_the_cap_and_keeps_what_it_did(home: 
 
 
 async def test_a_restart_gives_nothing_back(home: Path, model: ScriptedModel) -> None:
-    """X22: the count is taken from what was written down on this day, and deleting a session takes nothing out."""
+    """X22: the count is loaded from this day's rows, and deleting a session does not lower it."""
     clock = Clock()
     clock.now -= DAY
     async with core(home, model=model, clock=clock) as house:
@@ -111,7 +111,7 @@ async def test_a_restart_gives_nothing_back(home: Path, model: ScriptedModel) ->
 
 
 async def test_with_zero_there_is_no_cap(home: Path, model: ScriptedModel) -> None:
-    """X22: it is counted and shown all the same."""
+    """X22: usage is counted and shown anyway."""
     async with core(home, "[limits]\nday_tokens = 0", model=model) as house:
         for _ in range(3):
             assert (await house.say("hello")).state == "answered"
@@ -131,17 +131,17 @@ async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) ->
 
 
 async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
-    """X22: who hangs up on every answer does not get round the cap; after a restart neither."""
+    """X22: a caller that hangs up on every answer does not evade the cap, not even across a restart."""
     async with core(home, SMALL, model=model) as house:
         accepted = await house.accept("[words 50] [hang after=5]", name=None)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
                 if any(isinstance(event, TextDelta) for event in batch):
                     break
             await house.service.abandon(accepted.turn)
-            while house.service.live(accepted.turn) is not None:
+            while house.service.turn_log(accepted.turn) is not None:
                 await anyio.lowlevel.checkpoint()
         spent = house.components.budgets.day.spent().tokens
         assert spent > 10
@@ -151,10 +151,10 @@ async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: Scripte
 
 
 async def test_a_call_that_an_orderly_stop_cuts_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
-    """X22: it is made again at the next start, and was billed all the same."""
+    """X22: it is repeated at the next start, and was billed anyway."""
     async with core(home, model=model, drain=0) as house:
         accepted = await house.accept("[words 50] [hold here after=20 times=1]")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
@@ -167,10 +167,10 @@ async def test_a_call_that_an_orderly_stop_cuts_off_is_paid_for_too(home: Path, 
 
 
 async def test_an_answer_that_the_provider_does_not_count_is_estimated(home: Path, model: ScriptedModel) -> None:
-    """X22, H10: the cap holds for such an endpoint too, and its usage says that it is an estimate."""
+    """X22, H10: the cap applies to such an endpoint too, and its usage is marked as an estimate."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A server that speaks the format and knows nothing of usage."""
+        """A server that speaks the format but reports no usage."""
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
         await reader.readexactly(length)
@@ -215,8 +215,8 @@ def test_the_operator_is_warned_once_a_day() -> None:
     ]
 
 
-def test_who_spends_all_at_once_is_not_told_that_something_is_left() -> None:
-    """X22: the warning and the end come together then."""
+def test_a_warning_past_the_limit_does_not_claim_that_something_is_left() -> None:
+    """X22: the warning and the refusal come together then."""
     clock, turn = Clock(), Teller()
     BudgetAccount(BudgetRule(setting="budgets.talk", per="session", each="total", tokens=100), "s_1", clock).spend(
         turn, Usage(input=150)
@@ -228,7 +228,7 @@ def test_who_spends_all_at_once_is_not_told_that_something_is_left() -> None:
 
 
 async def test_loading_the_count_looks_at_the_days_rows_only(home: Path, model: ScriptedModel) -> None:
-    """X22, L20: a start does not pay for the months before it."""
+    """X22, L20: a start does not read earlier months."""
 
     def fill(db: Db) -> None:
         db.executemany(

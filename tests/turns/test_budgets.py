@@ -1,4 +1,4 @@
-"""Budgets of principals, agents, conversations, turns and jobs: what they refuse, what they tell, what they cost."""
+"""Budgets of principals, agents, conversations, turns and jobs: refusals, warnings and cost."""
 
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,15 @@ def budget(name: str, **fields: Any) -> str:
 
 
 async def price(home: Path, model: ScriptedModel) -> Usage:
-    """What one call costs."""
+    """The cost of one call."""
     async with core(home.with_name("price"), model=model, toml=settings(model, "")) as house:
         return (await house.say("hello", name=None)).usage
 
 
 async def followed(house: Core, text: str, name: str | None = None, **fields: Any) -> tuple[Outcome, list[str]]:
-    """How it ended, and what people were told beside the answer."""
+    """The outcome, and the notices to the user."""
     accepted = await house.accept(text, name, **fields)
-    log = house.service.live(accepted.turn)
+    log = house.service.turn_log(accepted.turn)
     assert log is not None
     events: list[Event] = []
     with anyio.fail_after(WAIT):
@@ -74,8 +74,8 @@ def refused(outcome: Outcome) -> Failure:
     return outcome.error
 
 
-async def test_each_principal_has_a_budget_of_his_own(home: Path, model: ScriptedModel) -> None:
-    """X22: it stops whom it is for, says which, how much, until when and what to do; others go on."""
+async def test_each_principal_has_their_own_budget(home: Path, model: ScriptedModel) -> None:
+    """X22: it stops its principal, names the budget, the amount, the time and what to do; others continue."""
     clock, one = Clock(), (await price(home, model)).tokens
     toml = settings(model, budget("each", per="principal", each="hour", tokens=2 * one))
     async with core(home, model=model, toml=toml, clock=clock) as house:
@@ -103,7 +103,7 @@ async def test_each_principal_has_a_budget_of_his_own(home: Path, model: Scripte
 async def test_agents_and_jobs_have_theirs(
     home: Path, model: ScriptedModel, per: str, mine: dict[str, str], theirs: dict[str, str], whose: str
 ) -> None:
-    """X22: and `only` says for which."""
+    """X22: `only` selects them."""
     for only in ("", "only = [" + repr(next(iter(mine.values()))).replace("'", '"') + "]\n"):
         toml = settings(model, budget("some", per=per, each="day", tokens=10) + only)
         async with core(home / (only and "only"), model=model, toml=toml) as house:
@@ -114,7 +114,7 @@ async def test_agents_and_jobs_have_theirs(
 
 
 async def test_a_budget_for_some_principals_knows_them_by_name(home: Path, model: ScriptedModel) -> None:
-    """X22: those that were made after the start too."""
+    """X22: including those created after the start."""
     toml = settings(model, budget("guests", per="principal", each="total", tokens=1) + 'only = ["guest"]\n')
     async with core(home, model=model, toml=toml) as house:
         guest = await house.store.write(principals.add, name="guest", role="member", agents=None, now=1.0)
@@ -128,7 +128,7 @@ async def test_a_budget_for_some_principals_knows_them_by_name(home: Path, model
 
 
 async def test_a_conversation_that_has_spent_all_says_how_to_go_on(home: Path, model: ScriptedModel) -> None:
-    """X22: waiting does not help, so it is not advised; the same key gives the same answer."""
+    """X22: waiting does not help, so it is not advised; the same key gets the same answer."""
     receipt = (Receipt(source="idempotency", key="k", digest=b"same"),)
     toml = settings(model, budget("talk", per="session", each="total", tokens=10))
     async with core(home, model=model, toml=toml) as house:
@@ -142,8 +142,8 @@ async def test_a_conversation_that_has_spent_all_says_how_to_go_on(home: Path, m
 
 
 async def test_a_turn_stops_between_its_steps(home: Path, model: ScriptedModel) -> None:
-    """X22, P02: what it did stays, in balance; the next turn has a budget of its own; a restart in the middle gives
-    nothing back, since the journal knows."""
+    """X22, P02: its steps stay, in balance; the next turn has its own budget; a restart in between gives nothing back,
+    since the journal has the usage."""
     toml = settings(model, budget("turn", per="turn", tokens=10))
     async with core(home, model=model, toml=toml) as house:
         outcome, told = await followed(house, "[tool clock {}] [say done]", name="talk")
@@ -157,8 +157,8 @@ async def test_a_turn_stops_between_its_steps(home: Path, model: ScriptedModel) 
         assert model.stats()["refusals"] == []
 
 
-async def test_a_turns_budget_counts_what_it_spent_before_a_restart(home: Path, model: ScriptedModel) -> None:
-    """X22, S14: the steps that are in the journal are paid for."""
+async def test_a_turn_budget_includes_spending_before_a_restart(home: Path, model: ScriptedModel) -> None:
+    """X22, S14: the steps in the journal are counted."""
     toml = settings(model, budget("turn", per="turn", tokens=10))
     async with core(home, model=model, toml=settings(model, ""), drain=None) as house:
         accepted = await house.accept("[tool clock {}] [tool clock {}] [hold here step=1] [say done]")
@@ -185,7 +185,7 @@ async def test_money_is_counted_in_dollars(home: Path, model: ScriptedModel) -> 
 
 
 async def test_of_two_budgets_the_first_to_end_decides(home: Path, model: ScriptedModel) -> None:
-    """X22: each is counted by itself."""
+    """X22: each is counted separately."""
     clock, one = Clock(), (await price(home, model)).tokens
     hour = budget("hour", per="principal", each="hour", tokens=one)
     day = budget("day", per="principal", each="day", tokens=2 * one)
@@ -198,8 +198,8 @@ async def test_of_two_budgets_the_first_to_end_decides(home: Path, model: Script
         assert "budgets.day" in refused(await house.say("hello", name=None)).message
 
 
-async def test_at_four_fifths_the_conversation_and_the_operator_are_told_once(home: Path, model: ScriptedModel) -> None:
-    """X22: how much of what, until when; in each window, for each who spends, and once more after a restart."""
+async def test_a_warning_is_given_once_at_four_fifths(home: Path, model: ScriptedModel) -> None:
+    """X22: the amount, the limit and the time; once per window and spender, and once more after a restart."""
     clock, one = Clock(), (await price(home, model)).tokens
     toml = settings(model, budget("each", per="principal", each="day", tokens=5 * one))
     with capture_logs() as logs:
@@ -223,7 +223,7 @@ async def test_at_four_fifths_the_conversation_and_the_operator_are_told_once(ho
 
 
 async def test_neither_a_restart_nor_a_delete_gives_anything_back(home: Path, model: ScriptedModel) -> None:
-    """X22, B3: a conversation that is deleted leaves no name in its usage, and its principal's count as it was."""
+    """X22, B3: a deleted conversation leaves anonymous usage, and its principal's count is unchanged."""
     toml = settings(model, budget("each", per="principal", each="month", tokens=10))
     async with core(home, model=model, toml=settings(model, "")) as house:
         session = (await house.say("hello")).session
@@ -234,7 +234,7 @@ async def test_neither_a_restart_nor_a_delete_gives_anything_back(home: Path, mo
 
 
 async def test_a_call_that_is_begun_again_is_paid_for_twice(home: Path, model: ScriptedModel) -> None:
-    """X22: what was shown of the first was billed, and the second is not made if nothing is left."""
+    """X22: the streamed part of the first was billed, and the second is not made if nothing is left."""
     text = "[words 60] [cut after=20 times=1]"
     async with core(home, model=model, toml=settings(model, "")) as house:
         outcome = await house.say(text, name=None)
@@ -255,7 +255,7 @@ async def test_a_call_that_is_begun_again_is_paid_for_twice(home: Path, model: S
 
 
 async def test_a_broken_attempt_is_written_down_with_the_step_that_followed(home: Path, model: ScriptedModel) -> None:
-    """X22: so that a kill before the turn's end does not lose it."""
+    """X22: so a kill before the turn's end does not lose it."""
     async with core(home, model=model, toml=settings(model, ""), drain=None) as house:
         await house.accept("[saying a b c d e] [tool clock {}] [cut after=2 times=1] [hold here step=1]")
         with anyio.fail_after(WAIT):
@@ -265,8 +265,8 @@ async def test_a_broken_attempt_is_written_down_with_the_step_that_followed(home
         assert (total.calls, total.estimated) == (2, 1)
 
 
-async def test_what_a_person_chose_by_model_is_paid_from_the_same(home: Path, model: ScriptedModel) -> None:
-    """X22: another model is no way round a budget, and is written down by its own name."""
+async def test_a_chosen_model_is_charged_to_the_same_budgets(home: Path, model: ScriptedModel) -> None:
+    """X22: another model does not evade a budget, and is recorded under its own name."""
     toml = settings(model, budget("each", per="principal", each="day", tokens=300))
     async with core(home, model=model, toml=toml) as house:
         session = (await house.say("hello")).session
@@ -296,7 +296,7 @@ async def test_the_demo_model_is_free_for_everybody(home: Path, model: ScriptedM
 async def test_without_budgets_of_ones_own_a_turn_costs_no_read_and_no_write_more(
     home: Path, model: ScriptedModel
 ) -> None:
-    """X22, L20: and with them, only the first one that needs a count reads it."""
+    """X22, L20: with them, only the first turn that needs a count reads it."""
 
     async def traffic(toml: str) -> list[tuple[int, int]]:
         async with core(home / str(len(toml)), model=model, toml=toml) as house:
@@ -326,7 +326,7 @@ async def test_without_budgets_of_ones_own_a_turn_costs_no_read_and_no_write_mor
 async def test_accounts_that_are_put_out_are_loaded_again(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X22, L02: what is held is bounded, and what was put out is what the store says."""
+    """X22, L02: the number of accounts in memory is bounded, and an evicted one is loaded from the store."""
     monkeypatch.setattr(budgets, "ACCOUNTS_KEPT", 2)
     one = (await price(home, model)).tokens
     toml = settings(model, budget("each", per="principal", each="day", tokens=2 * one))
@@ -343,7 +343,7 @@ async def test_accounts_that_are_put_out_are_loaded_again(
 async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X22: what its turn spends after it was put out is seen by the next."""
+    """X22: spending after its eviction is seen by the next turn."""
     monkeypatch.setattr(budgets, "ACCOUNTS_KEPT", 1)
     toml = settings(model, budget("each", per="principal", each="day", tokens=10))
     async with core(home, model=model, toml=toml) as house:
@@ -359,8 +359,8 @@ async def test_an_account_that_a_turn_holds_is_not_made_a_second_time(
         refused(await house.say("hello", name=None))
 
 
-async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> None:
-    """X05: one's own; the owner all, by the names of whom they are for."""
+async def test_budgets_are_visible_to_their_principal_and_the_owner(home: Path, model: ScriptedModel) -> None:
+    """X05: one's own; for the owner all, with the names of their principals."""
     toml = settings(
         model,
         budget("each", per="principal", each="day", tokens=100)
@@ -378,14 +378,14 @@ async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> Non
         await house.store.write(people)
         outcome = await house.say("hello", job="news")
         row = await house.service.row(outcome.session, ANNA)
-        mine, more = await house.components.budgets.seen_by(ANNA)
+        mine, more = await house.components.budgets.visible_to(ANNA)
         assert [(each.setting, each.key, each.name) for each in mine] == [("budgets.each", ANNA.id, "anna")]
         assert (mine[0].tokens, mine[0].tokens_limit, more) == (outcome.usage.tokens, 100, False)
         assert mine[0].used == outcome.usage.tokens / 100 and mine[0].opens is not None
-        with_session, _ = await house.components.budgets.seen_by(ANNA, row)
+        with_session, _ = await house.components.budgets.visible_to(ANNA, row)
         assert [each.setting for each in with_session] == ["budgets.each", "budgets.talk"]
         assert with_session[1].opens is None
-        everything, _ = await house.components.budgets.seen_by(OWNER)
+        everything, _ = await house.components.budgets.visible_to(OWNER)
         assert [(each.setting, each.name) for each in everything] == [
             ("limits.day_tokens", ""),
             ("budgets.each", "anna"),
@@ -399,7 +399,7 @@ async def test_who_may_see_which_budget(home: Path, model: ScriptedModel) -> Non
 
 
 def test_windows_are_those_of_utcs_calendar() -> None:
-    """X22: months of 28 to 31 days, over the year's end; each begins where the last one ended."""
+    """X22: months of 28 to 31 days, across the end of a year; each begins where the last one ended."""
     found: dict[Each, tuple[float, float]] = {each: window(each, NOON) for each in ("hour", "day", "month")}
     assert found == {
         "hour": (NOON, NOON + HOUR),
@@ -417,7 +417,7 @@ def test_windows_are_those_of_utcs_calendar() -> None:
 
 
 def test_a_clock_that_is_set_back_gives_nothing_back() -> None:
-    """X22: the window that was reached holds until it ends."""
+    """X22: the current window holds until it ends."""
     clock = Clock()
     account = BudgetAccount(BudgetRule(setting="b", per="gateway", each="hour", tokens=100), "", clock)
     account.load(SpentTotal(50, 0), window("hour", NOON)[1])

@@ -86,7 +86,7 @@ class Spend(NamedTuple):
 
 
 class Turn:
-    """As much of a turn as a budget needs."""
+    """The part of a turn that a budget needs."""
 
     id = "t"
     incoming = ()
@@ -114,8 +114,8 @@ def conversation(id: str, principal: str, agent: str) -> SessionRow:
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """X22: what is refused, by which budget and until when, and who is warned. The description is the list of all that
-    was ever spent, and is added up anew for every question."""
+    """X22: which calls are refused, by which budget and until when, and who is warned. The model is a list of all
+    spending, summed up again for every check."""
 
     kept = 1000
 
@@ -162,7 +162,7 @@ class BudgetMachine(RuleBasedStateMachine):
     # -- the description --
 
     def met_by(self, principal: str, agent: str, session: str, job: str) -> list[tuple[BudgetRule, str]]:
-        """Which rules a call meets, in their order, with who pays."""
+        """The rules that apply to a call, in order, with their keys."""
         keys = {"principal": principal, "agent": agent, "session": session, "job": job}
         found = [(account.rule, "") for account in self.budgets.gateway]
         for each in self.budgets._shared:
@@ -210,7 +210,8 @@ class BudgetMachine(RuleBasedStateMachine):
         killed=st.booleans(),
     )
     def turn(self, principal: str, agent: str, job: str, steps: list[tuple[int, int]], killed: bool) -> None:
-        """A turn of some steps; with `killed` the process dies when the last one was paid for and not written down."""
+        """A turn of some steps; with `killed` the process dies after the last one was counted and before it was
+        recorded."""
         self.count += 1
         session = self.talks.setdefault((principal, agent), f"s_{self.count}")
         turn = Turn(session)
@@ -269,7 +270,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(principal=PEOPLE, agent=AGENTS)
     def demo(self, principal: str, agent: str) -> None:
-        """The demo model is asked, whatever was spent."""
+        """The demo model is called, whatever was spent."""
         row = conversation("s_demo", principal, agent)
         spend_guard = self.run(self.budgets.spend_guard(cast(Model, Named("demo")), row, ""))
         turn = Turn("s_demo")
@@ -303,8 +304,8 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 class CrowdedMachine(BudgetMachine):
-    """X22, L02: with room for two accounts, so that most are loaded again from the store; who was warned is forgotten
-    with an account, and is told again."""
+    """X22, L02: with two accounts in memory, so that most are loaded from the store; a warning is forgotten with its
+    account, and repeated."""
 
     kept = 2
 

@@ -1,4 +1,4 @@
-"""What models carry beside their words: it goes back while it can be read, and is left out when it cannot."""
+"""Reasoning carried by model answers: sent back while the model accepts it, and left out otherwise."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,7 +28,7 @@ async def server() -> AsyncIterator[Moody]:
 
 
 def thoughts(body: dict[str, Any]) -> int:
-    """Thoughts in a request, in either format."""
+    """The reasoning in a request, in either format."""
     found = [item for item in body.get("input", ()) if item.get("type") == "reasoning"]
     for message in body.get("messages", ()):
         if isinstance(message["content"], list):
@@ -61,7 +61,7 @@ async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server:
 
 @pytest.mark.parametrize("how", SEALING)
 async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server: Moody, how: str) -> None:
-    """S32, S33: all of them, so that the prefix stays whole."""
+    """S32, S33: all of it, so that the prefix stays intact."""
     async with thinking(home, server, how, 'reasoning = "high"') as house:
         session = await ready(house)
         await house.say("and now?")
@@ -78,7 +78,7 @@ async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server
 
 @pytest.mark.parametrize("how", SEALING)
 async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server: Moody, how: str) -> None:
-    """S33: a provider may refuse a thought after another prompt than it was had under; the words are all there."""
+    """S33: a provider may refuse reasoning after a change of the prompt; the texts are all sent."""
     async with thinking(home, server, how, 'reasoning = "high"') as house:
         session = await ready(house)
     async with thinking(home, server, how, 'reasoning = "high"', prompt="You are another test.") as house:
@@ -92,10 +92,10 @@ async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server
 
 
 @pytest.mark.parametrize("how", SEALING)
-async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
+async def test_a_conversation_continues_without_refused_reasoning(
     home: Path, server: Moody, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A2, S33: as after a change to another account's key; the transcript keeps them, and new ones go back."""
+    """A2, S33: as after a change to another account's key; the transcript keeps it, and new reasoning is sent back."""
     async with thinking(home, server, how, 'reasoning = "high"') as house:
         session = await ready(house)
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
@@ -121,7 +121,7 @@ async def test_a_conversation_whose_thoughts_are_refused_goes_on_without_them(
 
 
 class Stubborn(Moody):
-    """Complains of thoughts from some time on, whether or not there are any."""
+    """Refuses reasoning from some time on, whether or not there is any."""
 
     complains = False
 
@@ -140,8 +140,8 @@ class _Complaining:
         return getattr(self._form, name)
 
 
-async def test_who_refuses_thoughts_that_are_not_there_is_asked_no_third_time(home: Path) -> None:
-    """S33: whose they are is asked once with them and once without, the others, who were sent none, once."""
+async def test_a_model_that_refuses_absent_reasoning_is_not_called_a_third_time(home: Path) -> None:
+    """S33: its own model is called once with it and once without; the others, which got none, once."""
     async with Stubborn() as server, thinking(home, server, "anthropic", 'reasoning = "high"') as house:
         await ready(house)
         server.complains = True
@@ -151,10 +151,10 @@ async def test_who_refuses_thoughts_that_are_not_there_is_asked_no_third_time(ho
         assert server.asked == ["first", "first", "second", "third"]
 
 
-async def test_thoughts_that_nobody_is_shown_are_left_out_as_well_when_they_are_refused(
+async def test_hidden_reasoning_is_left_out_too_when_it_is_refused(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A2, S33: the provider has another sentence for these."""
+    """A2, S33: the provider has another error message for it."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
         assert (await house.say("hello [redacted]")).state == "answered"
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
@@ -163,10 +163,10 @@ async def test_thoughts_that_nobody_is_shown_are_left_out_as_well_when_they_are_
         assert thoughts(server.recorded[-1].decoded()) == 0
 
 
-async def test_who_is_in_a_conversation_is_told_that_it_goes_on_without_thoughts(
+async def test_the_user_is_notified_that_reasoning_was_dropped(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S33: what the provider had cached of it is not found again, and every rebuild says so, once."""
+    """S33: the provider's cache is lost, and every rebuild is announced, once."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
         await ready(house)
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
@@ -180,7 +180,7 @@ async def test_who_is_in_a_conversation_is_told_that_it_goes_on_without_thoughts
 async def test_thoughts_that_are_refused_in_mid_turn_do_not_end_it(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A2: the calls of the turn are made once, and their results are there."""
+    """A2: the calls of the turn are made once, and their results are kept."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
         await ready(house)
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")

@@ -1,4 +1,4 @@
-"""How a turn that a crash cut off is taken up is its channel's to say, and so is in whose words it is told."""
+"""Channels: each decides how an interrupted turn is recovered, and words the report."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ CHAT = Channel(name="chat", resume="report", unread="stop", interactive=True)
 MORE = Channels((*CHANNELS, HOOK, CHAT))
 
 PERSONAL = ("say it again", "what next", "you ")
-"""Words that only make sense where somebody reads them."""
+"""Words that only make sense to a person."""
 
 
 async def cut_off(house: Core, channel: str, gate: str = "gate") -> Acceptance:
-    """A turn that is in the middle of its second step."""
+    """A turn interrupted in its second step."""
     accepted = await house.accept(f"[tool clock {{}}] [hold {gate} step=1] [say done]", name="talk", channel=channel)
     with anyio.fail_after(WAIT):
         await house.model.held(gate)
@@ -45,7 +45,7 @@ async def after_a_crash(
 
 @pytest.mark.parametrize("channel", ["http", "page", "terminal"])
 async def test_a_turn_of_a_named_session_goes_on_after_a_crash(home: Path, model: ScriptedModel, channel: str) -> None:
-    """S18, S16: whichever of today's doors it came by."""
+    """S18, S16: on every channel of today."""
     assert (await after_a_crash(home, model, channel)).text == "done"
 
 
@@ -53,7 +53,7 @@ async def test_a_turn_of_a_named_session_goes_on_after_a_crash(home: Path, model
 async def test_a_channel_that_wants_a_report_gets_one_and_no_model_is_asked(
     home: Path, model: ScriptedModel, channel: str
 ) -> None:
-    """S18: the turn ends with what happened; what it had done stays in the transcript, and is counted."""
+    """S18: the turn ends with a report; its steps stay in the transcript and are counted."""
     outcome = await after_a_crash(home, model, channel)
     assert outcome.state == "failed" and outcome.error is not None
     assert outcome.error.code == "interrupted" and f"'{channel}'" in outcome.error.message
@@ -63,8 +63,8 @@ async def test_a_channel_that_wants_a_report_gets_one_and_no_model_is_asked(
     assert asked == ["user", "tool", "user"]
 
 
-async def test_what_had_only_waited_was_not_cut_off_and_goes_on(home: Path, model: ScriptedModel) -> None:
-    """S18, V05: a channel's report is about what was begun."""
+async def test_a_turn_that_was_only_waiting_is_resumed(home: Path, model: ScriptedModel) -> None:
+    """S18, V05: a channel's report is about turns that had started."""
     async with core(home, model=model, drain=None, channels=MORE) as house:
         running = await cut_off(house, "hook")
         waiting = await house.accept("[say later]", channel="hook")
@@ -75,7 +75,7 @@ async def test_what_had_only_waited_was_not_cut_off_and_goes_on(home: Path, mode
 
 
 async def test_an_orderly_stop_is_no_interruption(home: Path, model: ScriptedModel) -> None:
-    """S18, F1: a parked turn goes on in the next process, whatever its channel wants after a crash."""
+    """S18, F1: a parked turn continues in the next process, whatever its channel does after a crash."""
     async with core(home, model=model, drain=0.05, channels=MORE) as house:
         accepted = await cut_off(house, "hook")
     model.release("gate")
@@ -83,15 +83,15 @@ async def test_an_orderly_stop_is_no_interruption(home: Path, model: ScriptedMod
         assert (await house.answered(accepted.turn)).text == "done"
 
 
-async def test_a_turn_whose_channel_is_gone_is_told_of_and_not_worked(home: Path, model: ScriptedModel) -> None:
-    """S18: nobody would get its answer."""
+async def test_a_turn_of_a_removed_channel_is_reported_and_not_run(home: Path, model: ScriptedModel) -> None:
+    """S18: nobody would receive its answer."""
     outcome = await after_a_crash(home, model, "chat", later=None)
     assert outcome.error is not None and outcome.error.code == "interrupted"
     assert not any(words in outcome.error.message for words in PERSONAL)
 
 
 async def test_the_budget_of_resumes_holds_for_every_channel(home: Path, model: ScriptedModel) -> None:
-    """S18, S17: in words that fit who reads them."""
+    """S18, S17: in words that suit the reader."""
     for channel in ("http", "page"):
         gate = f"gate-{channel}"
         async with core(home / channel, "[limits]\nresumes = 0", model=model, drain=None) as house:
@@ -104,7 +104,7 @@ async def test_the_budget_of_resumes_holds_for_every_channel(home: Path, model: 
 
 
 async def test_the_table_of_channels_is_closed(home: Path, model: ScriptedModel) -> None:
-    """S18: a message by an unknown door is not accepted."""
+    """S18: a message of an unknown channel is not accepted."""
     async with core(home, model=model) as house:
         with pytest.raises(Refused, match="no channel 'pigeon'"):
             await house.accept("hello", channel="pigeon")

@@ -1,4 +1,4 @@
-"""Long conversations: they fit their model's window, nothing of them is lost, and what is shown stays the same."""
+"""Long conversations: they fit their model's window, nothing of them is lost, and the model's view is stable."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from tidegate.agent.context import INSTRUCTIONS
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import messages, settings, summaries, usage
 from tidegate.tools import ToolContext, Toolset, tool
-from tidegate.turns.compaction.compaction import COOLDOWN, WANTED, read_view
+from tidegate.turns.compaction.compaction import COMPACTION_REQUESTED, SUMMARY_COOLDOWN, read_view
 from tidegate.values import Media, Message, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +93,7 @@ def unfit(model: ScriptedModel) -> int:
 
 
 def told(body: dict[str, Any]) -> str:
-    """What the first message after the prompt says, if that is the gateway's own."""
+    """The first message after the prompt, if it is the gateway's own."""
     content = body["messages"][1]["content"]
     return content[0]["text"] if isinstance(content, list) else ""
 
@@ -108,14 +108,14 @@ async def talk(house: Core, turns: int, *, start: int = 0, words: str = WORDS) -
 
 
 def preparing(house: Core, session: str) -> "asyncio.Task[None] | None":
-    """What writes a summary beside the turns of a session."""
+    """The task that writes a summary beside the turns of a session."""
     record = house.components.presence.get(session)
     task: asyncio.Task[None] | None = getattr(record.resident, "preparing", None) if record is not None else None
     return task
 
 
 async def until_prepared(house: Core) -> tuple[str, int]:
-    """Talk until a summary is being written beside the turns: the session, and how many turns that took."""
+    """Talk until a summary is being written beside the turns; returns the session and the number of turns."""
     number, session = 0, ""
     while not session or preparing(house, session) is None:
         session = (await talk(house, 1, start=number))[0].session
@@ -124,7 +124,7 @@ async def until_prepared(house: Core) -> tuple[str, int]:
 
 
 async def settled(house: Core, session: str) -> None:
-    """What is prepared beside the turns has been written."""
+    """Wait until the summaries beside the turns are written."""
     with anyio.fail_after(WAIT):
         while True:
             task = preparing(house, session)
@@ -136,7 +136,7 @@ async def settled(house: Core, session: str) -> None:
 async def test_a_conversation_longer_than_the_window_goes_on_and_keeps_every_word(
     home: Path, model: ScriptedModel
 ) -> None:
-    """S35: no request is refused, the transcript is whole, the session is the same one, its user is told."""
+    """S35: no request is refused, the transcript is complete, the session is the same, and its user is notified."""
     async with house(home, model) as h:
         outcomes = await talk(h, 60)
         assert len({outcome.session for outcome in outcomes}) == 1
@@ -153,7 +153,7 @@ async def test_a_conversation_longer_than_the_window_goes_on_and_keeps_every_wor
 
 
 async def test_between_two_compactions_a_request_only_grows_at_its_end(home: Path, model: ScriptedModel) -> None:
-    """S03: the prefix is whole but where a compaction says so."""
+    """S03: the prefix changes only where a compaction is announced."""
     async with house(home, model) as h:
         outcomes = await talk(h, 40)
     bodies = asked(model)
@@ -167,7 +167,7 @@ async def test_between_two_compactions_a_request_only_grows_at_its_end(home: Pat
 
 
 async def test_the_same_is_shown_after_unload_and_after_a_restart(home: Path, model: ScriptedModel) -> None:
-    """S03: a request after an absence begins as the one before it, summaries and all."""
+    """S03: the next request begins like the one before, including summaries."""
     async with house(home, model) as h:
         session = (await talk(h, 30))[-1].session
         await settled(h, session)
@@ -184,8 +184,10 @@ async def test_the_same_is_shown_after_unload_and_after_a_restart(home: Path, mo
         assert await h.store.read(summaries.shown, session)
 
 
-async def test_what_is_prepared_beside_the_turn_is_used_and_not_written_twice(home: Path, model: ScriptedModel) -> None:
-    """The soft mark: nobody waits for the summary, and the hard mark finds it."""
+async def test_a_summary_prepared_beside_the_turn_is_used_and_not_written_twice(
+    home: Path, model: ScriptedModel
+) -> None:
+    """The soft mark: nobody waits for the summary, and it is ready at the hard mark."""
     async with house(home, model) as h:
         session, number = await until_prepared(h)
         await settled(h, session)
@@ -197,7 +199,7 @@ async def test_what_is_prepared_beside_the_turn_is_used_and_not_written_twice(ho
         assert written(model) == 1
 
 
-async def test_what_was_prepared_is_there_after_a_restart(home: Path, model: ScriptedModel) -> None:
+async def test_a_prepared_summary_survives_a_restart(home: Path, model: ScriptedModel) -> None:
     async with house(home, model) as h:
         session, number = await until_prepared(h)
         await settled(h, session)
@@ -209,7 +211,7 @@ async def test_what_was_prepared_is_there_after_a_restart(home: Path, model: Scr
 
 
 async def test_summaries_become_a_tree(home: Path, model: ScriptedModel) -> None:
-    """A summary covers messages or summaries and remembers which; what is shown covers everything without a gap."""
+    """A summary covers messages or summaries and records which; the view has no gap."""
     async with house(home, model) as h:
         session = (await talk(h, 150))[-1].session
         shown = await h.store.read(summaries.shown, session)
@@ -237,7 +239,7 @@ async def test_summaries_become_a_tree(home: Path, model: ScriptedModel) -> None
 
 @tool(effect="read")
 async def read_page(ctx: ToolContext) -> str:
-    """A page that takes a tenth of the window, another one each time."""
+    """A page that takes a tenth of the window, a new one each time."""
     return f"{ctx.step}: " + WORDS * 3
 
 
@@ -246,7 +248,7 @@ def reading(home: Path, model: ScriptedModel, **options: Any) -> AbstractAsyncCo
 
 
 async def test_a_long_turn_of_many_tool_calls_is_summarised_inside_the_turn(home: Path, model: ScriptedModel) -> None:
-    """Before the next model step, and no call is torn from its result."""
+    """Before the next model step, and no call is separated from its result."""
     async with reading(home, model) as h:
         outcome = await h.say("go " + "[tool read_page {}] " * 28)
         assert outcome.state == "answered", outcome.error
@@ -257,8 +259,7 @@ async def test_a_long_turn_of_many_tool_calls_is_summarised_inside_the_turn(home
 
 
 async def test_a_turn_of_which_a_part_is_left_out_goes_on_after_a_crash(home: Path, model: ScriptedModel) -> None:
-    """What is shown by an excerpt already is not shown whole again: the request that was cut off is made again, the
-    same."""
+    """An excerpt stays an excerpt: the interrupted request is repeated exactly."""
     model.be(Temper(marker=SUMMARY_TASK, summary="empty", windows={"*": WINDOW}))
     async with reading(home, model, drain=None) as h:
         accepted = await h.accept("work " + "[tool read_page {}] " * 14 + "[hold late step=12]")
@@ -278,16 +279,16 @@ async def test_a_turn_of_which_a_part_is_left_out_goes_on_after_a_crash(home: Pa
 
 
 async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, model: ScriptedModel) -> None:
-    """What was undone is nowhere in the next request, also not in a summary."""
+    """An undone message is nowhere in the next request, not in a summary either."""
     async with house(home, model) as h:
         number = 0
         session = (await talk(h, 1))[0].session
-        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
         for number in range(1, 6):
             await talk(h, 1, start=number)
         await h.say("SECRET words " + WORDS)
         await settled(h, session)
-        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
         await h.say("x")
         await h.service.operations.undo(session, ANNA)
         await h.service.operations.undo(session, ANNA)
@@ -300,8 +301,8 @@ async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, mode
         )
 
 
-async def test_a_conversation_that_is_taken_up_again_brings_its_summaries(home: Path, model: ScriptedModel) -> None:
-    """/resume of an ended one: no summary is written anew."""
+async def test_a_resumed_conversation_keeps_its_summaries(home: Path, model: ScriptedModel) -> None:
+    """/resume of an ended one: no summary is written again."""
     async with house(home, model) as h:
         session = (await talk(h, 40))[-1].session
         await settled(h, session)
@@ -343,7 +344,7 @@ async def test_the_model_for_summaries_is_given_no_more_than_its_own_window(home
 async def test_a_context_that_the_provider_finds_too_long_is_made_smaller_and_asked_once_more(
     home: Path, model: ScriptedModel
 ) -> None:
-    """One compaction and one retry, though we believed that it fits."""
+    """One compaction and one retry, although our estimate fitted."""
     async with house(home, model) as h:
         await talk(h, 16)
         refused = unfit(model)
@@ -365,7 +366,7 @@ async def test_a_window_that_is_far_too_small_ends_the_turn_after_one_retry(home
         assert unfit(model) <= refused + 4
 
 
-async def test_a_prompt_that_leaves_no_room_is_told_as_what_it_is(home: Path, model: ScriptedModel) -> None:
+async def test_a_prompt_that_fills_the_window_is_reported_as_such(home: Path, model: ScriptedModel) -> None:
     """Too small a window: one sentence that says what to do, and no request that must fail."""
     async with house(home, model, 'skills = []\ndescription = "d"\n', more="") as h:
         del h
@@ -389,7 +390,7 @@ prompt = "{text}"
 async def test_a_single_message_larger_than_the_window_is_shown_by_its_beginning_and_its_end(
     home: Path, model: ScriptedModel
 ) -> None:
-    """Nothing is refused and nothing cut silently: the model and the user are told, the store has all of it."""
+    """Nothing is refused or cut silently: the model and the user are told, and the store has all of it."""
     text = "BEGIN " + "filling " * 20_000 + " END"
     async with house(home, model) as h:
         outcome = await h.say(text)
@@ -409,16 +410,16 @@ async def test_a_person_can_ask_for_a_compaction(home: Path, model: ScriptedMode
     """/compact: with the next turn, once."""
     async with house(home, model) as h:
         session = (await talk(h, 8))[-1].session
-        await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+        await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
         outcome = await h.say("short")
         assert any("instead of messages 1 to" in note for note in outcome.notices)
         assert await h.store.read(summaries.shown, session)
         outcome = await h.say("short")
         assert not outcome.notices
-        assert WANTED not in {each.key for each in await h.store.read(settings.get_all, session, 0.0)}
+        assert COMPACTION_REQUESTED not in {each.key for each in await h.store.read(settings.get_all, session, 0.0)}
 
 
-async def test_what_summaries_cost_is_written_down_to_the_conversation(home: Path, model: ScriptedModel) -> None:
+async def test_the_cost_of_summaries_is_charged_to_the_conversation(home: Path, model: ScriptedModel) -> None:
     async with house(home, model) as h:
         outcomes = await talk(h, 30)
         await settled(h, outcomes[0].session)
@@ -446,7 +447,7 @@ async def test_a_compaction_of_one_conversation_does_not_hold_up_another(home: P
 
 
 async def test_an_end_in_mid_summary_leaves_nothing_behind(home: Path, model: ScriptedModel) -> None:
-    """What is prepared beside a turn ends with its session."""
+    """A summary beside a turn ends with its session."""
     model.be(Temper(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
     async with house(home, model) as h:
         session, _ = await until_prepared(h)
@@ -460,7 +461,7 @@ async def test_an_end_in_mid_summary_leaves_nothing_behind(home: Path, model: Sc
 
 
 async def test_a_one_shot_call_that_is_too_long_is_refused(home: Path, model: ScriptedModel) -> None:
-    """H22: whoever keeps the conversation shortens it; nothing of it is left out behind their back."""
+    """H22: a caller that keeps its own conversation shortens it; nothing is left out silently."""
     async with house(home, model) as h:
         outcome = await h.say("BEGIN " + "filling " * 20_000, None)
         assert outcome.state == "failed" and outcome.error is not None
@@ -470,7 +471,7 @@ async def test_a_one_shot_call_that_is_too_long_is_refused(home: Path, model: Sc
 
 
 async def test_a_one_shot_call_that_grows_by_its_tools_is_fitted(home: Path, model: ScriptedModel) -> None:
-    """H22: what the agent itself adds is made to fit."""
+    """H22: additions of the agent itself are made to fit."""
     async with house(home, model) as h:
         outcome = await h.say("[tool clock {}] " * 3 + "filling " * 1_700, None)
         assert outcome.state == "answered", outcome.error
@@ -479,14 +480,14 @@ async def test_a_one_shot_call_that_grows_by_its_tools_is_fitted(home: Path, mod
 
 def test_the_instructions_begin_with_the_task_that_models_know() -> None:
     assert INSTRUCTIONS.startswith(SUMMARY_TASK)
-    assert COOLDOWN != WANTED
+    assert SUMMARY_COOLDOWN != COMPACTION_REQUESTED
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.6, 0.68])
 async def test_a_long_prompt_leaves_less_room_and_the_conversation_goes_on(
     home: Path, model: ScriptedModel, share: float
 ) -> None:
-    """It always ends: what is said has the rest of the window, however little that is."""
+    """It always ends: messages get the rest of the window, however small."""
     prompt = "Be good and be brief. " * int(share * WINDOW * 4 / 22)
     toml = f"""
 [models.main]
@@ -505,7 +506,7 @@ prompt = "{prompt}"
 
 
 async def test_a_refusal_is_mended_whatever_the_prompt_takes(home: Path, model: ScriptedModel) -> None:
-    """One compaction and one retry: only what is said can become less."""
+    """One compaction and one retry: only messages can be reduced."""
     prompt = "Be good and be brief. " * 400
     toml = f"""
 [models.main]
@@ -527,7 +528,7 @@ prompt = "{prompt}"
 
 
 async def test_of_two_pictures_the_one_that_is_too_large_is_found(home: Path, model: ScriptedModel) -> None:
-    """The older ones are told in words first; if it was the newest, that one too."""
+    """Older pictures are described in words first; then the newest too."""
     model.be(Temper(marker=SUMMARY_TASK))
     async with core(home, model=model) as h:
         small, large = saved(plain(20, 20), "PNG"), saved(noise(60, 60), "PNG")
@@ -543,7 +544,7 @@ async def test_of_two_pictures_the_one_that_is_too_large_is_found(home: Path, mo
 
 
 async def test_one_shot_calls_have_nothing_prepared(home: Path, model: ScriptedModel) -> None:
-    """Their next turn never comes."""
+    """They have no next turn."""
     async with house(home, model) as h:
         outcome = await h.say("w" * int(0.75 * WINDOW * 4), None)
         assert outcome.state == "answered", outcome.error
@@ -552,7 +553,7 @@ async def test_one_shot_calls_have_nothing_prepared(home: Path, model: ScriptedM
 
 
 async def test_a_summary_that_saves_too_little_is_not_applied(home: Path, model: ScriptedModel) -> None:
-    """S35: by the share that is configured."""
+    """S35: less than the configured share."""
     more = "[context]\nleast = 0.75\nkeep = 0.2\n"
     async with house(home, model, more=more) as h:
         session = (await talk(h, 40))[-1].session
@@ -567,11 +568,11 @@ async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, mode
         before = token_estimate.tokens(100_000)
         await talk(h, 6)
         assert token_estimate.tokens(100_000) != before
-        filling = await h.service.filling((await h.say("x")).session, ANNA)
+        filling = await h.service.window_usage((await h.say("x")).session, ANNA)
         assert filling.counted
 
 
-async def test_what_was_undone_while_its_summary_was_written_is_not_stored(home: Path, model: ScriptedModel) -> None:
+async def test_a_summary_of_undone_messages_is_not_stored(home: Path, model: ScriptedModel) -> None:
     """The summary comes too late."""
     model.be(Temper(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
     async with house(home, model) as h:

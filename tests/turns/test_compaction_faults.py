@@ -1,4 +1,4 @@
-"""Faults injected at every write and every await of a compaction: nothing is lost, and the conversation goes on."""
+"""Faults injected at every write and every await of a compaction: nothing is lost, and the conversation continues."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,15 +16,15 @@ from tidegate.agent import is_balanced
 from tidegate.errors import TidegateError
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import messages
-from tidegate.turns.compaction.compaction import WANTED, read_view
+from tidegate.turns.compaction.compaction import COMPACTION_REQUESTED, read_view
 
 pytestmark = pytest.mark.anyio
 
 TURNS = 9
-"""Enough that a compaction which is asked for finds something old."""
+"""Enough that a requested compaction has old messages."""
 
 WRITES = 8
-"""More than a turn with a compaction makes: accept, clear the wish, summaries with their cost, apply, settle."""
+"""More than a turn with a compaction makes: accept, clear the request, summaries with their cost, apply, settle."""
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def prepared(h: Core) -> str:
     """A conversation whose next turn compacts."""
     session = (await talk(h, TURNS))[-1].session
-    await h.service.operations.set_setting(session, ANNA, WANTED, True, source="test")
+    await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
     return session
 
 
 async def whole(h: Core, session: str) -> None:
-    """What holds after whatever has happened."""
+    """The invariants after any fault."""
     history = await h.store.read(messages.history, session)
     assert is_balanced(history)
     assert [row.text for row in history if row.role == "user"][:TURNS] == [f"turn {n}: {WORDS}" for n in range(TURNS)]
@@ -56,7 +56,7 @@ async def whole(h: Core, session: str) -> None:
 async def test_a_write_that_fails_anywhere_in_a_compaction_loses_nothing(
     home: Path, model: ScriptedModel, number: int
 ) -> None:
-    """L23, B7, S35: the next message is answered, from a view that is whole."""
+    """L23, B7, S35: the next message is answered, from an intact view."""
     fault = Fault(number)
     async with house(home, model, fault=fault) as h:
         session = await prepared(h)
@@ -100,7 +100,7 @@ async def test_a_stop_at_any_moment_of_a_compaction_loses_nothing(home: Path, mo
 async def test_a_crash_at_any_moment_of_a_compaction_loses_nothing(
     home: Path, model: ScriptedModel, after: int
 ) -> None:
-    """B1, S03: the turn goes on in the next process, and what it shows is what the store has."""
+    """B1, S03: the turn continues in the next process with the view of the store."""
     async with house(home, model, drain=None) as h:
         session = await prepared(h)
         accepted = await h.accept("second")

@@ -1,7 +1,8 @@
-"""Long conversations with a model that misbehaves when it is to summarise them, or takes less than was thought.
+"""Long conversations with a model that misbehaves as a summarizer, or accepts less than estimated.
 
-Whatever it does: the conversation goes on, no request is above the window, its user is told, the transcript keeps every
-word, and the number of calls is bounded. Over real sockets, in every format."""
+In every case the conversation continues, no request exceeds the window, its user is notified, the transcript keeps
+every word, and the number of calls is bounded. Over real sockets, in every format.
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -51,7 +52,7 @@ MOODS = {
     "[badjson after=1]": "failed",
     "[html]": "failed",
 }
-"""How the server behaves as a writer of summaries, and a word of what people are told; nothing where it is used."""
+"""The server's behaviour as a summarizer, and a word of the notice to the user; empty if the summary is used."""
 
 
 class Clock:
@@ -123,7 +124,7 @@ cooldown = {COOLDOWN}
 
 
 async def told(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[str]]:
-    """A turn to its end, and what people are told beside the answer."""
+    """A turn to its end, and the notices to the user."""
     outcome, events = await followed(house, text, name, **fields)
     return outcome, notices_of(events)
 
@@ -133,7 +134,7 @@ def line(number: int) -> str:
 
 
 async def talk(house: Core, turns: range, *, also: str = "") -> list[str]:
-    """So many turns, all answered; all that people are told."""
+    """This many turns, all answered; all notices to the user."""
     notices: list[str] = []
     for number in turns:
         outcome, heard = await told(house, line(number) + also)
@@ -151,12 +152,12 @@ def written(server: ScriptedModel) -> list[Traced]:
 
 
 def compactions(server: ScriptedModel) -> list[int]:
-    """The numbers of the requests that did not go on from the one before."""
+    """The numbers of the requests that did not extend the one before."""
     return [number for number, one in enumerate(spoken(server)) if one.came == "changed"]
 
 
 async def check(house: Core, server: ScriptedModel, turns: int, *, window: int = WINDOW) -> None:
-    """What holds whatever the model did."""
+    """The invariants, whatever the model did."""
     assert max(one.tokens for one in server.trace if not one.refused) <= window
     rows = await house.store.read(messages.page, await _id(house), limit=10_000, most_bytes=1 << 30)
     assert [row.message.text for row in rows if row.message.role == "user"] == [line(n) for n in range(turns)]
@@ -181,8 +182,8 @@ async def _id(house: Core) -> str:
 async def test_a_long_conversation_stays_within_its_window(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """S03, S35: it is told of each compaction, nothing of it is cut, and between two compactions each request begins
-    with the whole of the one before."""
+    """S03, S35: each compaction is announced, nothing is cut, and between two compactions each request begins with the
+    complete one before."""
     async with long(home, server, clock, api) as house:
         session = (await house.say(line(0))).session
         notices = await talk(house, range(1, TURNS))
@@ -215,7 +216,7 @@ async def test_a_summary_by_another_model_fits_into_that_ones_window(
 async def test_the_request_is_the_same_after_an_unload_and_after_a_restart(
     home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
 ) -> None:
-    """S03, S32: with summaries in it, and with lists that no model has written."""
+    """S03, S32: with summaries, and with lists written without a model."""
     be(server, mood)
     async with long(home, server, clock, api, drain=None) as house:
         await talk(house, range(20))
@@ -238,8 +239,8 @@ async def test_the_request_is_the_same_after_an_unload_and_after_a_restart(
 async def test_whatever_the_summary_is_like_the_conversation_goes_on(
     home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
 ) -> None:
-    """S35, S36: within the window, with everything kept, and with a bounded number of calls: after one that was of no
-    use no model is asked for another until the cooldown is over."""
+    """S35, S36: within the window, with everything kept, and with a bounded number of calls: after a useless summary no
+    model is asked for another until the cooldown is over."""
     be(server, mood)
     async with long(home, server, clock, api) as house:
         notices = await talk(house, range(TURNS))
@@ -327,8 +328,8 @@ async def test_one_conversations_summary_holds_up_no_other(home: Path, server: S
 async def test_compactions_stay_apart_however_long_it_goes_on(
     home: Path, server: ScriptedModel, clock: Clock, mood: str
 ) -> None:
-    """S35: with summaries, and with lists that no model has written; what stands for old messages does not grow until
-    nothing else fits."""
+    """S35: with summaries, and with lists written without a model; the part for old messages does not grow without
+    bound."""
     be(server, mood)
     async with long(home, server, clock) as house:
         await talk(house, range(4 * TURNS))
@@ -340,7 +341,7 @@ async def test_compactions_stay_apart_however_long_it_goes_on(
 async def test_a_long_prompt_takes_its_part_of_the_window_and_the_rest_is_used_as_well(
     home: Path, server: ScriptedModel, clock: Clock, share: float
 ) -> None:
-    """S35: tools and a prompt of so much of the window are usual; a good summary is of use all the same."""
+    """S35: large prompts and tool lists are common; a good summary helps all the same."""
     prompt = (FILLER * 10)[: int(4 * share * WINDOW)]
     async with long(home, server, clock, prompt=prompt) as house:
         await talk(house, range(2 * TURNS))
@@ -350,7 +351,7 @@ async def test_a_long_prompt_takes_its_part_of_the_window_and_the_rest_is_used_a
 
 
 async def test_a_kill_while_a_summary_is_written_loses_nothing(home: Path, server: ScriptedModel, clock: Clock) -> None:
-    """P06: the turn is taken up by the next process, and compacted there."""
+    """P06: the turn is resumed by the next process, and compacted there."""
     async with long(home, server, clock, context="soft = 0.79", drain=None) as house:
         be(server, "[hold summary]")
         accepted = None
@@ -384,7 +385,7 @@ blocks = st.lists(st.sampled_from(["good", *MOODS]), min_size=3, max_size=6)
 async def test_whatever_the_summaries_are_like_one_after_the_other(
     tmp_path_factory: pytest.TempPathFactory, moods: list[str]
 ) -> None:
-    """S35: over a changing temper and a moving clock."""
+    """S35: with changing behaviour and a moving clock."""
     clock = Clock()
     async with ScriptedModel() as server:
         be(server)
@@ -403,7 +404,7 @@ async def test_whatever_the_summaries_are_like_one_after_the_other(
 async def test_a_turn_with_many_long_results_is_worked_to_its_end(
     home: Path, server: ScriptedModel, clock: Clock
 ) -> None:
-    """Above the window by itself: no call is torn from its result, which the strict server would refuse."""
+    """Larger than the window: no call is separated from its result, which the strict server would refuse."""
     page = json.dumps({"path": "page.txt", "content": FILLER * 3})
     steps = '[tool read_file {"path": "page.txt"}] ' * 15
     folder = home.with_name("project")
@@ -427,7 +428,7 @@ async def test_a_turn_with_many_long_results_is_worked_to_its_end(
 async def test_a_message_that_is_longer_than_the_window_is_shown_by_an_excerpt(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """Nothing is cut silently: its person is told, the model sees that something is left out, and it is kept."""
+    """Nothing is cut silently: the user is notified, the model sees that something is left out, and it is stored."""
     giant = "start " + FILLER * 60 + " end"
     async with long(home, server, clock, api) as house:
         await told(house, "hello")
@@ -445,10 +446,10 @@ async def test_a_message_that_is_longer_than_the_window_is_shown_by_an_excerpt(
 
 
 @formats
-async def test_a_window_that_does_not_hold_the_prompt_is_told_at_once(
+async def test_a_window_too_small_for_the_prompt_is_reported_at_once(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """One sentence that says what to do, and no model is asked in vain."""
+    """One sentence says what to do, and no model is called in vain."""
     async with long(home, server, clock, api, window=1024, prompt=FILLER * 10) as house:
         outcome, _ = await told(house, "hello")
         assert outcome.state == "failed" and outcome.error is not None
@@ -477,7 +478,7 @@ async def test_a_small_window_holds_a_conversation_all_the_same(
 async def test_a_request_that_is_too_long_is_compacted_and_tried_once_more(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """The provider's own words for it, in each format; the next request after a refusal is taken."""
+    """The provider's own error message, in each format; the next request after a refusal is accepted."""
     be(server, windows={"*": 2000})
     async with long(home, server, clock, api, window=8000) as house:
         notices = await talk(house, range(TURNS))
@@ -524,10 +525,10 @@ async def test_a_body_that_is_too_large_is_made_smaller_once(
 
 
 @formats
-async def test_a_picture_that_is_too_large_is_told_in_words(
+async def test_a_picture_that_is_too_large_is_described_in_words(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """Not by a summary: what is too large is handled as what it is."""
+    """Not by a summary: the picture itself is handled."""
     be(server, image_bytes=50)
     picture = Media(media_type="image/png", data=saved(plain(64, 64), "PNG"), width=64, height=64)
     shown = Message(role="user", text="What is this?", media=(picture,))
@@ -545,10 +546,10 @@ async def test_a_picture_that_is_too_large_is_told_in_words(
 
 
 @formats
-async def test_a_document_that_the_endpoint_refuses_is_told_in_words(
+async def test_a_refused_document_is_described_in_words(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """D3, D5: one that is damaged, or an endpoint that takes none, does not end the conversation."""
+    """D3, D5: a damaged document, or an endpoint that accepts none, does not end the conversation."""
     be(server, documents=False)
     document = Media(media_type="application/pdf", data=b"%PDF-1.7", name="tides.pdf", size=8)
     shown = Message(role="user", text="What is this?", media=(document,))
@@ -568,7 +569,7 @@ async def test_a_document_that_the_endpoint_refuses_is_told_in_words(
 async def test_a_provider_that_holds_its_window_refuses_nothing(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """With tools in the middle, and thoughts that go back signed where the format has them."""
+    """With tools in between, and signed reasoning where the format has it."""
     be(server, windows={"*": WINDOW - OUTPUT})
     async with long(home, server, clock, api, agent='reasoning = "medium"') as house:
         for number in range(2 * TURNS):
@@ -581,7 +582,7 @@ async def test_a_provider_that_holds_its_window_refuses_nothing(
 async def test_another_script_is_counted_as_the_provider_counts_it(
     home: Path, server: ScriptedModel, clock: Clock
 ) -> None:
-    """Bytes cost other tokens in another language; what was learnt in one is wrong in the other, and mended."""
+    """Tokens per byte differ by language; the estimate of one is wrong for the other, and is corrected."""
     be(server, windows={"*": WINDOW})
     texts = {0: "潮が満ち、潮が引く。" * 80, 1: FILLER * 2}
     async with long(home, server, clock) as house:
@@ -623,10 +624,10 @@ async def test_a_substitute_with_a_smaller_window_is_asked_within_it(
 
 
 @formats
-async def test_undoing_what_is_summarised_shows_what_it_covered(
+async def test_undoing_summarised_messages_shows_the_covered_ones_again(
     home: Path, server: ScriptedModel, clock: Clock, api: str
 ) -> None:
-    """Turns that were undone are in no request, whoever spoke of them."""
+    """Undone turns are in no request, in no form."""
     async with long(home, server, clock, api) as house:
         await talk(house, range(17))
         assert compactions(server)
@@ -656,7 +657,7 @@ async def test_a_one_shot_call_that_is_too_long_is_refused_with_openais_code(
 
 
 def by_role(body: Any) -> tuple[str, list[Any]]:
-    """All text in a system's role, and all messages of another."""
+    """All text in the system role, and all other messages."""
     given = body.get("messages", body.get("input"))
     system = [json.dumps(body.get("system", "")), json.dumps(body.get("instructions", ""))]
     system += [json.dumps(one) for one in given if one.get("role") in ("system", "developer")]
@@ -668,8 +669,8 @@ def by_role(body: Any) -> tuple[str, list[Any]]:
 async def test_text_that_claims_to_be_a_system_message_stays_data(
     home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
 ) -> None:
-    """X19: said by a person and by the summary itself; it stands in no system's role, the summary request holds it as
-    a value of a JSON list, and in a request a summary's lines are quoted by the gateway."""
+    """X19: by a person and by the summary itself; it never has the system role, the summary request has it as a value
+    of a JSON list, and in a request the gateway quotes the lines of a summary."""
     be(server, mood)
     async with long(home, server, clock, api) as house:
         await talk(house, range(30), also=f"\n{INJECTED}")

@@ -1,4 +1,4 @@
-"""Tasks that one agent gives another: who may, within which bounds, what comes back, and that nothing is left."""
+"""Tasks that one agent gives another: permissions, bounds, results, and clean-up."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ NOTHING_LEFT = {
 
 
 async def test_a_task_is_answered_and_the_answer_is_said_to_be_the_agents(home: Path, model: ScriptedModel) -> None:
-    """X19, L04: its provenance is in its structure: the result of a tool, which says whose words follow. Nothing of the
-    task is left but its usage."""
+    """X19, L04: its provenance is in its structure: the result of a tool, which names the agent. Nothing of the task is
+    left but its usage."""
     async with delegating(home, model) as house:
         outcome = await house.say(f"{task('helper', '[say forty two]')} [say thanks]")
         assert (outcome.state, outcome.text) == ("answered", "thanks")
@@ -44,14 +44,14 @@ async def test_a_task_is_answered_and_the_answer_is_said_to_be_the_agents(home: 
 async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
     home: Path, model: ScriptedModel
 ) -> None:
-    """The model that gave it decides what to do about it."""
+    """The delegating model decides what to do about it."""
     async with delegating(home, model) as house:
         outcome = await house.say(f"{task('helper', '[status 400]')} [say never mind]")
         assert (outcome.state, outcome.text) == ("answered", "never mind")
         assert result(house)[0].startswith("The agent 'helper' failed before it had an answer. Model 'main'")
         running = await house.accept(f"{task('helper', '[words 5] [hang after=3]')} [say never mind]")
         child = await child_of(house, running.turn)
-        log = house.service.live(child)
+        log = house.service.turn_log(child)
         assert log is not None
         with anyio.fail_after(WAIT):
             while not log.draft():
@@ -65,7 +65,7 @@ async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
 
 
 async def test_a_long_answer_is_bounded_and_the_rest_is_in_the_spool(home: Path, model: ScriptedModel) -> None:
-    """D1: as every tool's result; the tool that reads the rest comes with it."""
+    """D1: like every tool result; the tool that reads the rest is available."""
     async with delegating(home, model, "[limits]\ntool_output_bytes = 2000") as house:
         await house.say(f"{task('helper', '[words 2000]')} [say read]")
         [shown] = result(house)
@@ -75,7 +75,7 @@ async def test_a_long_answer_is_bounded_and_the_rest_is_in_the_spool(home: Path,
 
 
 async def test_the_prompt_says_which_agents_there_are_and_does_not_change(home: Path, model: ScriptedModel) -> None:
-    """C4: by name and description, in a fixed order, frozen with the session; nothing where there is none."""
+    """C4: by name and description, in a fixed order, frozen with the session; nothing if there are none."""
     async with delegating(home, model) as house:
         await house.say("one")
         await house.say("two")
@@ -96,7 +96,7 @@ async def test_the_prompt_says_which_agents_there_are_and_does_not_change(home: 
 
 @pytest.mark.parametrize("agent", ["stranger", "main", "nobody", "Helper"])
 async def test_only_agents_that_are_named_are_given_tasks(home: Path, model: ScriptedModel, agent: str) -> None:
-    """X23: default deny; what is told is who there is."""
+    """X23: denied by default; the error lists the available agents."""
     async with delegating(home, model) as house:
         await house.say(f"{task(agent, '[say x]')} [say ok]")
         expected = f"There is no agent {agent!r} that you may give tasks to; there are: helper, second."
@@ -104,10 +104,8 @@ async def test_only_agents_that_are_named_are_given_tasks(home: Path, model: Scr
         assert len(house.requests()) == 2 and (await rows(house)) == NOTHING_LEFT
 
 
-async def test_a_person_reaches_no_agent_by_another_that_he_may_not_use_himself(
-    home: Path, model: ScriptedModel
-) -> None:
-    """X23: also when that was changed while the conversation goes on."""
+async def test_delegation_does_not_reach_agents_that_the_user_may_not_use(home: Path, model: ScriptedModel) -> None:
+    """X23: even if that changed during the conversation."""
     async with delegating(home, model) as house:
         await house.store.write(lambda db: db.execute('UPDATE principals SET agents = \'["main", "second"]\''))
         await house.say(f"{task('helper', '[say x]')} [say ok]")
@@ -121,7 +119,7 @@ async def test_a_person_reaches_no_agent_by_another_that_he_may_not_use_himself(
 
 
 async def test_tasks_are_handed_on_so_deep_and_no_deeper(home: Path, model: ScriptedModel) -> None:
-    """limits.delegate_depth; whoever is at the end of it is told so."""
+    """limits.delegate_depth; the last agent is told so."""
     deep = f"{task('helper', task('second', '[say at the bottom]') + ' [say half way]')} [say done]"
     async with delegating(home, model, "[limits]\ndelegate_depth = 2") as house:
         assert (await house.say(deep)).text == "done"
@@ -136,8 +134,8 @@ async def test_tasks_are_handed_on_so_deep_and_no_deeper(home: Path, model: Scri
         assert len(house.requests()) == 4
 
 
-async def test_nobody_comes_by_that_channel_from_outside(home: Path, model: ScriptedModel) -> None:
-    """X23: a task is given by a turn, and only by one that runs."""
+async def test_the_delegate_channel_is_closed_to_callers(home: Path, model: ScriptedModel) -> None:
+    """X23: only a running turn can give a task."""
     async with delegating(home, model) as house:
         done = await house.say("one")
         with pytest.raises(Refused, match="no channel 'delegate'"):
@@ -153,7 +151,7 @@ async def test_nobody_comes_by_that_channel_from_outside(home: Path, model: Scri
 
 
 async def child_of(house: Core, turn: str) -> str:
-    """The turn that works on a task of this one, once it is there."""
+    """The turn of a task of this one, once it exists."""
     find = "SELECT id FROM turns WHERE within = ? LIMIT 1"
     with anyio.fail_after(WAIT):
         while True:
@@ -166,7 +164,7 @@ async def child_of(house: Core, turn: str) -> str:
 async def test_so_many_tasks_of_a_turn_are_worked_on_at_once_and_the_others_wait(
     home: Path, model: ScriptedModel
 ) -> None:
-    """L21: limits.delegates; the results stand in the order of the calls."""
+    """L21: limits.delegates; the results are in the order of the calls."""
     running = most = 0
     two_run = anyio.Event()
 
@@ -197,7 +195,7 @@ async def test_so_many_tasks_of_a_turn_are_worked_on_at_once_and_the_others_wait
 
 @pytest.mark.parametrize("places", [1, 2, 3])
 async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: ScriptedModel, places: int) -> None:
-    """L21: a turn that waits for its tasks gives them its place: no number of turns is too small for them."""
+    """L21: a turn that waits for its tasks lends them its slot, so that any number of slots suffices."""
     inner = task("second", "[say a]", together=(("second", "[say b]"), ("second", "[say c]"))) + " [say inner]"
     said = f"{task('helper', inner, together=(('helper', inner), ('second', '[say d]')))} [say outer]"
     async with delegating(home, model, f"[limits]\nturns = {places}\nwaiting_total = 64") as house:
@@ -215,8 +213,8 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
 
 
 async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, model: ScriptedModel) -> None:
-    """L21: a turn that waits for its tasks keeps its place for them, so that no other begins in it; who came first is
-    served first."""
+    """L21: a turn that waits for its tasks keeps its slot for them, so that no other starts in it; first come, first
+    served."""
     async with delegating(home, model, "[limits]\nturns = 1") as house:
         parent = await house.accept(f"{task('helper', '[hold gate] [say a]')} [say first]", "one")
         with anyio.fail_after(WAIT):
@@ -232,10 +230,8 @@ async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, m
         assert "second" in json.dumps(texts[-1])
 
 
-async def test_who_waited_for_a_place_before_gets_it_before_more_tasks_of_a_turn(
-    home: Path, model: ScriptedModel
-) -> None:
-    """A tree has one place for itself; for more it waits as everybody does."""
+async def test_earlier_waiters_get_a_slot_before_further_tasks_of_a_turn(home: Path, model: ScriptedModel) -> None:
+    """A tree has one slot; for more it waits like any other turn."""
     async with delegating(home, model, "[limits]\nturns = 2") as house:
         blocker = await house.accept("[hold blocker]", "zero")
         both = task("second", "[hold first] [say a]", together=(("second", "[hold second] [say b]"),))
@@ -262,7 +258,7 @@ async def test_who_waited_for_a_place_before_gets_it_before_more_tasks_of_a_turn
 
 
 class Holding:
-    """A tool that holds something until it is told to let go, and lets go when it is cancelled."""
+    """A tool that holds something until it is released or cancelled."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -313,8 +309,8 @@ WAYS = {"stop": _stop, "interrupt": _interrupt, "end": _end, "delete": _delete, 
 async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
     home: Path, model: ScriptedModel, way: str, deep: bool
 ) -> None:
-    """B3, V01, S30: as stopped, with all that they hold, down to the last; whoever is told that the turn has ended
-    finds nothing of them."""
+    """B3, V01, S30: as stopped, with everything they hold, at every depth; when the turn's end is reported nothing of
+    them is left."""
     holding = Holding()
     said = task("second", "[tool hold {}]")
     if deep:
@@ -324,7 +320,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         with anyio.fail_after(WAIT):
             await holding.started.wait()
         child = await child_of(house, accepted.turn)
-        log = house.service.live(child)
+        log = house.service.turn_log(child)
         seen: list[int] = []
 
         async def told() -> None:
@@ -345,8 +341,8 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         assert house.components.delegation is not None and house.components.delegation.is_idle
 
 
-async def test_a_caller_who_leaves_takes_the_tasks_with_him(home: Path, model: ScriptedModel) -> None:
-    """S18, H16: of a one-shot call nothing is left at all."""
+async def test_tasks_stop_when_their_caller_leaves(home: Path, model: ScriptedModel) -> None:
+    """S18, H16: a one-shot call leaves nothing at all."""
     holding = Holding()
     async with delegating(home, model, toolsets={"holding": holding.toolset()}) as house:
         accepted = await house.accept(task("second", "[tool hold {}]"), None)
@@ -359,7 +355,7 @@ async def test_a_caller_who_leaves_takes_the_tasks_with_him(home: Path, model: S
 
 
 async def test_a_turn_that_fails_beside_its_tasks_stops_them(home: Path, model: ScriptedModel) -> None:
-    """V01: here because nobody answered what another of its calls asked, and its agent is to end then."""
+    """V01: here because a question of another call expired, and the agent is configured to end the turn."""
     holding, now = Holding(), [1e9]
     toml = configured(model, tools="holding").replace('"delegate", "clock"', '"delegate", "asking"', 1)
     toml = toml.replace('prompt = "You are a test."', 'prompt = "You are a test."\nunanswered = "end"', 1)
@@ -389,8 +385,8 @@ async def test_a_turn_that_fails_beside_its_tasks_stops_them(home: Path, model: 
 # -- where it works --------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_works_in_a_folder_of_its_own_that_is_gone_with_it(home: Path, model: ScriptedModel) -> None:
-    """V10, L29: neither sees the other's files; what is to be kept is in the answer."""
+async def test_a_task_has_its_own_folder_which_is_removed_with_it(home: Path, model: ScriptedModel) -> None:
+    """V10, L29: neither sees the other's files; only the answer is kept."""
     write, read = '[tool write_file {"path": "a.txt", "content": "x"}]', '[tool read_file {"path": "a.txt"}]'
     async with delegating(home, model) as house:
         await house.say(f"{task('helper', f'{write} [say written]')} [say ok]")
@@ -404,7 +400,7 @@ async def test_a_task_works_in_a_folder_of_its_own_that_is_gone_with_it(home: Pa
 
 
 async def test_a_task_of_an_agent_with_a_project_works_in_the_project(home: Path, model: ScriptedModel) -> None:
-    """V10: what it writes there stays, as everything in a folder of the user's."""
+    """V10: files written there stay, as in any folder of the user."""
     (home / "project").mkdir(parents=True)
     (home / "project").chmod(0o777)  # where root has made it, agents are another user
     extra = '[agents.writer]\nmodel = "main"\nworkspace = "project"\ntools = ["files"]\napprovals = "autonomous"'
@@ -421,7 +417,7 @@ async def test_a_task_of_an_agent_with_a_project_works_in_the_project(home: Path
 
 
 async def test_a_task_is_a_turn_with_its_place_in_the_tree(home: Path, model: ScriptedModel) -> None:
-    """One door; the rows say whose it is, how deep, on which channel and in which conversation."""
+    """One entry point; the rows have its principal, depth, channel and conversation."""
     said = task("helper", task("second", "[hold gate]"))
     async with delegating(home, model) as house:
         accepted = await house.accept(said, job="nightly")

@@ -1,4 +1,4 @@
-"""What a person sees of tasks, and that he can be asked by whoever works on one."""
+"""Progress and questions of tasks, as the user sees them."""
 
 from contextlib import aclosing
 from pathlib import Path
@@ -22,8 +22,8 @@ PUSH = '[tool push {"what": "a"}] [say pushed]'
 
 
 async def events_of(house: Core, turn: str) -> list[Event]:
-    """All that a turn tells, to its end."""
-    log = house.service.live(turn)
+    """All events of a turn, to its end."""
+    log = house.service.turn_log(turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         async with aclosing(log.read()) as batches:
@@ -31,8 +31,8 @@ async def events_of(house: Core, turn: str) -> list[Event]:
 
 
 async def asked_by(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
-    """What whoever follows this turn is asked, once it is so much."""
-    log = house.service.live(turn)
+    """The questions to readers of this turn, once there are this many."""
+    log = house.service.turn_log(turn)
     assert log is not None
     await until(lambda: sum(isinstance(event, QuestionAsked) for event in log.events) >= count)
     await until(lambda: house.components.engine.asking >= count)
@@ -46,10 +46,8 @@ def progress(events: list[Event]) -> str:
 # -- what is seen ----------------------------------------------------------------------------------------------------
 
 
-async def test_who_follows_the_turn_sees_which_agent_works_its_calls_and_its_text(
-    home: Path, model: ScriptedModel
-) -> None:
-    """H11: as progress of the call, of tasks within tasks too, and of each under its own call."""
+async def test_readers_of_a_turn_see_the_agent_calls_and_text_of_its_tasks(home: Path, model: ScriptedModel) -> None:
+    """H11: as progress of the call, for nested tasks too, each under its own call."""
     inner = f"{task('second', '[tool clock {}] [say the time]')} [say so late]"
     async with delegating(home, model) as house:
         said = f"{task('helper', inner, together=(('second', '[say beside]'),))} [say done]"
@@ -62,8 +60,8 @@ async def test_who_follows_the_turn_sees_which_agent_works_its_calls_and_its_tex
         assert second == "[second] works on the task\nbeside"
 
 
-async def test_what_is_seen_of_a_task_is_bounded(home: Path, model: ScriptedModel) -> None:
-    """D1, L21: a line for a call, whatever its arguments, and of all of it what progress may be."""
+async def test_the_progress_of_a_task_is_bounded(home: Path, model: ScriptedModel) -> None:
+    """D1, L21: one line per call, whatever its arguments, and in total the bound of progress."""
     long = "x" * 300
     async with delegating(home, model) as house:
         said = task("helper", f"[unknowntool] [words 20000] {long}") + " [say done]"
@@ -76,10 +74,8 @@ async def test_what_is_seen_of_a_task_is_bounded(home: Path, model: ScriptedMode
         assert max(len(line) for line in shown.splitlines() if line.startswith("[")) <= 200 + len("[helper] ")
 
 
-async def test_what_a_person_should_know_of_a_task_is_told_and_kept_with_the_turn(
-    home: Path, model: ScriptedModel
-) -> None:
-    """Notices of the agent that works on it come under its name."""
+async def test_notices_of_a_task_are_sent_and_stored_with_the_turn(home: Path, model: ScriptedModel) -> None:
+    """Notices of the working agent come under its name."""
     toml = configured(model).replace('prompt = "You help the helper."', 'prompt = "x"\nfallback = ["other"]', 1)
     async with delegating(home, model, toml=toml) as house:
         accepted = await house.accept(f"{task('second', '[status 500 times=1] [say at last]')} [say done]")
@@ -94,8 +90,10 @@ async def test_what_a_person_should_know_of_a_task_is_told_and_kept_with_the_tur
 
 
 @pytest.mark.parametrize("how", ["id", "/approve", "task's own"])
-async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model: ScriptedModel, how: str) -> None:
-    """S29, S31: by the turn that he follows; it is answered as anything else, and the turn waits meanwhile."""
+async def test_questions_of_a_task_reach_the_person_in_their_conversation(
+    home: Path, model: ScriptedModel, how: str
+) -> None:
+    """S29, S31: through the turn that they follow; answered like any other, while the turn waits."""
     deeds = Deeds()
     toolsets = {"deeds": deeds.toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
@@ -107,13 +105,13 @@ async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model
         status = house.service.status().turns
         assert (status.running, status.asking, status.delegating) == (0, 1, 2)
         # Who comes later is asked too, in this conversation; nobody else is.
-        assert [each.id for each in await house.service.questions.standing(accepted.session)] == [question.id]
-        assert [each.agent for each in await house.service.questions.standing(accepted.session)] == ["second"]
+        assert [each.id for each in await house.service.questions.open_events(accepted.session)] == [question.id]
+        assert [each.agent for each in await house.service.questions.open_events(accepted.session)] == ["second"]
         [view] = await house.service.questions.open_for(ANNA, session=accepted.session)
         assert view.id == question.id and await house.service.questions.open_for(BERT) == []
         with pytest.raises(NotFound):
             await house.service.questions.answer(question.id, BERT, "approved")
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         if how == "/approve":
             commands = build(house.service)
@@ -145,10 +143,10 @@ async def test_what_a_task_asks_reaches_the_person_where_he_is(home: Path, model
     ],
 )
 @pytest.mark.parametrize("deep", [False, True])
-async def test_a_task_is_never_less_restricted_than_who_gave_it(
+async def test_a_task_is_never_less_restricted_than_its_parent(
     home: Path, model: ScriptedModel, giver: str, helper: str, verdict: str, deep: bool
 ) -> None:
-    """X11: the strictest of all policies on the way decides, also where an agent in between has a milder one."""
+    """X11: the strictest of all policies on the way decides, even if an agent in between has a milder one."""
     deeds = Deeds()
     toml = agents_with(model, giver, 'approvals = "autonomous"' if deep else helper, helper)
     said = task("helper", task("second", PUSH) + " [say ok]" if deep else PUSH) + " [say done]"
@@ -163,7 +161,7 @@ async def test_a_task_is_never_less_restricted_than_who_gave_it(
 
 
 def agents_with(model: ScriptedModel, *settings_of: str) -> str:
-    """Three agents in a row with these settings; what hands a task on is allowed to."""
+    """Three agents in a row with these settings; delegation itself is allowed."""
     text = configured(model, tools="deeds")
     first, helper, second = text.index("[agents.main]"), text.index("[agents.helper]"), text.index("[agents.second]")
     parts = [text[:first], text[first:helper], text[helper:second], text[second:]]
@@ -175,8 +173,8 @@ def agents_with(model: ScriptedModel, *settings_of: str) -> str:
     return "".join(parts)
 
 
-async def test_what_leaves_the_sandbox_is_the_owners_to_approve_in_a_task_too(home: Path, model: ScriptedModel) -> None:
-    """X11, X14: handing it on gives nobody a right."""
+async def test_actions_outside_the_sandbox_need_the_owner_in_tasks_too(home: Path, model: ScriptedModel) -> None:
+    """X11, X14: delegation gives nobody a right."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         said = task("helper", '[tool deploy {"what": "d"}] [say ok]') + " [say done]"
@@ -192,13 +190,13 @@ async def test_what_leaves_the_sandbox_is_the_owners_to_approve_in_a_task_too(ho
         assert (await house.answered(accepted.turn)).text == "done" and deeds.done == ["d"]
 
 
-async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedModel) -> None:
-    """S30: whoever followed the turn is told so before it ends."""
+async def test_a_stop_closes_the_questions_of_tasks(home: Path, model: ScriptedModel) -> None:
+    """S30: readers of the turn are notified before it ends."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(task("second", PUSH, together=(("second", PUSH),)), channel="page")
         questions = await asked_by(house, accepted.turn, 2)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         await house.service.stop(accepted.session, ANNA)
         assert (await house.answered(accepted.turn)).state == "stopped"
@@ -209,10 +207,8 @@ async def test_a_stop_closes_what_tasks_have_asked(home: Path, model: ScriptedMo
 
 
 @pytest.mark.parametrize("name", ["talk", None])
-async def test_where_nobody_could_be_asked_a_task_cannot_ask_either(
-    home: Path, model: ScriptedModel, name: str | None
-) -> None:
-    """S30: that is decided by the conversation at the outside, whichever agents are between."""
+async def test_a_task_cannot_ask_where_its_parent_cannot(home: Path, model: ScriptedModel, name: str | None) -> None:
+    """S30: decided by the outermost conversation, whatever agents are in between."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         said = f"{task('second', PUSH)} [say done]"
@@ -224,7 +220,7 @@ async def test_where_nobody_could_be_asked_a_task_cannot_ask_either(
 
 
 async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(home: Path, model: ScriptedModel) -> None:
-    """X23: an agent that must not do something there does not do it as somebody's task either."""
+    """X23: an agent that must not do something there does not do it as a task either."""
     deeds = Deeds()
     toml = configured(model, tools="deeds").replace(
         'prompt = "You help the helper."', 'prompt = "x"\nrules = ["deny push channel:terminal"]', 1
@@ -238,7 +234,7 @@ async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(ho
 
 
 async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: Path, model: ScriptedModel) -> None:
-    """S29: nor that of any turn between; and it counts again afterwards."""
+    """S29: nor that of any turn in between; afterwards it counts again."""
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [hold gate step=1]", channel="page")
@@ -258,7 +254,7 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
 
 
 async def test_a_question_of_a_task_survives_the_process(home: Path, model: ScriptedModel) -> None:
-    """S29, F4: over any number of kills; turn and task wait as they did, and neither is given up for it."""
+    """S29, F4: across any number of kills; turn and task keep waiting, and neither is given up for it."""
     deeds = Deeds()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
@@ -278,7 +274,7 @@ async def test_a_question_of_a_task_survives_the_process(home: Path, model: Scri
 
 
 async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel) -> None:
-    """S29, L21: neither its own nor that of the turn that gave it; more of its tasks may run meanwhile."""
+    """S29, L21: neither its own slot nor that of its parent; more of its tasks may run meanwhile."""
     deeds = Deeds()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     async with delegating(home, model, "[limits]\nturns = 1", **options) as house:
@@ -292,10 +288,8 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         assert house.components.engine.slots.taken == 0
 
 
-async def test_what_a_task_does_is_recorded_under_the_conversation_that_it_was_given_in(
-    home: Path, model: ScriptedModel
-) -> None:
-    """X24: its own session is gone with it; whom it works for and who approved is known."""
+async def test_actions_of_a_task_are_audited_under_its_conversation(home: Path, model: ScriptedModel) -> None:
+    """X24: its own session is gone with it; the principal and the approver are known."""
     toolsets = {"deeds": Deeds().toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [say done]", channel="page")

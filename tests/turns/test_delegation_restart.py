@@ -1,4 +1,4 @@
-"""Tasks over a stop of the gateway, and over its death: they go on with the turn that gave them, or not at all."""
+"""Tasks across a stop or a crash of the gateway: they continue with their parent turn, or not at all."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ SAID = f"{task('helper', '[hold gate] [say found]')} [say done]"
 async def test_a_task_that_ran_goes_on_with_its_turn(
     home: Path, model: ScriptedModel, drain: float | None, places: int
 ) -> None:
-    """F1, F4, V01: killed or stopped in order; neither is a failure of anybody's, and no resume is spent by a stop."""
+    """F1, F4, V01: killed or stopped; neither is a failure, and a stop uses up no resume."""
     limits = f"[limits]\nturns = {places}\nresumes = {1 if drain is None else 0}"
     async with delegating(home, model, limits, drain=drain) as house:
         accepted = await house.accept(SAID)
@@ -39,7 +39,7 @@ async def test_a_task_that_ran_goes_on_with_its_turn(
 
 
 async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: Path, model: ScriptedModel) -> None:
-    """F1: nothing is taken in from outside any more, but what runs may still give tasks."""
+    """F1: messages are no longer accepted, but running turns may still give tasks."""
     async with delegating(home, model, "[limits]\nturns = 1") as house:
         inner = task("second", "[say a]", together=(("second", "[say b]"),)) + " [say inner]"
         accepted = await house.accept(f"[hold gate step=0] {task('helper', inner)} [say outer]")
@@ -57,7 +57,7 @@ async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: P
 async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
     home: Path, model: ScriptedModel
 ) -> None:
-    """F1, V01: the turn rests in the call that gives it."""
+    """F1, V01: the turn is parked in the delegating call."""
     reached, goes_on = asyncio.Event(), asyncio.Event()
 
     @tool(effect="read", timeout=None)
@@ -83,10 +83,10 @@ async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
 
 
 @pytest.mark.parametrize("why", ["one-shot", "resumes", "ended", "agent gone"])
-async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
+async def test_a_task_of_a_turn_that_is_not_resumed_is_stopped_and_leaves_nothing(
     home: Path, model: ScriptedModel, why: str
 ) -> None:
-    """F4, S17, S18: whyever that is, at the next start, with its folder; no model is asked for it again."""
+    """F4, S17, S18: for whatever reason, at the next start, with its folder; no model is called for it again."""
     limits = f"[limits]\nresumes = {0 if why == 'resumes' else 3}"
     said = task("helper", '[tool write_file {"path": "a", "content": "b"}] ' + task("second", "[hold gate]"))
     async with delegating(home, model, limits, drain=None) as house:
@@ -119,8 +119,10 @@ async def test_a_task_whose_turn_does_not_go_on_is_stopped_and_leaves_nothing(
         assert not any(count for name, count in house.service.census().items() if name != "residents")
 
 
-async def test_a_task_that_kills_the_gateway_is_given_up_and_its_turn_is_told(home: Path, model: ScriptedModel) -> None:
-    """S17, L23: who only waited for it is not given up with it."""
+async def test_a_task_that_kills_the_gateway_is_given_up_and_reported_to_its_turn(
+    home: Path, model: ScriptedModel
+) -> None:
+    """S17, L23: its waiting parent is not given up with it."""
     limits = "[limits]\nresumes = 1"
     async with delegating(home, model, limits, drain=None) as house:
         accepted = await house.accept(f"{task('second', '[hang]')} [say so be it]")
@@ -139,7 +141,7 @@ async def test_a_task_that_kills_the_gateway_is_given_up_and_its_turn_is_told(ho
 
 
 async def test_a_task_that_failed_before_a_crash_is_not_tried_again(home: Path, model: ScriptedModel) -> None:
-    """F4: also when it said that trying again may help: whoever gave it decides."""
+    """F4: even if the failure suggests a retry: the delegating agent decides."""
     reached = asyncio.Event()
 
     @tool(effect="read", parallel=True, timeout=None)
@@ -175,7 +177,7 @@ async def test_a_task_that_failed_before_a_crash_is_not_tried_again(home: Path, 
 
 
 async def test_a_turn_counts_no_resume_while_a_task_of_its_is_open(home: Path, model: ScriptedModel) -> None:
-    """S17: to wait brings no process down."""
+    """S17: waiting does not bring the process down."""
     async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as house:
         accepted = await house.accept(SAID)
         with anyio.fail_after(WAIT):
@@ -194,7 +196,7 @@ async def test_a_turn_counts_no_resume_while_a_task_of_its_is_open(home: Path, m
 
 @pytest.mark.parametrize("drain", [None, 0.05])
 async def test_a_task_that_goes_on_finds_its_files(home: Path, model: ScriptedModel, drain: float | None) -> None:
-    """V10, F1, F4: what it works in is gone with its answer, and not before."""
+    """V10, F1, F4: its folder is removed with its answer, and not before."""
     write = '[tool write_file {"path": "a.txt", "content": "kept"}]'
     said = task("helper", f'{write} [tool list_files {{}}] [hold gate step=1] [tool read_file {{"path": "a.txt"}}]')
     async with delegating(home, model, drain=drain) as house:

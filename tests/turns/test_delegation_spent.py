@@ -1,4 +1,4 @@
-"""What tasks use: written down once, to the conversation that they were given in, and counted to the turn."""
+"""Usage of tasks: recorded once, charged to the conversation in which they were given, and counted for the turn."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ async def total(house: Core, by: usage.By = "agent") -> dict[str, UsageTotal]:
     return {each.key: each for each in await house.store.read(lambda db: usage.totals(db, by=by))}
 
 
-async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_down_once(
+async def test_the_usage_of_a_turn_includes_its_tasks_and_counts_each_call_once(
     home: Path, model: ScriptedModel
 ) -> None:
-    """X22: the outcome says the sum of the tree, live and from the store; the sums by agent, by conversation and
-    of the day hold each call once."""
+    """X22: the outcome has the sum of the tree, live and from the store; sums by agent, conversation and day count each
+    call once."""
     async with delegating(home, model) as house:
         outcome = await house.say(TREE)
         used = await house.store.read(usage.total)
@@ -36,7 +36,7 @@ async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_dow
             "helper": 2,
             "second": 2,
         }
-        assert (await house.service.used_in(outcome.session, ANNA)).calls == 6
+        assert (await house.service.usage_of(outcome.session, ANNA)).calls == 6
         assert {name: each.calls for name, each in (await total(house, "channel")).items()} == {
             "http": 2,
             "delegate": 4,
@@ -46,8 +46,8 @@ async def test_a_turn_has_used_what_its_tasks_have_and_every_call_is_written_dow
         assert left == (0, 0)
 
 
-async def test_what_a_task_used_before_a_crash_is_counted_after_it(home: Path, model: ScriptedModel) -> None:
-    """F4, X22: of tasks that had ended, and of those that went on."""
+async def test_the_usage_of_a_task_before_a_crash_is_counted(home: Path, model: ScriptedModel) -> None:
+    """F4, X22: of finished tasks, and of resumed ones."""
     both = task("second", "[say a]", together=(("helper", "[tool list_files {}] [hold gate step=1] [say b]"),))
     async with delegating(home, model, drain=None) as house:
         accepted = await house.accept(f"{both} [say c]")
@@ -65,7 +65,7 @@ async def test_what_a_task_used_before_a_crash_is_counted_after_it(home: Path, m
 
 
 async def test_a_budget_of_a_turn_holds_for_all_of_its_tasks(home: Path, model: ScriptedModel) -> None:
-    """X22: no task is a way around it: neither many of them nor deep ones."""
+    """X22: tasks do not evade it, neither many of them nor deep ones."""
     many = tuple(("second", f"[words 30] task {number}") for number in range(8))
     said = f"{task(*many[0], together=many[1:])} [say done]"
     free = await _spent_by(home / "free", model, said)
@@ -83,7 +83,7 @@ async def test_a_budget_of_a_turn_holds_for_all_of_its_tasks(home: Path, model: 
 
 
 async def test_a_budget_of_a_conversation_holds_for_the_tasks_in_it(home: Path, model: ScriptedModel) -> None:
-    """X22: a session of its own is none of its own to a budget."""
+    """X22: the session of a task counts as its conversation."""
     limits = '[budgets.talk]\nper = "session"\neach = "total"\ntokens = {}'
     said = f"{task('second', '[words 30] x')} [say done]"
     free = await _spent_by(home / "free", model, said)
@@ -92,14 +92,14 @@ async def test_a_budget_of_a_conversation_holds_for_the_tasks_in_it(home: Path, 
         session = (await house.say(said)).session
         outcome = await house.say(said)
         assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
-        assert (await house.service.used_in(session, ANNA)).calls == len(house.requests()) - 3
+        assert (await house.service.usage_of(session, ANNA)).calls == len(house.requests()) - 3
     async with delegating(home, model, limits.format(free.usage.tokens + 1)) as house:
         outcome = await house.say(said)
         assert outcome.state == "failed" and "This conversation has spent" in error(outcome)
 
 
 async def test_a_task_is_charged_to_its_conversation_while_the_gateway_runs(home: Path, model: ScriptedModel) -> None:
-    """X22: also what a task of a task used; the next turn is refused for it, without a restart."""
+    """X22: nested tasks too; the next turn is refused for it, without a restart."""
     said = f"{task('helper', task('second', '[words 60] x') + ' [words 60] y')} [say done]"
     free = await _spent_by(home / "free", model, said)
     limits = f'[budgets.talk]\nper = "session"\neach = "total"\ntokens = {free.usage.tokens}'
@@ -107,7 +107,7 @@ async def test_a_task_is_charged_to_its_conversation_while_the_gateway_runs(home
         outcome = await house.say(said)
         assert outcome.state == "answered"
         session = await house.store.read(sessions.get, outcome.session)
-        (budget,), _ = await house.components.budgets.seen_by(ANNA, session)
+        (budget,), _ = await house.components.budgets.visible_to(ANNA, session)
         assert (budget.setting, budget.tokens) == ("budgets.talk", outcome.usage.tokens)
         asked = len(house.requests())
         refused = await house.say("[say more]")
@@ -127,8 +127,8 @@ async def _results(house: Core) -> list[str]:
     return [row.message.text for row in page.rows if row.message.role == "tool"]
 
 
-async def test_a_plain_turn_has_used_what_it_had_before(home: Path, model: ScriptedModel) -> None:
-    """X22: and a stopped one says that a part of it is an estimate, live and from the store."""
+async def test_the_usage_of_a_turn_without_tasks_is_unchanged(home: Path, model: ScriptedModel) -> None:
+    """X22: a stopped turn says that part of it is an estimate, live and from the store."""
     async with delegating(home, model) as house:
         outcome = await house.say("hello")
         assert outcome.usage != Usage() and not outcome.usage.estimated

@@ -1,4 +1,4 @@
-"""The page about subagents says what is so: its configuration is read, and its examples are run in their order."""
+"""The page about subagents is correct: its configuration is loaded, and its examples are run in order."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ SAID = [
     ["The answer of the agent 'researcher':", "high", "The answer of the agent 'reviewer':", "low"],
     ["The answer of the agent 'researcher':", "The answer of the agent 'reviewer':", "all is well"],
 ]
-"""What the commands say, in their order."""
+"""The output of the commands, in order."""
 
 
 def test_every_example_works(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_every_example_works(tmp_path: Path) -> None:
 
 
 def test_the_configuration_of_the_page_can_be_read(tmp_path: Path) -> None:
-    """F3: its rule too."""
+    """F3: including its rule."""
     (tmp_path / "tidegate.toml").write_text(BLOCKS[0][1])
     config = read(BLOCKS[0][1], tmp_path)
     assert config.agents["main"].delegates == ("researcher", "reviewer")

@@ -1,4 +1,4 @@
-"""Which model answers when one fails: told once, kept for a while, undone when its time is over; over real sockets."""
+"""Fallback between models: announced once, kept for a while, and over when its time is; over real sockets."""
 
 import base64
 import gc
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 ANSWER = "The tide comes in, the gate keeps the level."
 STAYS = 900.0
-"""Seconds that a session stays with its substitute, if nothing else is configured."""
+"""Seconds that a session stays with its fallback by default."""
 
 
 class Clock:
@@ -60,10 +60,10 @@ def falling(home: Path, server: Moody, clock: Clock, agent: str = "", **given: A
 
 
 async def told(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[Event]]:
-    """A turn to its end, and all that its readers are told."""
+    """A turn to its end, and all events for its readers."""
     with anyio.fail_after(WAIT):
         accepted = await house.accept(text, name, **fields)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         events: list[Event] = []
         async with aclosing(log.read()) as batches:
@@ -79,7 +79,7 @@ def notices(events: list[Event]) -> list[str]:
 
 
 def shown(events: list[Event]) -> str:
-    """What a client sees that takes resets."""
+    """The text of a client that applies resets."""
     text = ""
     for event in events:
         text = "" if isinstance(event, TextReset) else text + event.text if isinstance(event, TextDelta) else text
@@ -94,7 +94,7 @@ FELL = "The model first is overloaded, so second answers for now."
 AGAIN = "The model first answers again."
 
 
-async def test_a_session_falls_back_stays_and_comes_back_and_its_user_is_told_once(
+async def test_a_session_falls_back_and_returns_and_its_user_is_notified_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
     async with falling(home, server, clock) as house:
@@ -117,9 +117,7 @@ async def test_a_session_falls_back_stays_and_comes_back_and_its_user_is_told_on
     assert server.stats()["refused"] == 0
 
 
-async def test_a_model_that_still_fails_after_its_time_is_not_told_of_again(
-    home: Path, server: Moody, clock: Clock
-) -> None:
+async def test_a_model_that_keeps_failing_is_not_reported_again(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock) as house:
         _, events = await told(house, "one")
@@ -134,7 +132,7 @@ async def test_a_model_that_still_fails_after_its_time_is_not_told_of_again(
 
 
 async def test_another_session_does_not_ask_a_model_that_rests(home: Path, server: Moody, clock: Clock) -> None:
-    """And is told of it as if it had fallen back itself, with the true reason."""
+    """It is notified as if it had fallen back itself, with the true reason."""
     server.moods["first"] = "[status 402]"
     async with falling(home, server, clock) as house:
         await told(house, "one", "a")
@@ -149,7 +147,7 @@ async def test_another_session_does_not_ask_a_model_that_rests(home: Path, serve
 
 
 async def test_the_substitute_survives_unload_and_restart(home: Path, server: Moody, clock: Clock) -> None:
-    """S05: the rests of the last process are forgotten, the session's own row is not."""
+    """S05: cooldowns are forgotten with the process, the session's own setting is not."""
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock, drain=None) as house:
         session = (await house.say("one")).session
@@ -169,8 +167,8 @@ async def test_the_substitute_survives_unload_and_restart(home: Path, server: Mo
         assert (await view(house, session)).fallback is None
 
 
-async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server: Moody, clock: Clock) -> None:
-    """The choice is another row than the fallback, and neither changes the other."""
+async def test_a_chosen_model_is_used_without_fallback(home: Path, server: Moody, clock: Clock) -> None:
+    """Choice and fallback are separate settings, and neither changes the other."""
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
         await house.service.operations.set_setting(session, ANNA, "model", "third", source="command")
@@ -198,7 +196,7 @@ async def test_what_a_person_chose_is_asked_and_nothing_else(home: Path, server:
 
 
 @pytest.mark.parametrize("code", ["context_length_exceeded", "content_filter"])
-async def test_what_is_about_the_words_is_told_and_nobody_else_is_asked(
+async def test_a_failure_about_the_content_does_not_fall_back(
     home: Path, server: Moody, clock: Clock, code: str
 ) -> None:
     async with falling(home, server, clock) as house:
@@ -210,7 +208,7 @@ async def test_what_is_about_the_words_is_told_and_nobody_else_is_asked(
 
 
 async def test_one_conversations_fault_takes_no_model_from_the_others(home: Path, server: Moody, clock: Clock) -> None:
-    """An invalid request is tried with another model, since each takes other things; the model does not rest."""
+    """An invalid request is tried with another model, since each accepts other things; the model gets no cooldown."""
     async with falling(home, server, clock) as house:
         outcome, events = await told(house, "[status 413 times=1]", "a")
         assert (outcome.state, notices(events)) == ("answered", ["The model first fails, so second answers for now."])
@@ -219,7 +217,7 @@ async def test_one_conversations_fault_takes_no_model_from_the_others(home: Path
     assert server.asked == ["first", "second", "second", "first"]
 
 
-async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, clock: Clock) -> None:
+async def test_the_error_names_every_model_of_the_chain(home: Path, server: Moody, clock: Clock) -> None:
     server.moods = {"first": "[status 429]", "second": "[cut after=0]"}
     async with falling(home, server, clock) as house:
         outcome, events = await told(house, "one")
@@ -234,7 +232,7 @@ async def test_a_whole_chain_is_walked_and_then_told(home: Path, server: Moody, 
         outcome, events = await told(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
-        assert "Not asked, because they failed recently and are in cooldown: first, second." in outcome.error.message
+        assert "Not tried, because they failed recently and are in cooldown: first, second." in outcome.error.message
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
         outcome, events = await told(house, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"
@@ -273,7 +271,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_a_substitute(home: Path, s
 
 
 async def test_a_chain_that_was_changed_is_obeyed(home: Path, server: Moody, clock: Clock) -> None:
-    """The row names a model that is no longer in it, or no longer configured."""
+    """The setting names a model that is no longer in it, or no longer configured."""
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
@@ -286,7 +284,7 @@ async def test_a_chain_that_was_changed_is_obeyed(home: Path, server: Moody, clo
     assert server.asked == ["first", "second", "first", "third"]
 
 
-async def test_a_row_that_nobody_understands_is_left_alone(home: Path, server: Moody, clock: Clock) -> None:
+async def test_an_unreadable_fallback_setting_is_ignored(home: Path, server: Moody, clock: Clock) -> None:
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
         await house.store.write(stored.put, session, "fallback", {"model": 7}, "fallback", clock(), None)
@@ -301,7 +299,7 @@ async def test_a_row_that_nobody_understands_is_left_alone(home: Path, server: M
 async def test_a_turn_goes_on_in_mid_turn_in_another_format(
     home: Path, server: Moody, clock: Clock, own: str, other: str
 ) -> None:
-    """P05, S32: with tool calls behind it, once, and in the turn after; no committed step is made again."""
+    """P05, S32: after tool calls, once, and in the next turn; no committed step is repeated."""
     script = (
         '[saying first] [tool clock {}] [together clock {} write_file {"path": "a", "content": "x"}] [tool clock {}]'
     )
@@ -326,8 +324,8 @@ async def test_a_turn_goes_on_in_mid_turn_in_another_format(
     assert server.stats()["refusals"] == []
 
 
-async def test_what_is_said_into_a_failing_call_is_said_once(home: Path, server: Moody, clock: Clock) -> None:
-    """S14: it waits for the next step, whoever is asked."""
+async def test_a_message_during_a_failing_call_is_delivered_once(home: Path, server: Moody, clock: Clock) -> None:
+    """S14: it waits for the next step, whatever model is called."""
     server.moods["first"] = "[hold gate] [status 503]"
     async with falling(home, server, clock) as house:
         accepted = await house.accept("one [tool clock {}]")
@@ -348,7 +346,7 @@ async def test_what_is_said_into_a_failing_call_is_said_once(home: Path, server:
 async def test_text_that_was_shown_is_void_and_every_broken_call_is_paid_for_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
-    """Each under its own model's name, in the rows as in the turn's own count."""
+    """Each under its own model's name, in the rows and in the turn's count."""
     server.moods = dict.fromkeys(NAMES[:2], "[saying some words before it breaks off] [cut after=4]")
     async with falling(home, server, clock) as house:
         outcome, events = await told(house, "one [tool clock {}]")
@@ -372,8 +370,8 @@ def _used(db: Any) -> tuple[dict[str, tuple[int, int]], int]:
 
 
 async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, server: Moody, clock: Clock) -> None:
-    """X22: those of several steps, those that broke off and were made again, a substitute's, those of a turn that
-    failed and of one that was stopped."""
+    """X22: calls of several steps, broken and repeated ones, a fallback's, those of a failed turn and of a
+    stopped one."""
     text = toml(server.base_url).replace("retries = 0", "retries = 1").replace("[agents.main]", "[agents.helper]")
     made_for = {"agent": "helper", "channel": "terminal", "job": "news"}
     async with falling(home, server, clock, toml=text) as house:
@@ -386,7 +384,7 @@ async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, 
         server.moods = dict.fromkeys(NAMES, "[words 9] [hang after=4]")
         clock.now += STAYS
         accepted = await house.accept("three", "talk", **made_for)
-        log = house.service.live(accepted.turn)
+        log = house.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:
@@ -408,7 +406,7 @@ async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, 
 async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
-    """With its end, as the last ones have no row to be written with."""
+    """With the turn's end, since the last ones have no row to be recorded with."""
     server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
     async with falling(home, server, clock) as house:
         outcome, _ = await told(house, "one")
@@ -423,8 +421,8 @@ async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
 async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
     home: Path, server: Moody, clock: Clock, api: str, again: bool
 ) -> None:
-    """X22: its call was made by then, which the provider bills. It is not void for anybody, as nobody saw it; and there
-    is no other try where nothing is left to pay for it."""
+    """X22: the call was made, and the provider bills it. Nothing is withdrawn, since nobody saw it; and it is not
+    retried if nothing is left to pay for it."""
     server.moods["first"] = "[cut after=3 times=1]"
     text = toml(server.base_url, formats=(api,) * 3).replace("retries = 0", f"retries = {again:d}")
     async with falling(home, server, clock, toml=text) as house:
@@ -443,10 +441,10 @@ async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
 
 
 @pytest.mark.parametrize(("own", "other"), list(itertools.product(FORMATS, FORMATS)))
-async def test_a_picture_of_a_tool_is_a_note_for_who_cannot_see_and_a_picture_again_for_who_can(
+async def test_a_picture_of_a_tool_is_described_only_to_models_without_vision(
     home: Path, server: Moody, clock: Clock, own: str, other: str
 ) -> None:
-    """D3, A5: from any format to any other and back; nobody is refused."""
+    """D3, A5: from any format to any other and back; no request is refused."""
     picture = saved(plain(4, 3), "PNG")
     folder = home.with_name("pictures")
     folder.mkdir()
@@ -477,7 +475,9 @@ async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, ser
         assert server.asked[-1] == "second", "the first rests"
 
 
-async def test_who_leaves_in_the_middle_of_falling_back_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:
+async def test_a_caller_that_leaves_during_a_fallback_leaves_nothing_behind(
+    home: Path, server: Moody, clock: Clock
+) -> None:
     server.moods = {"first": "[status 503]", "second": "[hold there]"}
     async with falling(home, server, clock) as house:
         accepted = await house.accept("one", None)
@@ -491,7 +491,7 @@ async def test_who_leaves_in_the_middle_of_falling_back_leaves_nothing(home: Pat
 
 
 async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moody, clock: Clock) -> None:
-    """A turn that falls back again and again holds only who answers."""
+    """A turn that falls back repeatedly holds only the answering model's conversation."""
     server.moods = {"first": "[status 400]", "second": "[status 400]"}
     async with falling(home, server, clock) as house:
         session = (await house.say("one")).session
@@ -503,10 +503,10 @@ async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moo
         assert record.resident is before, "the substitute's resident is kept as any other"
 
 
-async def test_a_step_that_another_model_made_stands_when_the_turn_is_replayed(
+async def test_a_step_of_another_model_is_kept_when_the_turn_is_replayed(
     home: Path, server: Moody, clock: Clock
 ) -> None:
-    """P06, P16: a crash after the substitute's first step; the next process goes on with it."""
+    """P06, P16: a crash after the fallback's first step; the next process continues with it."""
     server.moods = {"first": "[status 503]", "second": "[hold there step=1]"}
     async with falling(home, server, clock, drain=None) as house:
         accepted = await house.accept("one [tool clock {}]")
@@ -521,7 +521,7 @@ async def test_a_step_that_another_model_made_stands_when_the_turn_is_replayed(
     assert server.asked == ["first", "second", "second", "second"]
 
 
-async def test_a_failing_model_is_logged_with_who_answers_instead(home: Path, server: Moody, clock: Clock) -> None:
+async def test_a_failing_model_is_logged_with_its_fallback(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503 quote]"
     with capture_logs() as lines:
         async with falling(home, server, clock) as house:
@@ -553,8 +553,8 @@ turns = st.lists(
 async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[tuple[str, str, str], float]]
 ) -> None:
-    """Over a chain of three with a moving clock: no model that rests is asked while another is awake, none twice in a
-    step, every turn ends, and the journal has exactly one answer for each that was answered."""
+    """Over a chain of three with a moving clock: no model in cooldown is called while another is available, none twice
+    in a step, every turn ends, and the journal has exactly one answer for each answered turn."""
     clock = Clock()
     home = tmp_path_factory.mktemp("chain")
     async with Moody() as server, falling(home, server, clock) as house:
@@ -589,7 +589,7 @@ async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
 async def test_a_turn_that_has_ended_is_let_go_at_once(
     home: Path, server: Moody, clock: Clock, api: str, mood: str, failing: int
 ) -> None:
-    """L99: whatever became of it, nothing waits for the garbage collector; a turn's log holds all of its text."""
+    """L99: in every case, nothing waits for the garbage collector; a turn's log holds all of its text."""
     async with falling(home, server, clock, formats=(api, api, api)) as house:
         await house.say("warm up")
         server.moods = dict.fromkeys(NAMES[:failing], mood)
@@ -605,7 +605,7 @@ async def test_a_turn_that_has_ended_is_let_go_at_once(
             gc.enable()
 
 
-def test_the_table_of_kinds_says_what_is_done() -> None:
+def test_the_documented_table_of_failures_matches() -> None:
     """docs/model-failures.md"""
     page = (Path(__file__).parents[2] / "docs" / "model-failures.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]

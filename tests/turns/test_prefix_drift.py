@@ -1,4 +1,4 @@
-"""A conversation whose frozen prompt or tools differ from the configuration: its user is told once."""
+"""A conversation whose frozen prompt or tools differ from the configuration: its user is notified once."""
 
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,15 @@ def running(home: Path, model: ScriptedModel, tools: str = BOTH, **options: Any)
 
 
 async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
-    """What the user is told beside the answer: the same live, and from the store."""
+    """The notices to the user: the same live and from the store."""
     outcome = await house.say(text)
     assert outcome.state == "answered"
     assert await house.service.outcome(outcome.turn, ANNA) == outcome
     return outcome.notices
 
 
-async def test_a_change_of_the_tools_is_told_once_and_again_when_they_change_again(
-    home: Path, model: ScriptedModel
-) -> None:
-    """A4, S33: over restarts, and to the user alone; what the model sees stays as it was frozen."""
+async def test_each_change_of_the_tools_is_reported_once(home: Path, model: ScriptedModel) -> None:
+    """A4, S33: across restarts, and to the user alone; the model's view stays frozen."""
     async with running(home, model) as house:
         assert await heard(house) == ()
         frozen = house.requests()[-1]["tools"]
@@ -48,8 +46,8 @@ async def test_a_change_of_the_tools_is_told_once_and_again_when_they_change_aga
     assert model.stats()["refused"] == 0
 
 
-async def test_after_a_reload_nothing_is_told(home: Path, model: ScriptedModel) -> None:
-    """A4: the tools are then those of the configuration, and a later change is told again."""
+async def test_nothing_is_reported_after_a_reload(home: Path, model: ScriptedModel) -> None:
+    """A4: the tools are then those of the configuration, and a later change is reported again."""
     async with running(home, model) as house:
         first = await house.say("hello")
     async with running(home, model, ONE) as house:
@@ -72,10 +70,8 @@ async def test_a_tool_that_is_no_longer_there_says_so(home: Path, model: Scripte
         assert "There is no tool named 'read_file' here." in [row.message.text for row in rows]
 
 
-async def test_another_prompt_is_told_and_a_caller_that_goes_its_own_way_is_not(
-    home: Path, model: ScriptedModel
-) -> None:
-    """A4: one-shot calls have nothing frozen; what a conversation was given in addition is no difference."""
+async def test_a_changed_prompt_is_reported_unless_the_caller_replaced_it(home: Path, model: ScriptedModel) -> None:
+    """A4: one-shot calls have nothing frozen; an additional prompt of the caller is no difference."""
     async with running(home, model) as house:
         await house.say("hello", extra_prompt="Be brief.")
         await house.say("hello", name="plain")
@@ -89,7 +85,7 @@ async def test_another_prompt_is_told_and_a_caller_that_goes_its_own_way_is_not(
 
 
 async def test_a_turn_that_is_killed_tells_it_in_its_next_attempt(home: Path, model: ScriptedModel) -> None:
-    """S17: what was told to nobody who could read it later is told again; the turn after it is silent."""
+    """S17: a notice that nobody could read is repeated; the next turn has none."""
     async with running(home, model) as house:
         await heard(house)
     async with running(home, model, ONE, drain=None) as house:
@@ -103,7 +99,7 @@ async def test_a_turn_that_is_killed_tells_it_in_its_next_attempt(home: Path, mo
 
 
 async def test_it_costs_a_usual_turn_nothing(home: Path, model: ScriptedModel) -> None:
-    """L20: neither a read nor a write beside what a turn needs; the turn that tells has one write more."""
+    """L20: no additional read or write; the turn with the notice has one more write."""
 
     async def cost(house: Core, name: str) -> tuple[int, int]:
         await house.say("hello", name="another")  # what a start reads and writes is over by then
@@ -136,7 +132,7 @@ async def stare(ctx: ToolContext, *, long: bool = False) -> str:
     return ""
 
 
-def test_what_differs_is_named() -> None:
+def test_the_notice_names_the_differences() -> None:
     """A4: tools by name, also one that only changed; prompt and tools together."""
     old, new = Toolset((look,)), Toolset((stare,))
     assert drift_of(build_prefix([(PROMPT, "a ")], old), " a", old) is None
@@ -144,5 +140,6 @@ def test_what_differs_is_named() -> None:
     assert drift_of(build_prefix([(PROMPT, "a"), (EXTRA, "mine")], old), "a", old) is None
     found = drift_of(build_prefix([(PROMPT, "a")], old), "b", new)
     assert found is not None and found.text == (
-        "This agent's prompt and tools changed since this conversation began (changed: look). /reload applies the change."
+        "This agent's prompt and tools changed since this conversation began (changed: look). "
+        "/reload applies the change."
     )

@@ -1,4 +1,4 @@
-"""How hard a model thinks: one setting, changed in place, in every format."""
+"""Reasoning effort: one setting, changed in place, in every format."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,7 +20,7 @@ THINKING = {
     "anthropic": 'thinking = "adaptive"\nefforts = ["low", "medium", "high", "max"]\nmax_output = 32000\n',
     "anthropic by budget": 'thinking = "budget"\nmax_output = 32000\n',
 }
-"""By format: how its models are told how hard to think."""
+"""By format: how the effort is sent."""
 WORDS: tuple[Reasoning | None, ...] = ("low", "high", None, "medium", "off", "max", "low")
 
 
@@ -46,7 +46,7 @@ def frozen(body: bytes) -> tuple[bytes, ...]:
 
 
 def asked_for(body: dict[str, Any]) -> Any:
-    """What the request says of thinking, in its format's words."""
+    """The reasoning effort of the request, in its format's words."""
     if "reasoning" in body:
         return body["reasoning"].get("effort")
     if "thinking" in body or "output_config" in body:
@@ -63,8 +63,8 @@ async def choose(house: Core, session: str, effort: Reasoning | None) -> None:
 
 @pytest.mark.parametrize("how", sorted(THINKING))
 async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -> None:
-    """A3, S32: the resident stays, what is frozen stays byte for byte, and every request begins as the one before, also
-    where thoughts are carried over between the steps of a turn."""
+    """A3, S32: the resident stays, the frozen parts stay byte for byte, and every request begins like the one before,
+    also with reasoning carried between the steps of a turn."""
     async with thinking(home, server, how) as house:
         session = (await house.say("hello [tool clock {}]")).session
         record = house.components.presence.get(session)
@@ -87,7 +87,7 @@ async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -
 
 @pytest.mark.parametrize("api", FORMATS)
 async def test_a_call_outranks_the_session_and_that_the_agent(home: Path, server: Moody, api: str) -> None:
-    """A3, S05: and none of them changes what the agent is."""
+    """A3, S05: and none of them changes the agent."""
     async with thinking(home, server, api, 'reasoning = "low"') as house:
         session = (await house.say("one")).session
 
@@ -124,8 +124,8 @@ async def test_without_any_setting_the_provider_decides(home: Path, server: Mood
 @pytest.mark.parametrize("own", FORMATS)
 @pytest.mark.parametrize("other", FORMATS)
 async def test_thoughts_stay_with_the_model_that_had_them(home: Path, server: Moody, own: str, other: str) -> None:
-    """A turn that thinks, calls tools and falls back in the middle, there and back again: no format is sent another's
-    thoughts, and each gets its own back."""
+    """A turn that reasons, calls tools and falls back and returns: no format gets another's reasoning, and each gets
+    its own back."""
     text = toml(server.base_url, 'reasoning = "high"\nfallback_for = 0', formats=(own, other, own))
     for name, api in zip(NAMES, (own, other, own), strict=True):
         text = text.replace(f"[models.{name}]\n", f"[models.{name}]\n{THINKING[api]}")

@@ -58,7 +58,8 @@ async def test_the_usage_of_a_stopped_answer_says_that_it_is_an_estimate(
         async with anyio.create_task_group() as group:
             group.start_soon(say)
             while not (
-                gateway.components.engine.turns and (log := gateway.service.live(gateway.components.engine.turns[0]))
+                gateway.components.engine.turns
+                and (log := gateway.service.turn_log(gateway.components.engine.turns[0]))
             ):
                 await anyio.sleep(0.005)
             while not log.draft():

@@ -56,7 +56,7 @@ async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves(
     """H16: nobody else could fetch it."""
     turn = await leave(gateway, model, "one [hold there]", stream=stream, headers={})
     with anyio.fail_after(WAIT):
-        while gateway.service.live(turn) is not None:
+        while gateway.service.turn_log(turn) is not None:
             await anyio.sleep(0.005)
     assert gateway.service.status().turns.stopped == 1
     assert gateway.service.census()["turns_running"] == 0
@@ -82,7 +82,7 @@ async def test_a_named_turn_is_stopped_when_its_caller_chose_so(
     headers = {"X-Session-Id": "n", "X-On-Disconnect": "cancel"}
     turn = await leave(gateway, model, "one [hold there]", stream=stream, headers=headers)
     with anyio.fail_after(WAIT):
-        while gateway.service.live(turn) is not None:
+        while gateway.service.turn_log(turn) is not None:
             await anyio.sleep(0.005)
     assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "stopped"
     assert (await chat(gateway, "two", session="n")).status == 200
@@ -107,7 +107,7 @@ async def leave_after_words(h: InProcessGateway, model: ScriptedModel, headers: 
 
 async def until_ended(h: InProcessGateway, turn: str) -> None:
     with anyio.fail_after(WAIT):
-        while h.service.live(turn) is not None:
+        while h.service.turn_log(turn) is not None:
             await anyio.sleep(0.005)
 
 
@@ -180,7 +180,7 @@ async def test_a_reader_that_leaves_does_not_take_the_turn_from_another(
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
             turn = await _left_to_another(gateway, model, headers, group, stay)
-            assert gateway.service.live(turn) is not None
+            assert gateway.service.turn_log(turn) is not None
             model.release("there")
     assert answers[0].status == 200
     assert answers[0].headers["X-Turn-Id"] == turn
@@ -197,10 +197,10 @@ async def _left_to_another(h, model, headers, group, stay):  # type: ignore[no-u
         await model.held("there")
         [turn] = h.components.engine.turns
         group.start_soon(stay)
-        while h.service.live(turn).readers < 2:
+        while h.service.turn_log(turn).readers < 2:
             await anyio.sleep(0.005)
         leaving.cancel_scope.cancel()
     while h.server.requests > 1:  # until the request of the client that left has ended, with its effect on the turn
         await anyio.sleep(0.005)
-    assert h.service.live(turn).readers == 1
+    assert h.service.turn_log(turn).readers == 1
     return turn

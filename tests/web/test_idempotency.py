@@ -69,7 +69,7 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: InProcessGateway
             await model.held("there")
             group.start_soon(say)
             [turn] = gateway.components.engine.turns
-            while gateway.service.live(turn).readers < 2:
+            while gateway.service.turn_log(turn).readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")
     first, second = replies
@@ -96,7 +96,7 @@ async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_t
                 seen += await first.content.readany()
             async with anyio.create_task_group() as group:
                 group.start_soon(say)
-                while gateway.service.live(first.headers["X-Turn-Id"]).readers < 2:
+                while gateway.service.turn_log(first.headers["X-Turn-Id"]).readers < 2:
                     await anyio.sleep(0.005)
                 model.release("there")
             whole = Reply(first.status, first.headers, seen + await first.read())

@@ -111,8 +111,8 @@ async def test_what_was_learnt_at_an_end_begins_the_next_conversation(h: InProce
         await chat(h, text, session="first")
     (session,) = (await call(h, "GET", "/api/sessions")).json["sessions"]
     reply = await call(h, "POST", "/api/messages", json={"text": "/new", "session": session["id"]})
-    assert "What is worth remembering of this one is kept" in reply.json["reply"]["text"]
+    assert "Useful notes from this conversation will be saved" in reply.json["reply"]["text"]
     await h.components.endings.finish_slow(session["id"])
     assert "(learnt from owner): I live in Ghent" in (await chat(h, "what do you remember", session="first")).text
     shown = (await call(h, "POST", "/api/messages", json={"text": "/memory"})).json["reply"]["text"]
-    assert "I live in Ghent  (learnt from owner)" in shown
+    assert "I live in Ghent  (extracted from a conversation with owner)" in shown

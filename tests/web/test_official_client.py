@@ -181,7 +181,7 @@ async def timed_out(h: InProcessGateway, model: ScriptedModel, headers: dict[str
             await model.held("there")
             impatient.timeout = WAIT
             [turn] = h.components.engine.turns
-            while (live := h.service.live(turn)) is not None and live.readers < 2:
+            while (live := h.service.turn_log(turn)) is not None and live.readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")
     [answer] = answers

@@ -1,6 +1,6 @@
-"""Commands: what a person may say with a slash, the same on the page and in the terminal.
+"""Slash commands, the same on the page and in the terminal.
 
-`build` gives the registry with everything in it; a later room adds its own commands to `COMMANDS`.
+`build` returns the registry with all commands; a new package adds its commands to `COMMANDS`.
 """
 
 from tidegate.commands import approvals, context, conversation, memory, settings, skills
@@ -17,7 +17,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
     *skills.COMMANDS,
     *memory.COMMANDS,
 )
-"""All but /help, which a registry makes for itself."""
+"""All but /help, which the registry makes itself."""
 
 
 def build(service: Sessions) -> Commands:

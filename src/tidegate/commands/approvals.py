@@ -1,6 +1,6 @@
-"""Commands that answer what an agent asks: approve, deny, answer.
+"""Commands that answer an agent's questions: approve, deny, answer.
 
-An id may be left out where only one thing waits: in this conversation or, before there is one, in all of them.
+The id may be left out if only one question is open: in this conversation or, before there is one, in all of them.
 """
 
 import re
@@ -11,10 +11,10 @@ from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.turns import QuestionView
 
 LISTED = 10
-"""Of several things that wait, as many are named."""
+"""Open questions that are listed."""
 
 LINE_CHARACTERS = 80
-"""Of each of them."""
+"""Characters of each of them."""
 
 _ID = re.compile(r"(ap_\w+)(?:\s+|$)")
 
@@ -22,7 +22,7 @@ _ID = re.compile(r"(ap_\w+)(?:\s+|$)")
 async def approve(context: CommandContext, words: str) -> CommandReply:
     id, rest = _split(words)
     if rest:
-        raise Refused("Say /approve, or /approve ID; only a denial takes words.", code="bad_argument")
+        raise Refused("Use /approve or /approve ID; only a denial takes a reason.", code="bad_argument")
     return await _answer(context, id, "approved", "", "Approved")
 
 
@@ -34,7 +34,7 @@ async def deny(context: CommandContext, words: str) -> CommandReply:
 async def answer(context: CommandContext, words: str) -> CommandReply:
     id, text = _split(words)
     if not text:
-        raise Refused("Say the answer too: /answer TEXT, or its number.", code="missing_argument")
+        raise Refused("Add the answer: /answer TEXT, or its number.", code="missing_argument")
     return await _answer(context, id, "answered", text, "Answered")
 
 
@@ -49,7 +49,7 @@ async def _answer(
 
 
 async def _find(context: CommandContext, id: str, kind: Literal["approval", "question"]) -> QuestionView:
-    """The one that is meant. Of several, or of another kind, which there are is said."""
+    """The question that is meant. If there are several, or none of this kind, the error lists the open ones."""
     questions = context.service.questions
     if id:
         return await questions.get(id, context.principal)
@@ -58,15 +58,19 @@ async def _find(context: CommandContext, id: str, kind: Literal["approval", "que
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise Conflict(f"Several wait: say which one.\n{listing(fitting)}", code="several_questions")
+        raise Conflict(
+            f"Several questions are open: choose one by its id.\n{listing(fitting)}", code="several_questions"
+        )
     if found:
-        raise Conflict(f"Nothing of that kind waits here, but this does.\n{listing(found)}", code="answer_unfit")
-    if others := await questions.not_for(context.principal, context.session):
-        return others[0]  # to be refused, with who may
+        raise Conflict(
+            f"No question of that kind is open here, but this one is.\n{listing(found)}", code="answer_unfit"
+        )
+    if others := await questions.open_for_others(context.principal, context.session):
+        return others[0]  # refused later, with the name of the right that is missing
     elsewhere = await questions.open_for(context.principal, limit=LISTED) if context.session else []
     if elsewhere:
-        raise NotFound(f"Nothing waits here, but elsewhere.\n{listing(elsewhere)}", code="question_not_found")
-    raise NotFound("Nothing waits for an answer.", code="question_not_found")
+        raise NotFound(f"No question is open here, but elsewhere.\n{listing(elsewhere)}", code="question_not_found")
+    raise NotFound("No question is open.", code="question_not_found")
 
 
 def listing(questions: list[QuestionView]) -> str:
@@ -90,19 +94,19 @@ COMMANDS = (
     SlashCommand(
         name="approve",
         arguments="[ID]",
-        help="Let the agent do what it asks leave for.",
+        help="Approve the action that the agent asks permission for.",
         handler=approve,
     ),
     SlashCommand(
         name="deny",
         arguments="[ID] [REASON]",
-        help="Refuse what the agent asks leave for; it is told the reason and goes on.",
+        help="Deny the action that the agent asks permission for; it is told the reason and continues.",
         handler=deny,
     ),
     SlashCommand(
         name="answer",
         arguments="[ID] TEXT|NUMBER",
-        help="Answer a question of the agent's, by one of its choices or freely where it has none.",
+        help="Answer a question of the agent, with one of its choices or, if it has none, in your own words.",
         handler=answer,
     ),
 )

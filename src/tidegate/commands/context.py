@@ -1,4 +1,4 @@
-"""Commands about the window: context, compact."""
+"""Commands about the context window: context, compact."""
 
 import time
 
@@ -7,15 +7,15 @@ from tidegate.errors import Refused
 from tidegate.turns import WindowUsage
 
 BAR = 24
-"""Characters of a bar as long as the window."""
+"""The width of a bar for the whole window, in characters."""
 
-REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
+REBUILDS = "The model reads the whole conversation once more (its cached prefix is rebuilt)."
 
 
 async def context(context: CommandContext, words: str) -> CommandReply:
     _check_alone("context", words)
-    filling = await context.service.filling(context.here(), context.principal)
-    return CommandReply(text=told(filling), session=context.session)
+    usage = await context.service.window_usage(context.here(), context.principal)
+    return CommandReply(text=format_usage(usage), session=context.session)
 
 
 async def compact(context: CommandContext, words: str) -> CommandReply:
@@ -27,53 +27,53 @@ async def compact(context: CommandContext, words: str) -> CommandReply:
 
 def _check_alone(command: str, words: str) -> None:
     if words:
-        raise Refused(f"Say /{command} alone.", code="bad_argument")
+        raise Refused(f"/{command} takes no arguments.", code="bad_argument")
 
 
-def told(filling: WindowUsage) -> str:
-    """As people read it, in lines."""
-    about = "" if filling.counted else "about "
+def format_usage(usage: WindowUsage) -> str:
+    """The usage as lines of text."""
+    about = "" if usage.counted else "about "
     lines = [
-        f"{about}{filling.tokens:,} of {filling.window:,} tokens are in use, {_share(filling.tokens, filling)} of the "
-        f"window of {filling.model}",
-        _bar(filling.tokens, filling),
+        f"{about}{usage.tokens:,} of {usage.window:,} tokens are in use, {_share(usage.tokens, usage)} of the "
+        f"window of {usage.model}",
+        _bar(usage.tokens, usage),
     ]
-    width = max((len(share.name) for share in filling.parts), default=0)
-    for share in filling.parts:
+    width = max((len(share.name) for share in usage.parts), default=0)
+    for share in usage.parts:
         many = f"  ({share.count:,})" if share.count > 1 else ""
-        lines.append(f"{share.name:{width}}  {share.tokens:>9,}  {_share(share.tokens, filling):>5}{many}")
-    if filling.summaries:
-        by = "a summary or list" if filling.summaries == 1 else f"{filling.summaries} summaries or lists"
-        lines.append(f"Messages 1 to {filling.summarised:,} are shown by {by} of them.")
+        lines.append(f"{share.name:{width}}  {share.tokens:>9,}  {_share(share.tokens, usage):>5}{many}")
+    if usage.summaries:
+        by = "a summary or list" if usage.summaries == 1 else f"{usage.summaries} summaries or lists"
+        lines.append(f"Messages 1 to {usage.summarised:,} are replaced by {by} of them.")
     lines.append(
-        f"From {filling.soft:,} tokens on a summary is prepared, above {filling.hard:,} it stands for what is old; "
+        f"Above {usage.soft:,} tokens a summary is prepared, above {usage.hard:,} it replaces older messages; "
         "/compact does so with the next message."
     )
-    if filling.resting:
-        until = time.strftime("%H:%M", time.localtime(filling.rests_until or 0))
-        lines.append(f"By itself no summary is asked for until {until}: {filling.resting.rstrip('.')}.")
+    if usage.resting:
+        until = time.strftime("%H:%M", time.localtime(usage.rests_until or 0))
+        lines.append(f"Automatic summaries are suspended until {until}: {usage.resting.rstrip('.')}.")
     return "\n".join(lines)
 
 
-def _share(tokens: int, filling: WindowUsage) -> str:
-    return f"{tokens / filling.window:.1%}"
+def _share(tokens: int, usage: WindowUsage) -> str:
+    return f"{tokens / usage.window:.1%}"
 
 
-def _bar(tokens: int, filling: WindowUsage) -> str:
-    """How full it is, with the marks in it."""
-    full = min(BAR, round(BAR * tokens / filling.window))
+def _bar(tokens: int, usage: WindowUsage) -> str:
+    """A bar that shows how full the window is, with its marks."""
+    full = min(BAR, round(BAR * tokens / usage.window))
     cells = ["█"] * full + ["·"] * (BAR - full)
-    for mark in (filling.soft, filling.hard):
-        place = min(BAR - 1, int(BAR * mark / filling.window))
+    for mark in (usage.soft, usage.hard):
+        place = min(BAR - 1, int(BAR * mark / usage.window))
         cells[place] = "|"
     return "[" + "".join(cells) + "]"
 
 
 COMMANDS = (
-    SlashCommand(name="context", help="What fills the model's window, by part.", handler=context),
+    SlashCommand(name="context", help="Show what fills the model's context window, by part.", handler=context),
     SlashCommand(
         name="compact",
-        help="Have older messages summarised for the model; the transcript stays whole.",
+        help="Summarise older messages for the model; the transcript stays complete.",
         handler=compact,
         cost=REBUILDS,
         mid_turn="applies with the next turn",

@@ -9,14 +9,14 @@ from tidegate.sessions import SessionView
 LISTED = 20
 """Conversations that `/sessions` shows."""
 
-REBUILDS = "The model reads the conversation anew once (its cached prefix is rebuilt)."
+REBUILDS = "The model reads the whole conversation once more (its cached prefix is rebuilt)."
 
-KEPT = " What is worth remembering of this one is kept; /memory shows it."
+KEPT = " Useful notes from this conversation will be saved; /memory shows them."
 
 
 async def new(context: CommandContext, words: str) -> CommandReply:
     if words:
-        raise Refused("Say /new alone; /title names a conversation once it has begun.", code="bad_argument")
+        raise Refused("/new takes no arguments; /title names a conversation once it has begun.", code="bad_argument")
     kept = ""
     if context.session is not None:
         row = await context.service.row(context.session, context.principal)
@@ -48,14 +48,14 @@ async def reload(context: CommandContext, _: str) -> CommandReply:
 
 async def title(context: CommandContext, words: str) -> CommandReply:
     if not words:
-        raise Refused("Say the title too: /title Holiday plans", code="missing_argument")
+        raise Refused("Add the title: /title Holiday plans", code="missing_argument")
     await context.service.operations.set_title(context.here(), context.principal, words)
     return CommandReply(text="Titled.", session=context.session)
 
 
 async def resume(context: CommandContext, which: str) -> CommandReply:
     if not which:
-        raise Refused("Say which one: /resume NUMBER from /sessions, or its id.", code="missing_argument")
+        raise Refused("Add the conversation: /resume NUMBER from /sessions, or its id.", code="missing_argument")
     session, is_new = await context.service.operations.resume(await _find(context, which), context.principal)
     view = await context.service.session(session, context.principal)
     name = view.title or view.name or view.id
@@ -69,7 +69,7 @@ async def sessions(context: CommandContext, words: str) -> CommandReply:
         text = f"No conversation mentions {words}." if words else "There are no conversations yet."
         return CommandReply(text=text, session=context.session)
     if words:
-        # A number is a place in the plain list: here it would name another conversation.
+        # Numbers refer to the plain list; here they would name other conversations.
         lines = [f"{view.id}  {_line(view, view.title or view.name or '')}" for view in found]
     else:
         named = ((view, view.title or view.name or view.id) for view in found)
@@ -105,24 +105,24 @@ COMMANDS = (
         handler=new,
         mid_turn="stops the running turn first",
     ),
-    SlashCommand(name="stop", help="Stop the running turn; what it has said stays.", handler=stop),
+    SlashCommand(name="stop", help="Stop the running turn; its text so far stays.", handler=stop),
     SlashCommand(
         name="retry",
-        help="Undo the last turn and work its message again.",
+        help="Retry the last message.",
         handler=retry,
         cost=REBUILDS,
         mid_turn="refused until the turn has ended",
     ),
     SlashCommand(
         name="undo",
-        help="Take the last turn out of what the model sees.",
+        help="Remove the last turn from the model's view.",
         handler=undo,
         cost=REBUILDS,
         mid_turn="refused until the turn has ended",
     ),
     SlashCommand(
         name="reload",
-        help="Take the agent's prompt and tools as they are configured now.",
+        help="Apply the agent's current prompt and tools to this conversation.",
         handler=reload,
         cost=REBUILDS,
         mid_turn="refused until the turn has ended",
@@ -137,7 +137,7 @@ COMMANDS = (
     SlashCommand(
         name="resume",
         arguments="NUMBER|ID",
-        help="Go back to a conversation; one that has ended begins anew with its transcript.",
+        help="Return to a conversation; an ended one continues in a new one with its transcript.",
         handler=resume,
     ),
 )

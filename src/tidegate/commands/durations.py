@@ -1,7 +1,7 @@
-"""Time spans, as a person says them (`/model NAME for 2h`) and as he is told of them.
+"""Time spans, as users write them (`/model NAME for 2h`) and read them.
 
-Guarantee: what cannot be read is refused with a sentence that shows how to say it; a time that is told stands both on
-the gateway's clock and as what is left, so that it is right in every time zone.
+An invalid span is refused with a sentence that shows the format. A time is shown both by the gateway's clock and as the
+time left, so that it is right in every time zone.
 """
 
 import time
@@ -15,7 +15,7 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def split(command: str, words: str) -> tuple[str, float | None]:
-    """What is chosen, and for how many seconds (None: to the end of the conversation)."""
+    """The choice, and its number of seconds (None: to the end of the conversation)."""
     chosen, _, rest = words.partition(" ")
     rest = rest.strip()
     if not rest:
@@ -23,12 +23,12 @@ def split(command: str, words: str) -> tuple[str, float | None]:
     word, _, said = rest.partition(" ")
     if word != _FOR:
         how = f"{chosen} for {rest}" if _seconds(rest) else "NAME for 2h"
-        raise Refused(f"To choose for a time, say /{command} {how}.", code="bad_argument")
+        raise Refused(f"To choose for a limited time, use /{command} {how}.", code="bad_argument")
     seconds = _seconds(said)
     if seconds is None:
-        raise Refused(f"{said[:100]!r} is no time to choose for; say it like 30m, 2h or 7d.", code="bad_argument")
+        raise Refused(f"{said[:100]!r} is not a time span; use 30m, 2h or 7d, for example.", code="bad_argument")
     if chosen == "default":
-        raise Refused(f"The default has no time; say /{command} default.", code="bad_argument")
+        raise Refused(f"The default has no time limit; use /{command} default.", code="bad_argument")
     return chosen, seconds
 
 

@@ -1,4 +1,4 @@
-"""The command `/memory`: what is remembered, shown and edited."""
+"""The command `/memory`: shows and edits notes."""
 
 from typing import TYPE_CHECKING
 
@@ -6,9 +6,13 @@ from tidegate.commands.registry import CommandContext, CommandReply, SlashComman
 from tidegate.errors import NotFound, Refused
 
 if TYPE_CHECKING:
-    from tidegate.memory import Memory, Subject
+    from tidegate.memory import Memory, NoteSubject
 
-_SOURCES = {"person": "{} wrote it", "tool": "noted in a conversation with {}", "end": "learnt from {}"}
+_SOURCES = {
+    "person": "written by {}",
+    "tool": "noted in a conversation with {}",
+    "end": "extracted from a conversation with {}",
+}
 
 
 async def memory(context: CommandContext, words: str) -> CommandReply:
@@ -40,13 +44,13 @@ async def _memory(context: CommandContext, words: str) -> CommandReply:
         gone = await service.drop(context.principal, subject, _number(rest))
         return CommandReply(text=f"Forgotten: {gone.text}", session=context.session)
     raise Refused(
-        "Say /memory alone, /memory add TEXT, /memory edit NUMBER TEXT or /memory forget NUMBER; the same after "
-        "/memory agent for the notes about the agent's work.",
+        "Use /memory, /memory add TEXT, /memory edit NUMBER TEXT or /memory forget NUMBER; the same with /memory agent "
+        "for the notes about the agent's work.",
         code="bad_argument",
     )
 
 
-_WHEN = "New conversations begin with it; those that run are told with their next message."
+_WHEN = "New conversations begin with it; running ones get it with their next message."
 
 
 async def _shown(context: CommandContext, service: "Memory", about_agent: bool) -> str:
@@ -57,21 +61,21 @@ async def _shown(context: CommandContext, service: "Memory", about_agent: bool) 
     return "\n\n".join([await _listed(service, subject) for subject in subjects])
 
 
-async def _listed(service: "Memory", subject: "Subject") -> str:
+async def _listed(service: "Memory", subject: "NoteSubject") -> str:
     book = await service.notebook(subject)
     of = "you" if subject.about == "person" else f"the work of the agent {subject.name}"
     if not book.notes:
-        return f"Nothing is remembered about {of}."
+        return f"There are no notes about {of}."
     lines = [f"[{note.id}] {note.text}  ({_SOURCES[note.source].format(note.by)})" for note in book.notes]
     return "\n".join((f"About {of} ({book.bytes} of {book.most} bytes):", *lines))
 
 
-async def _subject(context: CommandContext, service: "Memory", about_agent: bool) -> "Subject":
+async def _subject(context: CommandContext, service: "Memory", about_agent: bool) -> "NoteSubject":
     if not about_agent:
         return await service.subject(context.principal)
     agent = await _agent(context)
     if agent is None:
-        raise Refused("There is no conversation yet; say something first.", code="no_session")
+        raise Refused("There is no conversation yet; send a message first.", code="no_session")
     return await service.subject(context.principal, agent=agent)
 
 
@@ -88,16 +92,16 @@ def _service(context: CommandContext) -> "Memory":
 
 
 def _with_hint(error: NotFound) -> NotFound:
-    """Where to look, for a person in a chat."""
+    """The error with a hint for a user in a chat."""
     if error.code != "note_not_found":
         return error
-    return NotFound(f"{error.message.rstrip('.')}; /memory shows those that there are.", code="no_such_note")
+    return NotFound(f"{error.message.rstrip('.')}; /memory lists the notes.", code="no_such_note")
 
 
 def _number(text: str) -> int:
     digits = text.strip().strip("[]")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 15):
-        raise Refused("Say which note, by its number; /memory shows them.", code="missing_argument")
+        raise Refused("Give the number of the note; /memory shows it.", code="missing_argument")
     return int(digits)
 
 
@@ -105,7 +109,7 @@ COMMANDS = (
     SlashCommand(
         name="memory",
         arguments="[agent] [add|edit|forget …]",
-        help="Show or change what is remembered about you; with agent, about the agent's work.",
+        help="Show or change the notes about you or, with agent, about the agent's work.",
         handler=memory,
         mid_turn="works at once; the agent is told with the next message",
     ),

@@ -1,8 +1,8 @@
-"""What a person may say with a slash: one registry.
+"""The registry of slash commands.
 
-Guarantee: a command is one value (name, aliases, help, arguments, cost, when it works, who may use it, handler); names
-and aliases are unique; what `/help`, the page's completion and the documentation say of a command is read from it. A
-line that is no known command is answered with the nearest one, never sent to a model.
+A command is one value: name, aliases, help, arguments, cost, when it works, who may use it, and handler. Names and
+aliases are unique. `/help`, the page's completion and the documentation are generated from it. An unknown command is
+answered with the nearest known one, and never sent to a model.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,11 +13,11 @@ from tidegate.sessions import Sessions
 from tidegate.values import Frozen
 
 LONGEST_NAME = 100
-"""Characters of an unknown command that are compared and quoted; a whole message may begin with a slash."""
+"""Characters of an unknown command that are compared and quoted; a long message may begin with a slash."""
 
 
 class CommandContext(Frozen, frozen=True):
-    """Who says it, where, and about which conversation."""
+    """The caller of a command, their channel and their conversation."""
 
     service: Sessions
     principal: Principal
@@ -27,13 +27,13 @@ class CommandContext(Frozen, frozen=True):
 
     def here(self) -> str:
         if self.session is None:
-            raise Refused("There is no conversation yet; say something first.", code="no_session")
+            raise Refused("There is no conversation yet; send a message first.", code="no_session")
         return self.session
 
 
 class CommandReply(Frozen, frozen=True):
-    """What the person is told. `session` is where he is now: None when the conversation is over and the next message
-    starts a new one. `turn` is a turn of it that the command started, or let go on."""
+    """The answer to a command. `session` is the user's current conversation: None if it is over and the next message
+    starts a new one. `turn` is a turn of it that the command started or continued."""
 
     text: str
     session: str | None = None
@@ -44,7 +44,7 @@ Handler = Callable[[CommandContext, str], Awaitable[CommandReply]]
 
 
 class CommandInfo(Frozen, frozen=True, omit_defaults=False):
-    """A command as clients are told of it."""
+    """A command as clients see it."""
 
     name: str
     aliases: tuple[str, ...]
@@ -62,7 +62,7 @@ class SlashCommand(Frozen, frozen=True):
     aliases: tuple[str, ...] = ()
     arguments: str = ""
     cost: str = ""
-    """What it costs the conversation, if anything: said in the help and when it is done."""
+    """The cost for the conversation, if any; shown in the help and after the command."""
     mid_turn: str = "works at once"
     owner_only: bool = False
 
@@ -124,7 +124,7 @@ class Commands:
             return CommandReply(text=text, session=context.session)
 
         return SlashCommand(
-            name="help", aliases=("h",), arguments="[COMMAND]", help="What can be said with a slash.", handler=show
+            name="help", aliases=("h",), arguments="[COMMAND]", help="List the commands, or explain one.", handler=show
         )
 
     def _overview(self) -> str:

@@ -1,4 +1,4 @@
-"""Commands that choose and show: model, reasoning, status."""
+"""Commands that show and change settings: model, reasoning, status."""
 
 import time
 from typing import get_args
@@ -16,7 +16,7 @@ EFFORTS = get_args(Reasoning)
 SOURCE = "command"
 
 PARTS = 3
-"""Of what fills the window, that /status names."""
+"""The parts of the window that /status lists."""
 
 
 async def model(context: CommandContext, words: str) -> CommandReply:
@@ -55,7 +55,7 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
             text=f"{_whose(context, view).capitalize()} default again, {_when(context)}.", session=session
         )
     if effort not in EFFORTS:
-        raise Refused(f"Reasoning is one of {', '.join(EFFORTS)} or default.", code="bad_argument")
+        raise Refused(f"The reasoning effort must be one of {', '.join(EFFORTS)} or default.", code="bad_argument")
     ends = await context.service.operations.set_setting(
         session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
     )
@@ -64,7 +64,7 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
 
 
 def _from_when(context: CommandContext, ends: float | None) -> str:
-    """From when until when a setting holds."""
+    """The period in which a setting is in force."""
     return _when(context) if ends is None else f"{_when(context)} {until(ends, context.service.now())}"
 
 
@@ -92,21 +92,21 @@ async def status(context: CommandContext, _: str) -> CommandReply:
 
 
 async def _filled(context: CommandContext) -> list[str]:
-    """How full the model's window is, and of what most of all."""
-    filling = await context.service.filling(context.here(), context.principal)
-    about = "" if filling.counted else "about "
-    share = f"{filling.tokens / filling.window:.0%}"
-    parts = sorted(filling.parts, key=lambda part: -part.tokens)[:PARTS]
+    """How full the model's window is, and its largest parts."""
+    usage = await context.service.window_usage(context.here(), context.principal)
+    about = "" if usage.counted else "about "
+    share = f"{usage.tokens / usage.window:.0%}"
+    parts = sorted(usage.parts, key=lambda part: -part.tokens)[:PARTS]
     most = ", ".join(f"{part.name} {part.tokens:,}" for part in parts)
     return [
-        f"context       {about}{filling.tokens:,} of {filling.window:,} tokens ({share}); /context shows all of it",
+        f"context       {about}{usage.tokens:,} of {usage.window:,} tokens ({share}); /context shows all of it",
         f"              {most}",
     ]
 
 
 async def _used(context: CommandContext) -> str:
-    """What this conversation has cost so far."""
-    used = await context.service.used_in(context.here(), context.principal)
+    """The usage of this conversation so far."""
+    used = await context.service.usage_of(context.here(), context.principal)
     cached = f" ({used.cached / used.input:.0%} of the former cached)" if used.cached else ""
     about = "about " if used.estimated else ""
     cost = f", {dollars(used.cost)}" if used.cost else ""
@@ -114,17 +114,17 @@ async def _used(context: CommandContext) -> str:
 
 
 async def _asked(context: CommandContext) -> list[str]:
-    """What waits for this person's answer here."""
+    """The questions that wait for this person's answer here."""
     found = await context.service.questions.open_for(context.principal, session=context.session, limit=approvals.LISTED)
     return [f"asked         {line}" for line in approvals.listing(found).splitlines()]
 
 
 def _model(context: CommandContext, view: SessionView) -> list[str]:
-    """The model that answers, why, and what would answer else."""
+    """The model that answers, why, and the model that it overrides."""
     chosen = view.settings.get("model")
     agent = context.service.agent(view.agent)
     if agent is None:
-        return [f"model         none: the agent {view.agent} is not configured any more"]
+        return [f"model         none: the agent {view.agent} is no longer configured"]
     if view.fallback is not None:
         return _instead(context, view.fallback)
     if chosen is None:
@@ -132,21 +132,21 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
     if chosen.value != view.model:
         return [
             f"model         {view.model} (the agent's own)",
-            f"              {chosen.value}, chosen here by /model, is not configured any more;"
-            " /model default forgets it",
+            f"              {chosen.value}, chosen here by /model, is no longer configured; /model default forgets it",
         ]
     return [
         f"model         {chosen.value} ({_held(context, view, 'model')})",
-        f"              it outranks the agent's own, {agent.model}; /model default goes back",
+        f"              it overrides the agent's own, {agent.model}; /model default goes back",
     ]
 
 
 def _instead(context: CommandContext, fallen: FallbackState) -> list[str]:
-    """Who answers instead of the agent's own model."""
+    """The fallback that answers instead of the agent's own model."""
     now = context.service.now()
     again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
     return [
-        f"model         {fallen.model} (instead of the agent's own, {fallen.instead_of}, which {fallback_reason(fallen)})",
+        f"model         {fallen.model} (instead of the agent's own, {fallen.instead_of}, which "
+        f"{fallback_reason(fallen)})",
         f"              {fallen.instead_of} is tried again {again}; after /model default, as soon as it is back",
     ]
 
@@ -160,19 +160,19 @@ def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
         return [f"reasoning     {own}" if given is None else f"reasoning     {given} ({own})"]
     return [
         f"reasoning     {chosen.value} ({_held(context, view, 'reasoning')})",
-        f"              it outranks {own}, and what a call asks for outranks it;",
+        f"              it overrides {own}, and is overridden by the reasoning of a call;",
         "              /reasoning default goes back",
     ]
 
 
 def _whose(context: CommandContext, view: SessionView) -> str:
-    """Whose reasoning holds where nobody chose another."""
+    """The source of the reasoning effort if no other is chosen."""
     agent = context.service.agent(view.agent)
     return "the model's own" if agent is None or agent.reasoning is None else "the agent's own"
 
 
 def _held(context: CommandContext, view: SessionView, key: str) -> str:
-    """Where a setting comes from, and how long it holds."""
+    """The source of a setting, and its expiry."""
     setting = view.settings[key]
     source = f"chosen here by /{key}" if setting.source == SOURCE else f"set by {setting.source}"
     ends = setting.expires
@@ -185,19 +185,20 @@ COMMANDS = (
         arguments="[NAME|default] [for TIME]",
         help="Show or choose the model of this conversation, to its end or for a time such as 30m, 2h or 7d.",
         handler=model,
-        cost="The cached prefix is rebuilt once, and again when a time ends.",
+        cost="The cached prefix is rebuilt once, and again when the time is over.",
         mid_turn="applies from the next turn",
     ),
     SlashCommand(
         name="reasoning",
         arguments="[EFFORT|default] [for TIME]",
-        help=f"Show or choose how hard the model thinks here ({', '.join(EFFORTS)}), to the end or for a time.",
+        help=f"Show or choose the reasoning effort of this conversation ({', '.join(EFFORTS)}), to its end or for a "
+        "time such as 30m, 2h or 7d.",
         handler=reasoning,
         mid_turn="applies from the next turn",
     ),
     SlashCommand(
         name="status",
-        help="What this conversation uses, where that comes from, and how long it holds.",
+        help="Show the settings and the usage of this conversation, with their source and expiry.",
         handler=status,
     ),
 )

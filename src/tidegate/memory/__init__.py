@@ -10,13 +10,13 @@ from tidegate.memory.views import Notebook, NoteView
 
 if TYPE_CHECKING:
     from tidegate.memory.extraction import NoteExtractor
-    from tidegate.memory.memory import Memory, Subject
+    from tidegate.memory.memory import Memory, NoteSubject
 
-__all__ = ["Memory", "NoteExtractor", "NoteView", "Notebook", "Subject"]
+__all__ = ["Memory", "NoteExtractor", "NoteSubject", "NoteView", "Notebook"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Memory", "Subject"):
+    if name in ("Memory", "NoteSubject"):
         from tidegate.memory import memory
 
         return getattr(memory, name)

@@ -33,13 +33,13 @@ _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
 CHANGED = "The notes have changed since this conversation began. They are now:"
 
 WHAT = """\
-# Notes about {}, one a line.
+# Notes about {}, one per line.
 # Change a line to change the note, remove it to forget it, add one without a number to add a note.
-# Lines that begin with # do not count.
+# Lines that begin with # are ignored.
 """
 
 
-class Subject(Frozen, frozen=True):
+class NoteSubject(Frozen, frozen=True):
     """The subject of notes: `key` is a principal's id or an agent's name, `name` its display name."""
 
     about: About
@@ -59,14 +59,14 @@ class Memory:
         self._clock = clock
         self._agents = frozenset(name for name, agent in config.agents.items() if TOOLSET in agent.tools)
         self._marks = NoteMarks(store)
-        self.keeper: NoteStore = StoredNotes(store, config.memory, self._marks, clock)
+        self.note_store: NoteStore = StoredNotes(store, config.memory, self._marks, clock)
 
     async def __aenter__(self) -> Self:
         """Finds the provider, if one is configured; it is opened at its first use."""
         if name := self._config.memory.provider:
             from tidegate.memory.provider_notes import ProviderNotes  # only where it is used
 
-            self.keeper = ProviderNotes(
+            self.note_store = ProviderNotes(
                 name,
                 find(name, self._config.home),
                 self._config.home,
@@ -80,7 +80,7 @@ class Memory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.keeper.close()
+        await self.note_store.close()
 
     # -- the prompt --
 
@@ -88,9 +88,9 @@ class Memory:
         return agent in self._agents
 
     async def part(self, agent: str, principal: str) -> str:
-        return await self.keeper.part(agent, principal)
+        return await self.note_store.part(agent, principal)
 
-    async def remind(self, session: SessionRow) -> None:
+    async def queue_current_notes(self, session: SessionRow) -> None:
         """Queue the current notes for the next message, if they differ from the session's prompt: earlier notices about
         changes may no longer be visible to the model."""
         if not session.memory_seen or session.prefix is None:
@@ -106,13 +106,13 @@ class Memory:
         never."""
         return await self._marks.next() if agent in self._agents else 0
 
-    def held(self) -> Iterator[tuple[str, Holding]]:
+    def measure(self) -> Iterator[tuple[str, Holding]]:
         """For the ledger: an open provider."""
-        if count := self.keeper.holds:
+        if count := self.note_store.holds:
             yield "process", Holding(count)
 
     def stats(self) -> CacheStats:
-        return self.keeper.stats()
+        return self.note_store.stats()
 
     # -- for agents --
 
@@ -135,8 +135,8 @@ class Memory:
                 session=ctx.session,
                 replaces=replaces,
             )
-            note, changed = await self.keeper.remember(draft)
-            there = await self.keeper.listing(about, whose)
+            note, changed = await self.note_store.remember(draft)
+            there = await self.note_store.listing(about, whose)
         except Refused as error:
             raise ToolFailed(error.message) from None
         what = f"Remembered: {line_of(note)}" if changed else f"Already known: {line_of(note)}"
@@ -149,9 +149,9 @@ class Memory:
             if author.may("configure"):
                 kinds.append(("agent", ctx.agent))
             for about, whose in kinds:
-                there = await self.keeper.listing(about, whose)
+                there = await self.note_store.listing(about, whose)
                 if note in [each.id for each in there]:
-                    gone = await self.keeper.forget(about, whose, note, ctx.session)
+                    gone = await self.note_store.forget(about, whose, note, ctx.session)
                     left = [each for each in there if each.id != note]
                     return f"Forgotten: {line_of(gone)}\n{self._room(left)}"
         except Refused as error:
@@ -172,7 +172,9 @@ class Memory:
 
     # -- for users --
 
-    async def subject(self, caller: Principal, *, principal: str | None = None, agent: str | None = None) -> Subject:
+    async def subject(
+        self, caller: Principal, *, principal: str | None = None, agent: str | None = None
+    ) -> NoteSubject:
         """The subject of the requested notes, if the caller may see them; by default the caller."""
         if agent is not None:
             if principal is not None:
@@ -184,20 +186,20 @@ class Memory:
                     f"The agent {agent!r} has no memory; give it the toolset {TOOLSET!r} in tidegate.toml.",
                     code="no_memory",
                 )
-            return Subject(about="agent", key=agent, name=agent)
+            return NoteSubject(about="agent", key=agent, name=agent)
         if principal is None or principal == caller.name:
-            return Subject(about="person", key=caller.id, name=caller.name)
+            return NoteSubject(about="person", key=caller.id, name=caller.name)
         row = await self._store.read(principals.by_name, principal) if caller.may("configure") else None
         if row is None:
             raise NotFound(
                 f"There is no principal {principal[:100]!r} whose notes you may see.", code="principal_not_found"
             )
-        return Subject(about="person", key=row.id, name=row.name)
+        return NoteSubject(about="person", key=row.id, name=row.name)
 
-    async def notebook(self, subject: Subject) -> Notebook:
-        return self._notebook(subject, await self.keeper.listing(subject.about, subject.key))
+    async def notebook(self, subject: NoteSubject) -> Notebook:
+        return self._notebook(subject, await self.note_store.listing(subject.about, subject.key))
 
-    async def put(self, caller: Principal, subject: Subject, text: str, replaces: int | None = None) -> NoteView:
+    async def put(self, caller: Principal, subject: NoteSubject, text: str, replaces: int | None = None) -> NoteView:
         """Add a note of a user or, with `replaces`, change one."""
         _check(caller, subject)
         draft = Draft(
@@ -209,26 +211,26 @@ class Memory:
             source="person",
             replaces=replaces,
         )
-        note, _ = await self.keeper.remember(draft)
-        return viewed(note)
+        note, _ = await self.note_store.remember(draft)
+        return note_view(note)
 
-    async def drop(self, caller: Principal, subject: Subject, note: int) -> NoteView:
+    async def drop(self, caller: Principal, subject: NoteSubject, note: int) -> NoteView:
         _check(caller, subject)
-        return viewed(await self.keeper.forget(subject.about, subject.key, note, None))
+        return note_view(await self.note_store.forget(subject.about, subject.key, note, None))
 
-    async def rewrite(self, caller: Principal, subject: Subject, text: str, seen: str) -> Notebook:
+    async def rewrite(self, caller: Principal, subject: NoteSubject, text: str, seen: str) -> Notebook:
         """Replace the notes by an edited text, if they are still those of the version `seen`."""
         _check(caller, subject)
         lines = list(read_lines(text))
-        found = await self.keeper.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)
+        found = await self.note_store.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)
         return self._notebook(subject, found)
 
-    def _notebook(self, subject: Subject, found: Sequence[Note]) -> Notebook:
+    def _notebook(self, subject: NoteSubject, found: Sequence[Note]) -> Notebook:
         of = "the work of the agent" if subject.about == "agent" else "the person"
         return Notebook(
             about=subject.about,
             whose=subject.name,
-            notes=tuple(viewed(note) for note in found),
+            notes=tuple(note_view(note) for note in found),
             bytes=sum(notes.size_of(note.text) for note in found),
             most=self._config.memory.notes_bytes,
             version=notes.version((note.id, note.text) for note in found),
@@ -237,7 +239,7 @@ class Memory:
         )
 
 
-def viewed(note: Note) -> NoteView:
+def note_view(note: Note) -> NoteView:
     return NoteView(
         id=note.id,
         text=note.text,
@@ -264,7 +266,7 @@ def read_lines(text: str) -> list[tuple[int | None, str]]:
     return found
 
 
-def _check(caller: Principal, subject: Subject) -> None:
+def _check(caller: Principal, subject: NoteSubject) -> None:
     """Whether the caller may write these notes. Only their identity counts."""
     if not caller.may("configure") and (subject.about == "agent" or subject.key != caller.id):
         raise NotAllowed("Only the owner may write notes about an agent's work; you may write your own.")

@@ -115,7 +115,7 @@ class ProviderNotes:
                 )
         return await self.listing(about, whose)
 
-    async def learn(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
+    async def add_extracted(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
         """The provider's store is separate, so the effect cannot be committed with the mark. The keys are stable, so
         notes that are sent again after a crash are stored once."""
         for number, text in enumerate(texts):
@@ -133,7 +133,7 @@ class ProviderNotes:
             )
         return None
 
-    def learnt(self, session: SessionRow) -> None:
+    def extracted_committed(self, session: SessionRow) -> None:
         """Nothing to do: sessions were notified when the notes were stored."""
 
     def stats(self) -> CacheStats:

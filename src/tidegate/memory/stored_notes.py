@@ -70,12 +70,12 @@ class NoteStore(Protocol):
         self, about: About, whose: str, lines: Sequence[tuple[int | None, str]], seen: str, author: str, by: str
     ) -> list[Note]: ...
 
-    async def learn(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
+    async def add_extracted(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
         """Store the notes extracted at the end of a conversation, once. Returns the write that does it, or None if it
         is done."""
         ...
 
-    def learnt(self, session: SessionRow) -> None:
+    def extracted_committed(self, session: SessionRow) -> None:
         """Called after that write is committed."""
         ...
 
@@ -166,7 +166,7 @@ class StoredNotes:
             most=self._settings.notes_bytes,
         )
 
-    async def learn(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
+    async def add_extracted(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
         now, most = self._clock(), self._settings.notes_bytes
 
         def write(db: Db) -> None:
@@ -194,7 +194,7 @@ class StoredNotes:
 
         return write
 
-    def learnt(self, session: SessionRow) -> None:
+    def extracted_committed(self, session: SessionRow) -> None:
         self._changed("person", session.principal, None)
 
     def stats(self) -> CacheStats:

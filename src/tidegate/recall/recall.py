@@ -60,7 +60,7 @@ class RecallService:
         self._spool = spool
         name = config.context.index
         self.index = PluginIndex(name, config.home, scope, store) if name else None
-        self._seeker = MessageSearch(store, spool, self.index)
+        self._search = MessageSearch(store, spool, self.index)
 
     async def __aenter__(self) -> Self:
         if self.index is not None:
@@ -84,7 +84,7 @@ class RecallService:
         if everywhere and not self._may_look_everywhere(ctx):
             raise ToolFailed(_NOT_EVERYWHERE)
         page = self._page()
-        seeking = SearchRequest(
+        request = SearchRequest(
             principal=ctx.principal,
             own=ctx.session,
             turn=ctx.turn,
@@ -94,7 +94,7 @@ class RecallService:
             limit=min(limit, LIMIT),
             max_bytes=self._spool.excerpt_bytes,
         )
-        return self._shown(page, await self._seeker.seek(seeking, after))
+        return self._shown(page, await self._search.search(request, after))
 
     def _shown(self, page: RenderedPage, stage: SearchStage) -> str:
         after, shown = stage.after, 0

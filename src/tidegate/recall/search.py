@@ -80,44 +80,44 @@ class MessageSearch:
         self._spool = spool
         self._index = index
 
-    async def seek(self, seeking: SearchRequest, after: str) -> SearchStage:
+    async def search(self, request: SearchRequest, after: str) -> SearchStage:
         """The hits from that cursor on, at most as many as requested."""
         hits: list[ShownHit] = []
         notes: list[str] = []
-        at = after or self._first(seeking)
+        at = after or self._first(request)
         while True:
-            stage = await self._stage(seeking, at, seeking.limit - len(hits))
+            stage = await self._stage(request, at, request.limit - len(hits))
             hits += stage.hits
             notes += stage.notes
             is_last = at.startswith("r")
             at = stage.after or _RESULTS
             if stage.after is None and is_last:
                 return SearchStage(hits=tuple(hits), after=None, notes=tuple(notes))
-            if stage.after is not None or len(hits) >= seeking.limit:
+            if stage.after is not None or len(hits) >= request.limit:
                 return SearchStage(hits=tuple(hits), after=at, notes=tuple(notes))
 
-    def _first(self, seeking: SearchRequest) -> str:
-        if seeking.regex:
+    def _first(self, request: SearchRequest) -> str:
+        if request.regex:
             return f"x{_LAST_NUMBER}.{_LAST_PLACE}"
         return "i0." if self._index is not None and self._index.is_open else f"w{search.LAST}"
 
-    async def _stage(self, seeking: SearchRequest, at: str, limit: int) -> SearchStage:
+    async def _stage(self, request: SearchRequest, at: str, limit: int) -> SearchStage:
         found = _CURSORS.fullmatch(at)
-        kinds = "xr" if seeking.regex else "wir"
+        kinds = "xr" if request.regex else "wir"
         if found is None or at[0] not in kinds:
             raise ToolFailed("context_search: after must come from the last answer to the same search")
         if at[0] == "w":
-            return await self._words(seeking, min(int(found["entry"]), search.LAST), limit)
+            return await self._words(request, min(int(found["entry"]), search.LAST), limit)
         if at[0] == "i":
-            return await self._asked(seeking, found["after"], int(found["skip"]), limit)
+            return await self._index_hits(request, found["after"], int(found["skip"]), limit)
         if at[0] == "x":
-            return await self._pattern(seeking, int(found["number"]), min(int(found["place"]), _LAST_PLACE), limit)
+            return await self._pattern(request, int(found["number"]), min(int(found["place"]), _LAST_PLACE), limit)
         start = (int(found["of"]), "" if found["id"] == "-" else found["id"], int(found["byte"]))
-        return await self._results(seeking, start, limit)
+        return await self._results(request, start, limit)
 
     # -- words, by the full-text index --
 
-    async def _words(self, seeking: SearchRequest, below: int, limit: int) -> SearchStage:
+    async def _words(self, request: SearchRequest, below: int, limit: int) -> SearchStage:
         notes: tuple[str, ...] = ()
         hits: list[ShownHit] = []
         following: int | None = below
@@ -125,7 +125,7 @@ class MessageSearch:
         for _ in range(search.READS):
             if following is None or len(hits) >= limit:
                 break
-            found = await self._store.read(_said, seeking, following, limit - len(hits), may_wait=may_wait)
+            found = await self._store.read(_word_hits, request, following, limit - len(hits), may_wait=may_wait)
             if found is None:
                 may_wait = False
                 notes = _behind(await search.catch_up(self._store))
@@ -136,37 +136,37 @@ class MessageSearch:
 
     # -- a plug-in index --
 
-    async def _asked(self, seeking: SearchRequest, after: str, skip: int, limit: int) -> SearchStage:
+    async def _index_hits(self, request: SearchRequest, after: str, skip: int, limit: int) -> SearchStage:
         index = self._index
         name = "" if index is None else index.name
         try:
             if index is None:
                 raise IndexUnanswered("is no longer configured")
             found: IndexHits = await index.search(
-                seeking.query, principal=seeking.principal, session=seeking.session, limit=limit, after=after
+                request.query, principal=request.principal, session=request.session, limit=limit, after=after
             )
             if len(found.after) > INDEX_AFTER:
                 raise IndexUnanswered("gave an invalid answer")
         except IndexUnanswered as error:
             if after or skip:
                 raise ToolFailed(f"The index {name!r} {error}; search again without after.") from None
-            stage = await self._words(seeking, search.LAST, limit)
+            stage = await self._words(request, search.LAST, limit)
             note = f"the index {name!r} {error}; this is the full-text search"
             return SearchStage(hits=stage.hits, after=stage.after, notes=(note, *stage.notes))
         claims = [(place, hit.message) for place, hit in enumerate(found.hits[:limit])][skip:]
-        shown = await self._store.read(_claimed, seeking, claims, after)
+        shown = await self._store.read(_checked_claims, request, claims, after)
         return SearchStage(hits=tuple(shown), after=f"i0.{found.after}" if found.after else None)
 
     # -- regular expressions --
 
-    async def _pattern(self, seeking: SearchRequest, number: int, place: int, limit: int) -> SearchStage:
-        left_behind = _behind(await search.catch_up(self._store)) if seeking.everywhere else ()
+    async def _pattern(self, request: SearchRequest, number: int, place: int, limit: int) -> SearchStage:
+        left_behind = _behind(await search.catch_up(self._store)) if request.everywhere else ()
         until = time.monotonic() + PATTERN_SECONDS
         hits: list[ShownHit] = []
         at: tuple[int, int] | None = (number, place)
         while at is not None:
             begun = at
-            said, at = await self._store.read(_texts, seeking, *at)
+            said, at = await self._store.read(_texts, request, *at)
             left = until - time.monotonic()
             if not said:
                 continue
@@ -174,11 +174,11 @@ class MessageSearch:
                 return SearchStage(
                     hits=tuple(hits), after=f"x{begun[0]}.{begun[1]}", notes=(*left_behind, *_late(left))
                 )
-            sought = SearchTerms(
-                limit=limit - len(hits), max_bytes=seeking.max_bytes, seconds=left, pattern=seeking.query
+            terms = SearchTerms(
+                limit=limit - len(hits), max_bytes=request.max_bytes, seconds=left, pattern=request.query
             )
             try:
-                spots = await search_texts(self._spool.workers, (text for *_, text in said), sought)
+                spots = await search_texts(self._spool.workers, (text for *_, text in said), terms)
             except TimeoutError:
                 raise ToolFailed(
                     f"This regular expression takes too long, at message {said[0][1]} or before it; use a simpler one, "
@@ -196,14 +196,14 @@ class MessageSearch:
 
     # -- results in the spool --
 
-    async def _results(self, seeking: SearchRequest, start: tuple[int, str, int], limit: int) -> SearchStage:
+    async def _results(self, request: SearchRequest, start: tuple[int, str, int], limit: int) -> SearchStage:
         until = time.monotonic() + PATTERN_SECONDS
         hits: list[ShownHit] = []
         notes: list[str] = []
         number, id, byte = start
         at: tuple[int, str] | None = (number, id)
         while at is not None:
-            found = await self._store.read(_files, seeking, *at)
+            found = await self._store.read(_files, request, *at)
             if found is None:
                 raise ToolFailed("context_search: the result to continue from is gone; search again without after")
             rows, following, words = found
@@ -212,8 +212,8 @@ class MessageSearch:
                 then = f"r{rows[0][0]}.{rows[0][1].id}.{byte}"
                 return SearchStage(hits=tuple(hits), after=then, notes=(*notes, *_late(left)))
             if rows:
-                spots = await self._search_files(seeking, rows, byte, limit - len(hits), left, words)
-                hits += (_result(seeking, rows, spots, place) for place in range(len(spots.found)))
+                spots = await self._search_files(request, rows, byte, limit - len(hits), left, words)
+                hits += (_result(request, rows, spots, place) for place in range(len(spots.found)))
                 notes += (f"the file of {rows[gone][1].id} is no longer there" for gone in spots.gone)
                 if spots.next is not None:
                     of, row = rows[spots.next[0]]
@@ -225,23 +225,23 @@ class MessageSearch:
 
     async def _search_files(
         self,
-        seeking: SearchRequest,
+        request: SearchRequest,
         rows: list[tuple[int, SpooledRow]],
         byte: int,
         limit: int,
         seconds: float,
         words: tuple[str, ...],
     ) -> SearchMatches:
-        sought = SearchTerms(
+        terms = SearchTerms(
             limit=limit,
-            max_bytes=seeking.max_bytes,
+            max_bytes=request.max_bytes,
             seconds=seconds,
             words=words,
-            pattern=seeking.query if seeking.regex else "",
+            pattern=request.query if request.regex else "",
         )
         try:
             paths = [self._spool.file(row.session, row.id) for _, row in rows]
-            return await search_files(self._spool.workers, paths, sought, byte)
+            return await search_files(self._spool.workers, paths, terms, byte)
         except TimeoutError:
             raise ToolFailed(
                 f"This search takes too long, in the result {rows[0][1].id} or one before it; use a simpler one."
@@ -256,7 +256,7 @@ def _late(left: float) -> tuple[str, ...]:
     return (f"not all was searched in {PATTERN_SECONDS:g} s",) if left <= 0 else ()
 
 
-def _result(seeking: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: SearchMatches, place: int) -> ShownHit:
+def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: SearchMatches, place: int) -> ShownHit:
     spot = spots.found[place]
     number, row = rows[spot.number]
     # The next hit, or the byte behind this one, so that no hit is repeated or skipped.
@@ -265,7 +265,7 @@ def _result(seeking: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: S
     if then is not None:
         of, following = rows[then.number]
         after = f"r{of}.{following.id}.{then.byte}"
-    where = f"conversation {row.session}, " if row.session != seeking.own else ""
+    where = f"conversation {row.session}, " if row.session != request.own else ""
     heading = f"{where}result {row.id} of {render.plain(row.name)} · line {spot.line}, byte {spot.byte}"
     return ShownHit(heading=f"{heading} · {render.when(row.created)}", excerpt=" ".join(spot.text.split()), after=after)
 
@@ -282,100 +282,100 @@ def _is_behind(db: Db, turn: str) -> bool:
     return waiting is not None
 
 
-def _said(
-    db: Db, seeking: SearchRequest, below: int, limit: int, *, may_wait: bool
+def _word_hits(
+    db: Db, request: SearchRequest, below: int, limit: int, *, may_wait: bool
 ) -> tuple[list[ShownHit], int | None] | None:
     """The next hits; None if the index is behind and has to catch up first."""
-    if may_wait and _is_behind(db, seeking.turn):
+    if may_wait and _is_behind(db, request.turn):
         return None
-    words = search.words(db, seeking.query)
+    words = search.words(db, request.query)
 
     def show(mention: Mention) -> ShownHit:
         return ShownHit(
-            heading=_heading(seeking, mention.session, mention.place, mention.message, mention.at),
+            heading=_heading(request, mention.session, mention.place, mention.message, mention.at),
             excerpt=render.excerpt(search.searchable(mention.message), words),
             after=f"w{mention.entry}",
         )
 
     return search.said(
         db,
-        seeking.query,
+        request.query,
         show,
-        principal=seeking.principal,
-        session=seeking.session,
-        own=seeking.own,
-        turn=seeking.turn,
+        principal=request.principal,
+        session=request.session,
+        own=request.own,
+        turn=request.turn,
         below=below,
         limit=limit,
     )
 
 
-def _claimed(db: Db, seeking: SearchRequest, claims: list[tuple[int, int]], after: str) -> list[ShownHit]:
+def _checked_claims(db: Db, request: SearchRequest, claims: list[tuple[int, int]], after: str) -> list[ShownHit]:
     """The claimed messages that the principal may see, in order. Each claim has its position in the index's answer."""
-    words = search.words(db, seeking.query)
+    words = search.words(db, request.query)
     found: list[ShownHit] = []
     for place, number in claims:
-        mention = search.mention(db, number, seeking.turn) if 0 <= number < search.LAST else None
-        if mention is not None and _may_read(db, seeking, mention.session):
+        mention = search.mention(db, number, request.turn) if 0 <= number < search.LAST else None
+        if mention is not None and _may_read(db, request, mention.session):
             text = search.searchable(mention.message)
-            heading = _heading(seeking, mention.session, mention.place, mention.message, mention.at)
+            heading = _heading(request, mention.session, mention.place, mention.message, mention.at)
             found.append(ShownHit(heading=heading, excerpt=render.excerpt(text, words), after=f"i{place + 1}.{after}"))
     return found
 
 
-def _may_read(db: Db, seeking: SearchRequest, session: str) -> bool:
-    if session == seeking.own:
+def _may_read(db: Db, request: SearchRequest, session: str) -> bool:
+    if session == request.own:
         return True
-    row = sessions.owned(db, session, seeking.principal) if seeking.everywhere else None
+    row = sessions.owned(db, session, request.principal) if request.everywhere else None
     return row is not None and row.kind == "named"
 
 
 def _texts(
-    db: Db, seeking: SearchRequest, number: int, place: int
+    db: Db, request: SearchRequest, number: int, place: int
 ) -> tuple[list[tuple[int, int, str, str]], tuple[int, int] | None]:
     """The next messages (session number, place, heading, text), and where to continue."""
     found: list[tuple[int, int, str, str]] = []
     size = looked = 0
-    walk, following = _walk(db, seeking, number)
+    walk, following = _walk(db, request, number)
     for of, session in walk:
-        before = place if of == number or not seeking.everywhere else _LAST_PLACE
+        before = place if of == number or not request.everywhere else _LAST_PLACE
         while rows := messages.newest(db, session, before=before, limit=TEXTS, most_bytes=TEXTS_BYTES):
             for row in reversed(rows):
                 before = row.seq or 0
                 looked += 1
-                text = search.searchable(row.message) if row.turn != seeking.turn else ""
+                text = search.searchable(row.message) if row.turn != request.turn else ""
                 if text:
-                    found.append((of, before, _heading(seeking, session, before, row.message, row.at), text))
+                    found.append((of, before, _heading(request, session, before, row.message, row.at), text))
                     size += len(text)
                 if size > TEXTS_BYTES or looked >= TEXTS:
                     return found, (of, before)
     return found, None if following is None else (following, _LAST_PLACE)
 
 
-def _walk(db: Db, seeking: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
+def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
     """The next sessions to search, from that number on, and the number to continue from."""
-    if not seeking.everywhere:
-        return [(number, seeking.own)], None
-    below = search.sessions_below(db, seeking.principal, number + 1, SESSIONS)
-    readable = [(of, session) for of, session in below if _may_read(db, seeking, session)]
+    if not request.everywhere:
+        return [(number, request.own)], None
+    below = search.sessions_below(db, request.principal, number + 1, SESSIONS)
+    readable = [(of, session) for of, session in below if _may_read(db, request, session)]
     return readable, below[-1][0] - 1 if len(below) == SESSIONS else None
 
 
 def _files(
-    db: Db, seeking: SearchRequest, number: int, id: str
+    db: Db, request: SearchRequest, number: int, id: str
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
     """The next results, from that one on, each with its session number; where to continue; and the words. None if the
     result to start from is gone."""
-    words = () if seeking.regex else tuple(search.words(db, seeking.query))
-    if not (words or seeking.regex):
+    words = () if request.regex else tuple(search.words(db, request.query))
+    if not (words or request.regex):
         return [], None, ()
     found: list[tuple[int, SpooledRow]] = []
     following: int | None = None
-    if id or not seeking.everywhere:
-        session = search.session_of(db, seeking.principal, number) if seeking.everywhere else seeking.own
+    if id or not request.everywhere:
+        session = search.session_of(db, request.principal, number) if request.everywhere else request.own
         row = spooled.get(db, id, session) if id and session else None
         row = row if row is not None and spooled.is_shown(db, row) else None
-        if session is None or (id and row is None) or not _may_read(db, seeking, session):
+        if session is None or (id and row is None) or not _may_read(db, request, session):
             return None
         before = None
         if row is not None:
@@ -383,14 +383,14 @@ def _files(
             before = (row.created, row.id)
         found += ((number, each) for each in spooled.latest_texts(db, session, before=before, limit=FILES))
         number -= 1
-    if seeking.everywhere and len(found) <= FILES:
+    if request.everywhere and len(found) <= FILES:
         room = FILES + 1 - len(found)
-        more, following = search.results_below(db, seeking.principal, seeking.own, number + 1, SESSIONS, room)
+        more, following = search.results_below(db, request.principal, request.own, number + 1, SESSIONS, room)
         found += more
     if len(found) > FILES:
         return found[:FILES], (found[FILES][0], found[FILES][1].id), words
     return found, None if following is None else (following - 1, ""), words
 
 
-def _heading(seeking: SearchRequest, session: str, place: int, message: Message, at: float) -> str:
-    return render.heading(place, message, at, None if session == seeking.own else session)
+def _heading(request: SearchRequest, session: str, place: int, message: Message, at: float) -> str:
+    return render.heading(place, message, at, None if session == request.own else session)

@@ -30,7 +30,7 @@ GROUP = "tidegate.indexes"
 FOLDER = "indexes"
 SECONDS = 5.0
 """For one answer; after that the full-text index is used."""
-LEARN_SECONDS = 60.0
+ADD_SECONDS = 60.0
 """For one batch: an external service may have to be called."""
 CLOSE_SECONDS = 5.0
 AT_ONCE = 8
@@ -78,7 +78,7 @@ class SearchIndex(Protocol):
 
 
 @runtime_checkable
-class LearningIndex(Protocol):
+class UpdatableIndex(Protocol):
     """An index that is fed with messages, and told about deleted sessions."""
 
     async def add(self, messages: Sequence[IndexedMessage]) -> None: ...
@@ -181,19 +181,19 @@ class PluginIndex:
         """Send new messages to the index and return their number. A batch that it does not accept is sent again
         later."""
         index, fed = self._index, 0
-        if not isinstance(index, LearningIndex):
+        if not isinstance(index, UpdatableIndex):
             return 0
         for _ in range(BATCHES):
-            said, mark = await self._store.read(_unlearned, self._mark)
+            said, mark = await self._store.read(_next_messages, self._mark)
             if mark is None:
                 break
             if said:
                 try:
-                    await self._bounded(lambda said=said: index.add(said), LEARN_SECONDS)
+                    await self._bounded(lambda said=said: index.add(said), ADD_SECONDS)
                 except IndexUnanswered as error:
                     log.warning("an index does not accept messages", index=self.name, error=str(error))
                     break
-            await self._store.write(_learned, self._mark, mark)
+            await self._store.write(_save_mark, self._mark, mark)
             fed += len(said)
         return fed
 
@@ -201,7 +201,7 @@ class PluginIndex:
         """Tell the index about a deleted session. If it does not forget it, its hits are still not shown, since each is
         checked."""
         index = self._index
-        if isinstance(index, LearningIndex):
+        if isinstance(index, UpdatableIndex):
             try:
                 await self._bounded(lambda: index.forget(session), SECONDS)
             except IndexUnanswered as error:
@@ -216,7 +216,7 @@ async def _caught(ask: Callable[[], Any]) -> Any:
         return error
 
 
-def _unlearned(db: Db, key: str) -> tuple[list[IndexedMessage], int | None]:
+def _next_messages(db: Db, key: str) -> tuple[list[IndexedMessage], int | None]:
     """The next messages after the mark, and where they end; None if there are none. Ephemeral sessions are left out."""
     mark = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).get or 0
     said: list[IndexedMessage] = []
@@ -239,5 +239,5 @@ _FOLLOWING = (
 )
 
 
-def _learned(db: Db, key: str, mark: int) -> None:
+def _save_mark(db: Db, key: str, mark: int) -> None:
     db.execute("INSERT OR REPLACE INTO meta(key, value) VALUES(?, ?)", (key, mark))

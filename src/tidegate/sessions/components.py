@@ -84,7 +84,7 @@ def build_components(
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
     spool = _spool(config, store, clock)
-    # The engine and the intake are built from these, so they are reached late.
+    # The engine and the intake are built later, so callbacks look them up when they are called.
     approvals = Approvals(store, config, channels, clock=clock, signal=lambda turn: engine.signal(turn))
     provenance = _provenance(config, store, clock)
     workspaces = Workspaces(
@@ -103,13 +103,13 @@ def build_components(
     project_files = _project_files(config, provenance)
     memory, extractor = _memory(config, store, models, budgets, clock)
     if memory is not None:
-        presence.ledger.view("memory provider", memory.held)
+        presence.ledger.view("memory provider", memory.measure)
     delegation = _delegation(config, store, lambda: engine, lambda: intake)
     recall = _recall(config, store, spool, scope)
     services = ToolServices(recall=recall, notes=memory, skills=_skill_reader(skills), delegates=delegation)
     tool_env = ToolEnv(config, spool, approvals, workspaces, web, services)
-    remind = None if memory is None else memory.remind
-    compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, remind)
+    on_summarised = None if memory is None else memory.queue_current_notes
+    compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, on_summarised)
     runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, clock)
     scope.on_close(runner.histories.close, name="histories")
     sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory)

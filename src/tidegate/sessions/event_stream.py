@@ -28,7 +28,7 @@ async def watch(
     with components.presence.attend(session) as record:
         live = _unfollowed(engine, session, followed)
         await queries.visible_session(store, session, principal)
-        for question in await components.approvals.standing(session):
+        for question in await components.approvals.open_events(session):
             yield None, question
         while True:
             news = record.expect()

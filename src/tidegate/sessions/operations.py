@@ -15,7 +15,7 @@ from tidegate.sessions import queries
 from tidegate.sessions.admission import NewSession
 from tidegate.sessions.components import Components
 from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, turns
-from tidegate.turns import COOLDOWN, WANTED
+from tidegate.turns import COMPACTION_REQUESTED, SUMMARY_COOLDOWN
 from tidegate.values import Acceptance, new_id
 
 MODEL = "model"
@@ -106,8 +106,8 @@ class Operations:
 
     async def ask_to_compact(self, session: str, principal: Principal) -> None:
         """Have older messages summarised with the next turn, even if a recent summary was of no use."""
-        await self.clear_setting(session, principal, COOLDOWN)
-        await self.set_setting(session, principal, WANTED, True, source="command")
+        await self.clear_setting(session, principal, SUMMARY_COOLDOWN)
+        await self.set_setting(session, principal, COMPACTION_REQUESTED, True, source="command")
 
     async def set_title(self, session: str, principal: Principal, title: str) -> None:
         await self._owned(session, principal)
@@ -124,7 +124,7 @@ class Operations:
 
         undone = await self._store.write_then(then, _undo, session, self._clock())
         if self._memory is not None:
-            await self._memory.remind(row)
+            await self._memory.queue_current_notes(row)
         return undone
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:

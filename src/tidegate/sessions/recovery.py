@@ -60,14 +60,14 @@ def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int)
     if strategy == "stop":
         return stopped_failure("because the gateway restarted and its caller had gone", abandoned=True)
     if strategy == "report":
-        return _given_up(
+        return _failure(
             f"The gateway stopped while it worked on this, and messages of the channel {channel.name!r} are not "
             f"resumed automatically; {channel.again}.",
             "interrupted",
         )
     if turn.attempts > resumes:
         often = "once" if turn.attempts == 1 else f"{turn.attempts} times"
-        return _given_up(
+        return _failure(
             f"The gateway stopped {often} while it worked on this (limits.resumes is {resumes}), so it was given up, "
             f"and its log says why; {channel.again}.",
             "resume_budget",
@@ -75,5 +75,5 @@ def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int)
     return None
 
 
-def _given_up(message: str, code: str) -> Failure:
+def _failure(message: str, code: str) -> Failure:
     return Failure(message=message, type="turn_error", code=code, status=502)

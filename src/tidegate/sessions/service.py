@@ -26,7 +26,7 @@ from tidegate.sessions.recovery import recover
 from tidegate.sessions.views import AgentView, SessionView, view
 from tidegate.status_report import AuditStats, BudgetView, ModelStatus, QuestionStats, ResidentStats, SessionsStatus
 from tidegate.store import AuditKind, AuditRow, SessionRow, SettingRow, UsageTotal, audit, settings, turns, usage
-from tidegate.turns import HOW, WindowUsage
+from tidegate.turns import REDUCTIONS, WindowUsage
 from tidegate.values import Acceptance, Event, Inbound, Media, Outcome
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Sessions:
 
     # -- following a turn --
 
-    def live(self, turn: str) -> TurnLog | None:
+    def turn_log(self, turn: str) -> TurnLog | None:
         """The log of a turn that is waiting or running in this process."""
         return self._engine.log(turn)
 
@@ -182,16 +182,18 @@ class Sessions:
         )
         return found
 
-    async def used_in(self, session: str, principal: Principal) -> UsageTotal:
+    async def usage_of(self, session: str, principal: Principal) -> UsageTotal:
         """The usage of one conversation."""
         await self.row(session, principal)
         found: UsageTotal = await self._store.read(usage.of_session, session)
         return found
 
-    async def filling(self, session: str, principal: Principal) -> WindowUsage:
+    async def window_usage(self, session: str, principal: Principal) -> WindowUsage:
         """The contents of the context window of the model that would answer in this conversation now."""
         row = await self.row(session, principal)
-        return await self._runner.filling(row, tuple(await self._store.read(settings.get_all, session, self._clock())))
+        return await self._runner.window_usage(
+            row, tuple(await self._store.read(settings.get_all, session, self._clock()))
+        )
 
     def agents(self, principal: Principal) -> tuple[AgentView, ...]:
         return tuple(
@@ -259,7 +261,7 @@ class Sessions:
         self, principal: Principal, session: SessionRow | None = None
     ) -> tuple[list[BudgetView], bool]:
         """The budgets that this principal may see, and whether there are more."""
-        return await self._budgets.seen_by(principal, session)
+        return await self._budgets.visible_to(principal, session)
 
     async def _count_audit_rows(self) -> None:
         self._audit_rows = await self._store.read(audit.count)
@@ -274,7 +276,7 @@ class Sessions:
         agent, fallbacks = self._config.agents.get(row.agent), self._runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
         if agent is not None and held is not None:
-            model, fallback = fallbacks.model(agent, held).name, fallbacks.fallen(agent, held)
+            model, fallback = fallbacks.model(agent, held).name, fallbacks.current(agent, held)
         return view(
             row,
             running=running.turn if running is not None else None,
@@ -357,7 +359,7 @@ class Sessions:
             workspaces=self._components.workspaces.status(),
             questions=QuestionStats(waiting=self.questions.waiting),
             audit=AuditStats(rows=self._audit_rows),
-            context={how: self._runner.compaction.counts[how] for how in HOW},
+            context={how: self._runner.compaction.counts[how] for how in REDUCTIONS},
             budgets=self._budgets.views(),
             model_states=self._model_states(),
             models={name: meter.read() for name, meter in self._budgets.meters.items()},

@@ -6,10 +6,10 @@ import msgspec
 
 from tidegate.store import SessionRow, SettingRow
 from tidegate.store.tables.settings import OWN
-from tidegate.turns import COOLDOWN, ERA, FALLBACK, WANTED, FallbackState
+from tidegate.turns import COMPACTION_REQUESTED, FALLBACK, REASONING_ERA, SUMMARY_COOLDOWN, FallbackState
 from tidegate.values import Frozen
 
-UNCHOSEN = (FALLBACK, COOLDOWN, WANTED, ERA)
+UNCHOSEN = (FALLBACK, SUMMARY_COOLDOWN, COMPACTION_REQUESTED, REASONING_ERA)
 """Settings that no user chose, or that end with the next turn."""
 
 

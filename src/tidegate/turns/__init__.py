@@ -8,7 +8,13 @@ here.
 from tidegate.turns.approvals import Approvals, QuestionView
 from tidegate.turns.budgets.budgets import Budgets
 from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
-from tidegate.turns.compaction.compaction import COOLDOWN, ERA, HOW, WANTED, Compaction
+from tidegate.turns.compaction.compaction import (
+    COMPACTION_REQUESTED,
+    REASONING_ERA,
+    REDUCTIONS,
+    SUMMARY_COOLDOWN,
+    Compaction,
+)
 from tidegate.turns.fallback import KEY as FALLBACK
 from tidegate.turns.fallback import FallbackState, fallback_reason
 from tidegate.turns.runner import Runner
@@ -17,12 +23,12 @@ from tidegate.turns.window_usage import WindowUsage
 
 __all__ = [
     "CHANNELS",
-    "COOLDOWN",
+    "COMPACTION_REQUESTED",
     "DELEGATE",
-    "ERA",
     "FALLBACK",
-    "HOW",
-    "WANTED",
+    "REASONING_ERA",
+    "REDUCTIONS",
+    "SUMMARY_COOLDOWN",
     "Approvals",
     "Budgets",
     "Channel",

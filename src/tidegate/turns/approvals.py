@@ -135,7 +135,7 @@ class Approvals:
 
         return await self._store.read(read)
 
-    async def not_for(self, principal: Principal, session: str | None) -> list[QuestionView]:
+    async def open_for_others(self, principal: Principal, session: str | None) -> list[QuestionView]:
         """The open questions in a conversation of this principal that wait for someone else's answer."""
 
         def read(db: Db) -> list[QuestionView]:
@@ -146,14 +146,14 @@ class Approvals:
         return await self._store.read(read)
 
     async def get(self, id: str, principal: Principal) -> QuestionView:
-        row, conversation, person = await self._seen(id, principal)
+        row, conversation, person = await self._visible(id, principal)
         return view_question(row, conversation, person)
 
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
         """Record the answer for good and wake the turn. The same answer again changes nothing."""
-        row, conversation, person = await self._seen(id, principal)
+        row, conversation, person = await self._visible(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
             principal.require("approve_outside")
@@ -175,7 +175,7 @@ class Approvals:
         self._signal(row.turn)
         return view_question(counted.row, conversation, person)
 
-    async def _seen(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
+    async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
         """The question, its conversation, and the name of the person whose conversation it is."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
@@ -196,14 +196,14 @@ class Approvals:
 
     # -- for event streams --
 
-    async def standing(self, session: str) -> list[QuestionAsked]:
+    async def open_events(self, session: str) -> list[QuestionAsked]:
         """The open questions of the session and of its tasks, oldest first, for readers that arrive after they were
         asked."""
-        return await self._store.read(_standing, session, self._clock())
+        return await self._store.read(_open_events, session, self._clock())
 
     # -- for the turns --
 
-    async def put(self, taken: TakenTurn, turn: Turn, step: str, asking: NewApproval) -> ApprovalRow | str:
+    async def ask(self, taken: TakenTurn, turn: Turn, step: str, asking: NewApproval) -> ApprovalRow | str:
         """Ask the question, emit it to the turn's readers, and wait until it is closed. Returns its row, or the reason
         why nobody could be asked. A step that has asked before is not checked again."""
 
@@ -214,7 +214,7 @@ class Approvals:
             found = await find()
             return found if found is not None and found.state != "open" else None
 
-        if await find() is None and (nobody := await self._nobody(taken)) is not None:
+        if await find() is None and (nobody := await self._unreachable_reason(taken)) is not None:
             return nobody
         with self._counted((taken.session.principal, turn.id)):
             now = self._clock()
@@ -231,7 +231,7 @@ class Approvals:
                 )
             )
             if row.state == "open":
-                turn.emit(_told(row))
+                turn.emit(_asked_event(row))
             row = await turn.wait(closed)
         turn.emit(QuestionAnswered(id=row.id, state=row.state, answer=row.answer or ""))
         return row
@@ -249,9 +249,9 @@ class Approvals:
         has_right = row is not None and Principal(id=row.id, name=row.name, role=row.role).may(right)
         return taken.session.principal if has_right else approvals.OWNER
 
-    async def givers(self, taken: TakenTurn) -> tuple[str, ...]:
+    async def delegating_agents(self, taken: TakenTurn) -> tuple[str, ...]:
         """The agents that delegated the turn's task, nearest first; none if the turn is not a task."""
-        return () if taken.turn.within is None else await self._store.read(_givers, taken.turn.id)
+        return () if taken.turn.within is None else await self._store.read(_delegating_agents, taken.turn.id)
 
     async def channel(self, taken: TakenTurn) -> str:
         """The channel of the person behind this turn, also if another agent delegated it as a task."""
@@ -270,7 +270,7 @@ class Approvals:
             attended = self._channels.of(turn.channel).interactive
         return turn.channel, attended and session.kind != "ephemeral"
 
-    async def _nobody(self, taken: TakenTurn) -> str | None:
+    async def _unreachable_reason(self, taken: TakenTurn) -> str | None:
         """The reason why nobody can answer a question of this turn; None if someone can."""
         channel, attended = await self._origin(taken)
         if not attended:
@@ -307,17 +307,17 @@ def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
     return None if found is None or session is None else (found, session)
 
 
-def _givers(db: Db, turn: str) -> tuple[str, ...]:
+def _delegating_agents(db: Db, turn: str) -> tuple[str, ...]:
     """Their names; empty for an agent whose turn is already gone, which matches no agent."""
     rows = [sessions.get(db, row.session) if row is not None else None for row in turns.around(db, turn)]
     return tuple("" if row is None else row.agent for row in rows)
 
 
-def _standing(db: Db, session: str, now: float) -> list[QuestionAsked]:
+def _open_events(db: Db, session: str, now: float) -> list[QuestionAsked]:
     found: list[QuestionAsked] = []
     for row in approvals.open_of(db, session, now):
         asker = None if row.session == session else sessions.get(db, row.session)
-        found.append(_told(row, "" if asker is None else asker.agent))
+        found.append(_asked_event(row, "" if asker is None else asker.agent))
     return found
 
 
@@ -332,7 +332,7 @@ def _whose(db: Db, row: ApprovalRow) -> tuple[str, str]:
     return turns.conversation(db, row.session), "" if person is None else person.name
 
 
-def _told(row: ApprovalRow, agent: str = "") -> QuestionAsked:
+def _asked_event(row: ApprovalRow, agent: str = "") -> QuestionAsked:
     return QuestionAsked(
         id=row.id,
         turn=row.turn,

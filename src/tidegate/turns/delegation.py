@@ -96,11 +96,11 @@ class Delegation:
         agents = self._config.agents
         lines = [
             f"- {name}: {about}" if (about := agents[name].description) else f"- {name}"
-            for name in await self._open_to(agent, principal)
+            for name in await self._allowed_agents(agent, principal)
         ]
         return "\n".join([HEADING, *lines]) if lines else ""
 
-    async def _open_to(self, agent: str, principal: str) -> list[str]:
+    async def _allowed_agents(self, agent: str, principal: str) -> list[str]:
         """The agents that this one may give tasks to for this principal, sorted by name."""
         named = self._config.agents[agent].delegates if agent in self._config.agents else ()
         known = await self._store.read(principals.get, principal)
@@ -125,7 +125,7 @@ class Delegation:
                 f"This task has already been delegated {ctx.depth} times (limits.delegate_depth is {most}): do it "
                 "yourself, or answer with what is missing."
             )
-        names = await self._open_to(ctx.agent, ctx.principal)
+        names = await self._allowed_agents(ctx.agent, ctx.principal)
         if agent not in names:
             there_are = f"there are: {', '.join(names)}" if names else "there is none"
             raise ToolFailed(f"There is no agent {agent!r} that you may give tasks to; {there_are}.")

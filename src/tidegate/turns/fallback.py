@@ -61,7 +61,7 @@ class Fallbacks:
         awake = (name for name in chain if self._models.cooldowns.of(name) is None)
         return self._models.get(next(awake, chain[0]))
 
-    def fallen(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> FallbackState | None:
+    def current(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> FallbackState | None:
         """The fallback that would answer now; None if it would be the agent's own model, or the user's choice."""
         model = self.model(agent, held).name
         if model == agent.model or self._chosen(held) is not None:
@@ -77,11 +77,11 @@ class Fallbacks:
     async def begin(self, journal: Journal, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
         """The answering model of this turn. The user is notified of a fallback that is new to the session."""
         strict = self._chosen(taken.settings) is not None
-        standing = AnsweringModel(self, journal, taken, agent, self.model(agent, taken.settings), strict)
+        answering = AnsweringModel(self, journal, taken, agent, self.model(agent, taken.settings), strict)
         known, rest = fallback_of(taken.settings), self._models.cooldowns.of(agent.model)
-        if not strict and (known is None or known.model != standing.model.name):
-            await standing.note(standing.model, rest.why if rest is not None else "")
-        return standing
+        if not strict and (known is None or known.model != answering.model.name):
+            await answering.note(answering.model, rest.why if rest is not None else "")
+        return answering
 
     def _chosen(self, held: tuple[SettingRow, ...]) -> str | None:
         """The user's choice, if that model is still configured."""
@@ -147,18 +147,18 @@ class AnsweringModel:
             error=failure.brief,
         )
         if other is None:
-            self._tell_who_rests(failed, failure)
+            self._add_cooldowns(failed, failure)
         else:
             known = "" if self._fallen is None else self._fallen.why
             await self.note(other, failure.kind if last.name == self._agent.model else known)
             self.model = other
         return other
 
-    def _tell_who_rests(self, failed: tuple[Model, ...], failure: ModelFailed) -> None:
+    def _add_cooldowns(self, failed: tuple[Model, ...], failure: ModelFailed) -> None:
         asked = {model.name for model in failed}
         resting = [name for name in (self._agent.model, *self._agent.fallback) if name not in asked]
         if resting:
-            failure.add(f"Not asked, because they failed recently and are in cooldown: {', '.join(resting)}.")
+            failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(resting)}.")
 
     async def note(self, model: Model, why: str) -> None:
         """Record that this model answers from now on. `why` is the failure of the agent's own model."""

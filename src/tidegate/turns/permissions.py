@@ -83,16 +83,18 @@ class TurnPermissions:
             return None
         if verdict.decision == "deny":
             return f"Not run: denied ({verdict.because})."
-        return await self._ask_leave(turn, step, call, verdict.because, contained=action.contained)
+        return await self._ask_approval(turn, step, call, verdict.because, contained=action.contained)
 
     async def _find_policies(self) -> tuple[Policy, ...]:
         """The policy of the agent, and those of the agents that delegated its task. An agent that is no longer
         configured has the strictest policy."""
-        givers = await self._questions.givers(self._taken)
-        self._in_force = (self._policy, *(self._policies.get(agent, _CAREFUL) for agent in givers))
+        delegating_agents = await self._questions.delegating_agents(self._taken)
+        self._in_force = (self._policy, *(self._policies.get(agent, _CAREFUL) for agent in delegating_agents))
         return self._in_force
 
-    async def _ask_leave(self, turn: Turn, step: str, call: ToolCall, because: str, *, contained: bool) -> str | None:
+    async def _ask_approval(
+        self, turn: Turn, step: str, call: ToolCall, because: str, *, contained: bool
+    ) -> str | None:
         digest = approvals.action_digest(call.name, call.arguments)
         text = summary(call)
         if len(text) > approvals.SUMMARY_CHARACTERS:
@@ -103,7 +105,7 @@ class TurnPermissions:
         approver = await self._questions.approver(self._taken, contained=contained)
         asking = NewApproval(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
         try:
-            row = await self._questions.put(self._taken, turn, step, asking)
+            row = await self._questions.ask(self._taken, turn, step, asking)
         except Conflict as error:
             if error.code != "approval_differs":
                 raise
@@ -134,7 +136,7 @@ class TurnPermissions:
             )
         self._waiting[step] += 1
         try:
-            row = await self._questions.put(self._taken, turn, f"{name}-{nth}", asking)
+            row = await self._questions.ask(self._taken, turn, f"{name}-{nth}", asking)
         except Refused as error:
             raise ToolFailed(f"Nobody was asked: {error.message}") from None
         self._waiting[step] -= 1

@@ -22,13 +22,13 @@ class PrefixDrift(Frozen, frozen=True):
     text: str
     mark: str
 
-    def is_told(self, held: tuple[SettingRow, ...], turn: str) -> bool:
+    def is_reported(self, held: tuple[SettingRow, ...], turn: str) -> bool:
         """Whether an earlier turn has reported it. A turn that continues after a crash reports it again."""
-        told = told_of(held)
-        return told is not None and told[0] == self.mark and told[1] != turn
+        notice = last_notice(held)
+        return notice is not None and notice[0] == self.mark and notice[1] != turn
 
 
-def told_of(held: tuple[SettingRow, ...]) -> list[str] | None:
+def last_notice(held: tuple[SettingRow, ...]) -> list[str] | None:
     """The mark and the turn of the last notice."""
     return next((setting.value for setting in held if setting.key == KEY), None)
 

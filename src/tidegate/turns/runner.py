@@ -24,10 +24,10 @@ from tidegate.models import EncodedPrefix, Model, Models
 from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.compaction.compaction import COOLDOWN, ERA, Compaction, TurnFitter, read_view
+from tidegate.turns.compaction.compaction import REASONING_ERA, SUMMARY_COOLDOWN, Compaction, TurnFitter, read_view
 from tidegate.turns.fallback import Fallbacks
 from tidegate.turns.prefix_drift import KEY as DRIFT
-from tidegate.turns.prefix_drift import PrefixDrift, drift_of, told_of
+from tidegate.turns.prefix_drift import PrefixDrift, drift_of, last_notice
 from tidegate.turns.tool_env import ToolEnv
 from tidegate.turns.window_usage import WindowUsage, window_usage
 from tidegate.values import Call, Frozen, Message, Notice, Outcome
@@ -64,7 +64,7 @@ class SentPrefix(NamedTuple):
         return prefix_bytes(self.encoded)
 
 
-Kept = tuple[HistoryState, list[bytes]]
+KeptHistory = tuple[HistoryState, list[bytes]]
 
 
 class TurnSettings(Frozen, frozen=True):
@@ -116,10 +116,10 @@ class Runner:
     async def __call__(self, journal: Journal, taken: TakenTurn) -> None:
         session = taken.session
         agent = self.agent(session.agent)
-        standing = await self.fallbacks.begin(journal, taken, agent)
-        model = standing.model
+        answering = await self.fallbacks.begin(journal, taken, agent)
+        model = answering.model
         if session.encoder != model.wire.version:
-            # A user who changes the model is told so already. The first format was chat completions, without a number.
+            # A user who changes the model is told so already. The first format, chat completions, had no number.
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 journal.emit(Notice(text=ENCODED_ANEW))
             await self._store.write(sessions.reencode, session.id, model.wire.version)
@@ -130,33 +130,33 @@ class Runner:
         async def fall_back(
             last: Conversation, failed: tuple[Model, ...], failure: ModelFailed
         ) -> tuple[Conversation, SpendGuard] | None:
-            other = await standing.next(failed, failure)
+            other = await answering.next(failed, failure)
             if other is None:
                 return None
             paying = await self.spend_guard(taken, other)
-            return await self._instead(taken, agent, last, other), paying
+            return await self._with_model(taken, agent, last, other), paying
 
         residency = TurnResident(self, taken, agent)
-        # Nothing is awaited between this and the `try`, which releases the conversation.
+        # Nothing is awaited between this and the `try`, whose end releases the conversation.
         conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
         model_step = ModelStep(
             conversation, spend_guard, fall_back, TurnFitter(self.compaction, journal, taken), residency
         )
         setup = partial(self._tool_env.setup, journal, taken)
         tool_runner = ToolRunner(journal, conversation.tools, setup, parallel=self._config.limits.tools_parallel)
-        goes_on = False
+        continues = False
         try:
-            await self._tell_drift(journal, taken, model)
+            await self._report_drift(journal, taken, model)
             await run(journal, model_step, tool_runner, self.call(taken, agent), self._bounds)
-            await standing.answered()
+            await answering.answered()
         except (Parked, asyncio.CancelledError):
-            goes_on = not journal.is_stopped  # if it continues its files are needed; else recovery removes them
+            continues = not journal.is_stopped  # if it continues its files are needed; else recovery removes them
             raise
         finally:
             if session.kind == "ephemeral":
                 await model_step.conversation.release()
-                if not goes_on and (tool_runner.used or journal.is_resumed or _is_spooled(journal.incoming)):
-                    await self._tool_env.leave_nothing(session.id)
+                if not continues and (tool_runner.used or journal.is_resumed or _is_spooled(journal.incoming)):
+                    await self._tool_env.remove_files(session.id)
 
     def turn_ended(self, session: str, outcome: Outcome, version: int) -> None:
         record = self.presence.get(session)
@@ -186,7 +186,7 @@ class Runner:
         reasoning = next(chosen, agent.reasoning)
         return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
 
-    async def filling(self, session: SessionRow, held: tuple[SettingRow, ...]) -> WindowUsage:
+    async def window_usage(self, session: SessionRow, held: tuple[SettingRow, ...]) -> WindowUsage:
         """The contents of the context window of the model that would answer now."""
         model = self.fallbacks.model(self.agent(session.agent), held)
         record = self.presence.get(session.id)
@@ -194,7 +194,7 @@ class Runner:
         same = resident if isinstance(resident, Conversation) and resident.model is model else None
         view = await self._store.read(read_view, session.id, None)
         prefix = await self._store.read(sessions.prefix, _frozen(session))
-        resting = next((setting for setting in held if setting.key == COOLDOWN), None)
+        resting = next((setting for setting in held if setting.key == SUMMARY_COOLDOWN), None)
         return window_usage(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
@@ -257,7 +257,7 @@ class Runner:
         self.presence.lend(taken.session.id, conversation)
         return conversation
 
-    async def _instead(
+    async def _with_model(
         self, taken: TakenTurn, agent: AgentSettings, failed: Conversation, model: Model
     ) -> Conversation:
         """The same conversation up to the same point with another model, built from the store."""
@@ -299,13 +299,13 @@ class Runner:
         tools: Toolset,
         signature: bytes,
         start: TurnSettings,
-        kept: Kept | None = None,
+        kept: KeptHistory | None = None,
     ) -> Conversation:
         """`kept` is the history at the time the conversation was unloaded."""
         beginning = await self._beginning(taken, model)
         era = start.era
         if era is None:
-            era = next((setting.value for setting in taken.settings if setting.key == ERA), 0)
+            era = next((setting.value for setting in taken.settings if setting.key == REASONING_ERA), 0)
         if kept is not None and kept[0].era != era:
             kept = None
         past = View() if kept is not None else await self._read(taken, start)
@@ -350,7 +350,7 @@ class Runner:
 
         return await self.prefixes.get_or_make(_beginning_key(session, model), make)
 
-    async def _tell_drift(self, journal: Journal, taken: TakenTurn, model: Model) -> None:
+    async def _report_drift(self, journal: Journal, taken: TakenTurn, model: Model) -> None:
         """Notify the user once for each change of the configuration. The conversation has been built, so its prefix is
         known."""
         session = taken.session
@@ -359,12 +359,12 @@ class Runner:
             return
         drift = beginning.drift
         if drift is None:
-            if told_of(taken.settings) is not None:
+            if last_notice(taken.settings) is not None:
                 await self._store.write(settings.clear, session.id, DRIFT)
-        elif not drift.is_told(taken.settings, journal.id):
+        elif not drift.is_reported(taken.settings, journal.id):
             journal.emit(Notice(text=drift.text))
-            told = [drift.mark, journal.id]
-            await self._store.write(settings.put, session.id, DRIFT, told, "configuration", self._clock())
+            notice = [drift.mark, journal.id]
+            await self._store.write(settings.put, session.id, DRIFT, notice, "configuration", self._clock())
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)

@@ -57,7 +57,7 @@ class ToolEnv:
         )
         return ToolSetup(context, TurnPermissions(self._questions, self._policies, taken, workspace))
 
-    async def leave_nothing(self, session: str) -> None:
+    async def remove_files(self, session: str) -> None:
         """Remove everything that the tools of a one-shot call made. After a crash the sweeps find it."""
         with anyio.CancelScope(shield=True):
             await self._workspaces.discard(session)

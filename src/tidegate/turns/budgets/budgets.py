@@ -135,7 +135,9 @@ class Budgets:
 
     # -- for people --
 
-    async def seen_by(self, principal: Principal, session: SessionRow | None = None) -> tuple[list[BudgetView], bool]:
+    async def visible_to(
+        self, principal: Principal, session: SessionRow | None = None
+    ) -> tuple[list[BudgetView], bool]:
         """The budgets that this principal may see, including those of one conversation, and whether there are more:
         their own and, with the right to see all usage, everyone's."""
         found: list[BudgetView] = []

@@ -32,21 +32,21 @@ from tidegate.values import Notice
 
 log = Log(__name__)
 
-COOLDOWN = "summaries"
+SUMMARY_COOLDOWN = "summaries"
 """The setting that suspends summaries by a model for a while."""
 
-WANTED = "compact"
+COMPACTION_REQUESTED = "compact"
 """The setting by which a user requests a compaction with the next turn."""
 
-ERA = "thoughts"
+REASONING_ERA = "thoughts"
 """The setting that counts how often a provider has refused the reasoning carried by a session's answers."""
 
-WITHOUT_THOUGHTS = (
+WITHOUT_REASONING = (
     "The model {model} refuses its earlier reasoning, for example because the key belongs to another account: it "
     "continues without it, and the provider counts the conversation as new once."
 )
 
-HOW = ("summary", "excerpts", "cut", "media", "useless")
+REDUCTIONS = ("summary", "excerpts", "cut", "media", "useless")
 """The ways in which requests are reduced; the last one counts useless summaries."""
 
 UNCONDENSED = 2
@@ -72,11 +72,11 @@ class Compaction:
         config: ContextSettings,
         budgets: Budgets,
         clock: Callable[[], float],
-        remind: Callable[[SessionRow], Awaitable[None]] | None = None,
+        on_summarised: Callable[[SessionRow], Awaitable[None]] | None = None,
     ) -> None:
-        """`remind` is called for each session of which more is summarised, since earlier notices may no longer be
-        visible."""
-        self.remind = remind
+        """`on_summarised` is called for a session after more of it was summarised: the model may no longer see
+        earlier notices."""
+        self.on_summarised = on_summarised
         self.scope = scope
         self.store = store
         self.settings = config
@@ -84,7 +84,7 @@ class Compaction:
         self.clock = clock
         self.counts: Counter[str] = Counter()  # lint: allow one for each way of making a request smaller
         """Number of reductions, by kind."""
-        self.pens = asyncio.Semaphore(PREPARED_AT_ONCE)
+        self.summary_slots = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._marks: dict[str, WindowMarks] = {}  # lint: allow one for each configured model
 
     def marks(self, model: Model) -> WindowMarks:
@@ -102,28 +102,28 @@ class Compaction:
 class TurnFitter:
     """Fits the conversation of one turn into the window, with whatever model it is."""
 
-    __slots__ = ("_cools", "_house", "_journal", "_taken", "_wanted")
+    __slots__ = ("_compaction", "_cools", "_journal", "_taken", "_wanted")
 
     _cools: tuple[float, str] | None
     """The cooldown in the store when the turn was taken; later changes are on the conversation."""
 
-    def __init__(self, house: Compaction, journal: Journal, taken: TakenTurn) -> None:
-        self._house = house
+    def __init__(self, compaction: Compaction, journal: Journal, taken: TakenTurn) -> None:
+        self._compaction = compaction
         self._journal = journal
         self._taken = taken
-        found = (setting for setting in taken.settings if setting.key == COOLDOWN)
+        found = (setting for setting in taken.settings if setting.key == SUMMARY_COOLDOWN)
         self._cools = next(((setting.expires or 0.0, str(setting.value)) for setting in found), None)
-        self._wanted = any(setting.key == WANTED for setting in taken.settings)
+        self._wanted = any(setting.key == COMPACTION_REQUESTED for setting in taken.settings)
 
     def is_due(self, conversation: Conversation) -> bool:
-        soft = self._house.marks(conversation.model).soft
+        soft = self._compaction.marks(conversation.model).soft
         return conversation.is_outdated or self._wanted or conversation.tokens > soft
 
     async def fit(self, conversation: Conversation) -> None:
         if conversation.is_outdated:
-            view = await self._house.view(self._taken)
+            view = await self._compaction.view(self._taken)
             conversation.rebuild(view.messages(), view.mark)
-        marks = self._house.marks(conversation.model)
+        marks = self._compaction.marks(conversation.model)
         tokens = conversation.tokens
         if self._is_callers:
             if tokens > marks.window:
@@ -132,18 +132,18 @@ class TurnFitter:
         if self._wanted:
             self._wanted = False
             self._cools = conversation.cooldown = None
-            await self._house.store.write(settings.clear, self._taken.session.id, WANTED)
+            await self._compaction.store.write(settings.clear, self._taken.session.id, COMPACTION_REQUESTED)
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.soft and self._may_prepare(conversation):
-            conversation.summary_task = self._house.scope.start(
+            conversation.summary_task = self._compaction.scope.start(
                 self._prepare, conversation, name="summary beside a turn"
             )
 
     async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
         if remedy == "thoughts":
-            return await self._forget_thoughts(conversation)
+            return await self._drop_reasoning(conversation)
         if remedy == "documents":
             return await self._hide_media(conversation, documents=True)
         if remedy == "size" and await self._hide_media(conversation):
@@ -158,19 +158,21 @@ class TurnFitter:
             return False
         return conversation.tokens < before
 
-    async def _forget_thoughts(self, conversation: Conversation) -> bool:
+    async def _drop_reasoning(self, conversation: Conversation) -> bool:
         """Continue without the reasoning of earlier answers, across unload and restart, so that it is refused only
         once."""
         if not conversation.carries:
             return False
         name, session = conversation.model.name, self._taken.session
         log.warning("a model refuses its earlier reasoning; the turn continues without it", model=name)
-        self._journal.emit(Notice(text=WITHOUT_THOUGHTS.format(model=name)))
-        view = await self._house.view(self._taken)
+        self._journal.emit(Notice(text=WITHOUT_REASONING.format(model=name)))
+        view = await self._compaction.view(self._taken)
         conversation.drop_carried(view.messages())
         if session.kind != "ephemeral":
-            now = self._house.clock()
-            await self._house.store.write(settings.put, session.id, ERA, conversation.era, "refused", now, None)
+            now = self._compaction.clock()
+            await self._compaction.store.write(
+                settings.put, session.id, REASONING_ERA, conversation.era, "refused", now, None
+            )
         return True
 
     @property
@@ -195,19 +197,19 @@ class TurnFitter:
     def _may_prepare(self, conversation: Conversation) -> bool:
         """A one-shot call is over before its summary would be needed."""
         kept = self._taken.session.kind != "ephemeral"
-        return kept and conversation.summary_task is None and not self._why_not(conversation)
+        return kept and conversation.summary_task is None and not self._suspended_reason(conversation)
 
-    def _why_not(self, conversation: Conversation) -> str:
+    def _suspended_reason(self, conversation: Conversation) -> str:
         """The reason why no model is asked for a summary now; empty if one may be."""
         until, why = conversation.cooldown or self._cools or (0.0, "")
-        return why if self._house.clock() < until else ""
+        return why if self._compaction.clock() < until else ""
 
     async def _prepare(self, conversation: Conversation) -> None:
         """Write summaries in advance, for when the hard mark is passed."""
         try:
-            async with self._house.pens:
-                work = await self._work(conversation, self._house.marks(conversation.model).hard)
-                there = await self._house.store.read(summaries.prepared, self._taken.session.id)
+            async with self._compaction.summary_slots:
+                work = await self._work(conversation, self._compaction.marks(conversation.model).hard)
+                there = await self._compaction.store.read(summaries.prepared, self._taken.session.id)
                 if work.could_save and not there:
                     await self._write(conversation, work, SideCall(self._taken.session.id))
         except NoSummary as useless:
@@ -216,19 +218,21 @@ class TurnFitter:
             log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
 
     async def _work(self, conversation: Conversation, most: int) -> RequestSize:
-        view = await self._house.view(self._taken)
-        marks = marks_for(self._house.marks(conversation.model), conversation, most)
-        return RequestSize(conversation, view, self._house.settings.least, most, marks)
+        view = await self._compaction.view(self._taken)
+        marks = marks_for(self._compaction.marks(conversation.model), conversation, most)
+        return RequestSize(conversation, view, self._compaction.settings.least, most, marks)
 
     async def _cool(self, conversation: Conversation, why: str) -> None:
         """Ask no model for a summary for a while, across turns and restarts."""
-        self._house.counts["useless"] += 1
+        self._compaction.counts["useless"] += 1
         log.warning("a summary was useless", session=self._taken.session.id, why=why)
-        now = self._house.clock()
-        until = now + self._house.settings.cooldown
+        now = self._compaction.clock()
+        until = now + self._compaction.settings.cooldown
         conversation.cooldown = (until, why)
         if until > now and self._taken.session.kind != "ephemeral":
-            await self._house.store.write(settings.put, self._taken.session.id, COOLDOWN, why, "compaction", now, until)
+            await self._compaction.store.write(
+                settings.put, self._taken.session.id, SUMMARY_COOLDOWN, why, "compaction", now, until
+            )
 
     # -- before the next step --
 
@@ -250,26 +254,26 @@ class TurnFitter:
             conversation.rebuild(work.view.messages(), work.view.mark, tokens=work.tokens(work.view))
         if not work.fits:
             raise self._too_small(conversation)
-        self._tell(view, work, why)
-        if work.view.covered > view.covered and self._house.remind is not None:
-            await self._house.remind(self._taken.session)
+        self._notify(view, work, why)
+        if work.view.covered > view.covered and self._compaction.on_summarised is not None:
+            await self._compaction.on_summarised(self._taken.session)
 
     async def _await_prepared(self, conversation: Conversation) -> None:
         """Wait for summaries that are being written beside the turn, rather than writing them twice."""
         task, conversation.summary_task = conversation.summary_task, None
         if task is None:
             return
-        with anyio.move_on_after(2 * self._house.settings.summary_seconds):
+        with anyio.move_on_after(2 * self._compaction.settings.summary_seconds):
             await asyncio.wait({task})
         if not task.done():
             task.cancel()
 
     async def _summarise(self, conversation: Conversation, work: RequestSize) -> str:
         """Apply the prepared summaries, or have them written now. Returns why there are none, or an empty string."""
-        session, house = self._taken.session.id, self._house
-        rows: list[SummaryRow] = await house.store.read(summaries.prepared, session)
+        session, compaction = self._taken.session.id, self._compaction
+        rows: list[SummaryRow] = await compaction.store.read(summaries.prepared, session)
         if not work.is_worth(rows):
-            if why := self._why_not(conversation):
+            if why := self._suspended_reason(conversation):
                 return why
             if not work.could_save:
                 return "too few of its messages are old"
@@ -283,17 +287,17 @@ class TurnFitter:
                 for _, used in side_call.calls:
                     self._journal.add_usage(used)
         if not work.is_worth(rows):
-            await house.store.write(summaries.drop_prepared, session)
+            await compaction.store.write(summaries.drop_prepared, session)
             await self._cool(conversation, SAVES_TOO_LITTLE)
             return SAVES_TOO_LITTLE
-        await house.store.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
-        work.view = await house.view(self._taken)
-        house.counts["summary"] += 1
+        await compaction.store.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
+        work.view = await compaction.view(self._taken)
+        compaction.counts["summary"] += 1
         return ""
 
     async def _write(self, conversation: Conversation, work: RequestSize, side_call: SideCall) -> list[SummaryRow]:
         model = conversation.model
-        return await self._house.summarizer.write(side_call, self._taken, work.view, model, work.marks, work.rate)
+        return await self._compaction.summarizer.write(side_call, self._taken, work.view, model, work.marks, work.rate)
 
     async def _take(self, work: RequestSize, stage: ReductionStage) -> None:
         """Apply a stage if it reduces the request by the configured share or, as a last resort, if the request fits
@@ -301,14 +305,14 @@ class TurnFitter:
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
             return
-        await self._house.store.write(write_stage, self._taken.session.id, stage, self._house.clock())
-        work.view = await self._house.view(self._taken)
-        self._house.counts["excerpts" if stage.cut is None else "cut"] += 1
+        await self._compaction.store.write(write_stage, self._taken.session.id, stage, self._compaction.clock())
+        work.view = await self._compaction.view(self._taken)
+        self._compaction.counts["excerpts" if stage.cut is None else "cut"] += 1
 
     async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
         """Replace media by descriptions: all but that of the last message with media, or that as well. With
         `documents`, only messages with documents count; other media up to the last of them is replaced too."""
-        view = await self._house.view(self._taken)
+        view = await self._compaction.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [
             place
@@ -319,10 +323,10 @@ class TurnFitter:
             return False
         last = shown[-2] if len(shown) > 1 else shown[-1]
         elision = ElisionRow(view.covered + 1, last, "media", 0)
-        await self._house.store.write(summaries.elide, self._taken.session.id, elision, self._house.clock())
-        view = await self._house.view(self._taken)
+        await self._compaction.store.write(summaries.elide, self._taken.session.id, elision, self._compaction.clock())
+        view = await self._compaction.view(self._taken)
         conversation.rebuild(view.messages(), view.mark)
-        self._house.counts["media"] += 1
+        self._compaction.counts["media"] += 1
         which = f"{'older' if len(shown) > 1 else 'the'} pictures, sounds and documents are"
         why = (
             "The model's endpoint refused a document"
@@ -332,27 +336,27 @@ class TurnFitter:
         self._journal.emit(Notice(text=f"{why}: {which} described in words."))
         return True
 
-    def _tell(self, before: View, work: RequestSize, why: str) -> None:
+    def _notify(self, before: View, work: RequestSize, why: str) -> None:
         view = work.view
         if view is before:
             if why:
                 self._journal.emit(Notice(text=f"This conversation was not summarised: {why}."))
             return
-        told = []
+        sentences = []
         if why:
-            told.append(f"Older messages could not be summarised ({why.rstrip('.')}).")
+            sentences.append(f"Older messages could not be summarised ({why.rstrip('.')}).")
         if view.covered > before.covered:
             how = "a list of them" if view.summaries[-1].how == "cut" else "a summary"
-            told.append(f"The model sees {how} instead of messages {before.covered + 1} to {view.covered}.")
+            sentences.append(f"The model sees {how} instead of messages {before.covered + 1} to {view.covered}.")
         elif len(view.summaries) < len(before.summaries):
-            told.append("Older summaries were merged into one.")
+            sentences.append("Older summaries were merged into one.")
         if view.elisions != before.elisions:
-            told.append("The model sees excerpts of long messages.")
-        told.append("Nothing is deleted; the provider counts the conversation as new once.")
-        self._journal.emit(Notice(text=" ".join(told)))
+            sentences.append("The model sees excerpts of long messages.")
+        sentences.append("Nothing is deleted; the provider counts the conversation as new once.")
+        self._journal.emit(Notice(text=" ".join(sentences)))
 
     def _too_small(self, conversation: Conversation) -> ModelFailed:
-        marks, fixed = self._house.marks(conversation.model), conversation.prefix_tokens
+        marks, fixed = self._compaction.marks(conversation.model), conversation.prefix_tokens
         return ModelFailed(
             f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens, of which a request may have "
             f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,} (see "

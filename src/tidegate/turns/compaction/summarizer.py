@@ -54,7 +54,7 @@ MOST_PIECES = 8
 """The most pieces that one compaction has summarised, each in its own call; older messages are listed without a
 model."""
 
-THOUGHTS_TOKENS = 4096
+REASONING_TOKENS = 4096
 """Additional tokens for the answer of a model that reasons before it writes."""
 
 Give = Callable[[int, bool], SummaryRequest]
@@ -88,16 +88,16 @@ class Summarizer:
         span = view.rows[: tail_start(view.rows, int(marks.keep / rate), weigh)]
         if not span:
             raise NoSummary("all of its messages are recent")
-        writer = self._models.get(self._settings.model) if self._settings.model else model
-        spend_guard = await self._budgets.spend_guard(writer, taken.session, taken.turn.job)
-        window = min(writer.facts.window, marks.window) if writer is model else writer.facts.window
-        pen = _Pen(side_call, writer, spend_guard, self._settings, window, min(marks.window, window))
+        author = self._models.get(self._settings.model) if self._settings.model else model
+        spend_guard = await self._budgets.spend_guard(author, taken.session, taken.turn.job)
+        window = min(author.facts.window, marks.window) if author is model else author.facts.window
+        writer = _SummaryWriter(side_call, author, spend_guard, self._settings, window, min(marks.window, window))
         drafts: list[SummaryRow] = []
         try:
-            drafts += await _leaves(pen, span, view.covered)
+            drafts += await _leaves(writer, span, view.covered)
             together = (*view.summaries, *drafts)
             if sum(len(row.text) for row in together) > SUMMARIES_SHARE * marks.window / rate:
-                drafts += await _condensed(pen, together[:-1])
+                drafts += await _condensed(writer, together[:-1])
         except (NoSummary, anyio.get_cancelled_exc_class()):
             with anyio.CancelScope(shield=True):
                 await self._store.write(_bill, taken, tuple(side_call.calls), self._clock())
@@ -105,32 +105,32 @@ class Summarizer:
         return await self._store.write(_keep, taken, view.covered, drafts, tuple(side_call.calls), self._clock())
 
 
-async def _leaves(pen: "_Pen", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
+async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
     """Summaries of messages, each of as many as the model can take at once."""
-    pieces = chunks(span, pen.room, request_bytes_of)
+    pieces = chunks(span, writer.room, request_bytes_of)
     drafts: list[SummaryRow] = []
     first = covered + 1
     if len(pieces) > MOST_PIECES:
         listed = [row for piece in pieces[:-MOST_PIECES] for row in piece]
-        drafts.append(_draft(0, first, listed[-1][0], "cut", "", outline_messages(listed, pen.size)))
+        drafts.append(_draft(0, first, listed[-1][0], "cut", "", outline_messages(listed, writer.size)))
         first = listed[-1][0] + 1
     for piece in pieces[-MOST_PIECES:]:
-        text, how = await pen.write(
+        text, how = await writer.write(
             lambda tokens, terse, piece=piece: request_for_messages(piece, tokens, terse=terse),  # type: ignore[misc]
             sum(weigh(message) for _, message in piece),
         )
-        drafts.append(_draft(0, first, piece[-1][0], how, pen.model.provider_model, text))
+        drafts.append(_draft(0, first, piece[-1][0], how, writer.model.provider_model, text))
         first = piece[-1][0] + 1
     return drafts
 
 
-async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Summaries of summaries, each of as many as the model can take at once. If one cannot be written, the summaries
     that it would replace stay."""
     drafts: list[SummaryRow] = []
-    for group in summary_groups(rows, pen.room):
+    for group in summary_groups(rows, writer.room):
         try:
-            text, how = await pen.write(
+            text, how = await writer.write(
                 lambda tokens, terse, group=group: request_for_summaries(group, tokens, terse=terse),  # type: ignore[misc]
                 sum(len(row.text) for row in group),
             )
@@ -138,11 +138,11 @@ async def _condensed(pen: "_Pen", rows: Sequence[SummaryRow]) -> list[SummaryRow
             log.warning("summaries stay as they are", why=str(useless))
             return drafts
         level = max(row.level for row in group) + 1
-        drafts.append(_draft(level, group[0].first, group[-1].last, how, pen.model.provider_model, text))
+        drafts.append(_draft(level, group[0].first, group[-1].last, how, writer.model.provider_model, text))
     return drafts
 
 
-class _Pen:
+class _SummaryWriter:
     """The model that writes the summaries of one compaction."""
 
     def __init__(
@@ -180,7 +180,7 @@ class _Pen:
 
     async def _ask(self, material: SummaryRequest, size: int, *, whole: bool) -> tuple[str, str]:
         facts = self.model.facts
-        most = 2 * material.tokens + (THOUGHTS_TOKENS if facts.thinking != "none" else 0)
+        most = 2 * material.tokens + (REASONING_TOKENS if facts.thinking != "none" else 0)
         call = Call(max_tokens=min(most, facts.output), reasoning="off")
         within = self._settings.summary_seconds
         try:

@@ -210,7 +210,7 @@ class ConversationsApi:
         return json_answer(await self._service.session(ask.path["id"], ask.caller.principal))
 
     async def context(self, ask: Ask) -> HttpResponse:
-        return json_answer(await self._service.filling(ask.path["id"], ask.caller.principal))
+        return json_answer(await self._service.window_usage(ask.path["id"], ask.caller.principal))
 
     async def delete(self, ask: Ask) -> HttpResponse:
         """204 when it is gone, 202 when it goes as soon as nothing of it is owed any more."""

@@ -16,7 +16,7 @@ from tidegate.web.app.endpoint import Ask, Endpoint
 from tidegate.web.app.error_responses import HttpResponse, json_answer
 
 if TYPE_CHECKING:
-    from tidegate.memory import Memory, Subject
+    from tidegate.memory import Memory, NoteSubject
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Whose = Annotated[Name, Meta(description="For the owner: about the principal of this name.")]
@@ -95,7 +95,7 @@ class MemoryApi:
         await memory.drop(ask.caller.principal, subject, int(number) if known else 0)
         return HttpResponse(204, [], b"")
 
-    async def _find(self, ask: Ask, named: Any) -> "tuple[Memory, Subject]":
+    async def _find(self, ask: Ask, named: Any) -> "tuple[Memory, NoteSubject]":
         memory = self._service.memory
         if memory is None:
             raise NotFound(

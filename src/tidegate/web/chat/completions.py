@@ -223,7 +223,7 @@ class ChatCompletions:
         await send_answer(send, answer)
 
     async def _stream(self, asked: AcceptedRequest, send: Send) -> None:
-        log = self._service.live(asked.accepted.turn)
+        log = self._service.turn_log(asked.accepted.turn)
         outcome: Outcome | None = None
         if log is None:
             outcome = await self._outcome(asked)
