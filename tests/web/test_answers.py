@@ -13,7 +13,7 @@ from tests import core
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.asking import CHAT, Reply, asked, call, chat
 from tidegate.web import create_app
-from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, Pulse, Stream
+from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, OpenStreams, Stream
 
 pytestmark = pytest.mark.anyio
 
@@ -145,11 +145,11 @@ async def test_a_quiet_stream_hears_something_every_fifteen_seconds() -> None:
         if message.get("body") == b": keep-alive\n\n":
             told.append(now)
 
-    pulse = Pulse(clock=lambda: now)
-    async with Stream(send, pulse, []):
+    streams = OpenStreams(clock=lambda: now)
+    async with Stream(send, streams, []):
         while now < 120:
-            now += pulse.every
-            await pulse.beat()
+            now += streams.check_interval
+            await streams.send_keep_alives()
     gaps = [later - earlier for earlier, later in itertools.pairwise([0.0, *told])]
     assert len(gaps) >= 8 and all(10 <= gap <= 15 for gap in gaps)
 

@@ -392,7 +392,7 @@ async def test_the_owner_can_watch_when_everybody_elses_streams_are_used_up(home
             async with streams(h, rooms[0], 2, keys[0]), streams(h, rooms[1], 2, keys[1]):
                 refused = await call(h, "GET", f"/api/sessions/{rooms[2]}/events", key=keys[2])
                 assert refused.status == 429
-                assert "of 6 in all (limits.event_streams)" in refused.error["message"]
+                assert "of at most 6 event streams are open (limits.event_streams)" in refused.error["message"]
                 async with streams(h, rooms[2], 2):
                     refused = await call(h, "GET", f"/api/sessions/{rooms[2]}/events")
                     assert "limits.event_streams_each" in refused.error["message"]

@@ -17,7 +17,7 @@ from tests.logs import capture_logs
 from tests.web.asking import CHAT, asked, call, chat, raw
 from tidegate.errors import Refused
 from tidegate.web.app.request_body import decode
-from tidegate.web.chat.request import ChatRequest, call_of, conversation, new_message
+from tidegate.web.chat.request import ChatRequest, parse_call, parse_new_messages
 
 DEEP = 200_000
 
@@ -90,7 +90,7 @@ async def test_a_name_given_twice_is_refused_however_it_is_spelled(
     reply = await call(gateway, "POST", CHAT, data=body)
     assert reply.status == 400, reply.body
     assert reply.error["param"] == name
-    assert f"'{name}' twice" in reply.error["message"]
+    assert f"repeats '{name}'" in reply.error["message"]
     assert not model.recorded
 
 
@@ -386,13 +386,13 @@ def test_any_request_is_understood_or_refused(request: dict[str, Any], named: bo
     """H20, H04, H05: a conversation that comes out is well formed; everything else is refused."""
     try:
         typed = decode(json.dumps(request).encode(), DECODER)
-        call_of(typed, "merge")
+        parse_call(typed, "merge")
         if named:
-            *results, last = new_message(typed.messages, 10_000).messages
+            *results, last = parse_new_messages(typed.messages, 10_000).messages
             assert all(message.role == "tool" and message.call_id for message in results)
             assert last.role == "tool" or last.text.strip() or last.aside
             return
-        messages = conversation(typed.messages, 10_000).messages
+        messages = parse_conversation(typed.messages, 10_000).messages
     except Refused as refused:
         assert refused.status == 400
         return

@@ -19,7 +19,7 @@ from tests.spool.pictures import noise, plain, saved
 from tests.spool.sounds import mp3, wav
 from tests.web.asking import CHAT, Reply, call
 from tidegate.errors import Refused
-from tidegate.web.api.byte_ranges import wanted
+from tidegate.web.api.byte_ranges import parse_range
 
 pytestmark = pytest.mark.anyio
 SMALL, LARGE, SONG = wav(0.5), wav(10), mp3(20)
@@ -157,18 +157,18 @@ DATA = f"{PART}.input_audio.data"
         ({"type": "input_audio", "input_audio": {"data": "not base64!", "format": "wav"}}, DATA, "not valid base64"),
         ({"type": "input_audio", "input_audio": {"data": "AAA", "format": "wav"}}, DATA, "not valid base64"),
         ({"type": "input_audio", "input_audio": {"data": "ÄÄÄÄ", "format": "wav"}}, DATA, "not valid base64"),
-        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, DATA, "is no WAV"),
-        (sound(SMALL, "mp3"), DATA, "is no MP3"),
-        (sound(PICTURE), DATA, "is no WAV"),
-        (sound(b"fLaC\0\0\0\x22" + bytes(50), "mp3"), DATA, "is no MP3"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, DATA, "is not WAV data"),
+        (sound(SMALL, "mp3"), DATA, "is not MP3 data"),
+        (sound(PICTURE), DATA, "is not WAV data"),
+        (sound(b"fLaC\0\0\0\x22" + bytes(50), "mp3"), DATA, "is not MP3 data"),
         (sound(SMALL[:40]), PART, "ends before its sound begins"),
         (sound(SMALL[:44]), PART, "holds no sound"),
         (sound(wav(3700, rate=8, hertz=1)), PART, "lasts 3700 s"),
-        (picture(PICTURE, "image/jpeg"), f"{PART}.image_url.url", "is no JPEG"),
+        (picture(PICTURE, "image/jpeg"), f"{PART}.image_url.url", "is not JPEG data"),
         (picture(PICTURE, "image/svg+xml"), f"{PART}.image_url.url", "must be a data URL"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "is fetched"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "not fetched from URLs"),
         (picture(saved(noise(300, 300), "PNG")[:5000]), PART, "is damaged"),
-        (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is no text in UTF-8, PDF, picture or sound"),
+        (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is not UTF-8 text, a PDF, a picture or a sound"),
         ({"type": "file", "file": {"file_data": "%PDF-1.7"}}, f"{PART}.file.file_data", "not valid base64"),
         ({"type": "file", "file": {"file_id": "file-1"}}, f"{PART}.file.file_data", "is missing"),
     ],
@@ -278,7 +278,7 @@ async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: InP
 )
 def test_one_part_is_given_and_of_all_else_the_whole(header: bytes | None, part: tuple[int, int] | None) -> None:
     """As HTTP has it."""
-    found = wanted(header, 100)
+    found = parse_range(header, 100)
     assert (None if found is None else found[:2]) == part
 
 
@@ -286,7 +286,7 @@ def test_one_part_is_given_and_of_all_else_the_whole(header: bytes | None, part:
 def test_any_range_is_a_part_the_whole_or_refused(header: bytes, size: int) -> None:
     """H20: whatever it says."""
     try:
-        part = wanted(header, size)
+        part = parse_range(header, size)
     except Refused as refused:
         assert refused.status == 416
     else:

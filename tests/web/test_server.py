@@ -184,9 +184,9 @@ async def test_a_reader_that_takes_nothing_is_let_go(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nX-Session-Id: n\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
         )
-        while not gateway.app.pulse.open:
+        while not gateway.app.streams.open:
             await anyio.sleep(0.01)
-        while gateway.app.pulse.open:
+        while gateway.app.streams.open:
             await anyio.sleep(0.01)
         while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.01)

@@ -26,7 +26,7 @@ def told_and_logged(error: Any, logged: Any, event: str) -> None:
     incident = error["message"].rstrip(".").rpartition(" ")[2]
     assert incident.startswith("i_")
     [line] = [line for line in logged if line["event"] == event]
-    assert line["level"] == "error" and incident in line["told"]
+    assert line["level"] == "error" and incident in str(line)
     assert line["exc_info"], "the log tells where it happened"
 
 
@@ -93,7 +93,7 @@ async def test_an_unforeseen_error_of_the_stream_itself_ends_it_with_the_error_a
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H15, H20, H22: the answer is stored all the same, and the session takes the next message."""
-    tell = ChatStream.of
+    tell = ChatStream.encode
 
     def broken(self: ChatStream, events: Any) -> bytes:
         if model.latch("there").opened.is_set():
@@ -101,10 +101,10 @@ async def test_an_unforeseen_error_of_the_stream_itself_ends_it_with_the_error_a
         return tell(self, events)
 
     with capture_logs() as logged, monkeypatch.context() as patched:
-        patched.setattr(ChatStream, "of", broken)
+        patched.setattr(ChatStream, "encode", broken)
         text = "one [words 30] [hold there after=5]"
         reply = await begun_and_broken(gateway, text, lambda: model.release("there"))
-    told_and_logged(has_ended_with_an_error(reply), logged, "a request broke")
+    told_and_logged(has_ended_with_an_error(reply), logged, "a request raised an unexpected exception")
     with anyio.fail_after(WAIT):
         outcome = await gateway.service.wait(reply.headers["X-Turn-Id"])
     assert outcome.state == "answered" and outcome.text.endswith("w29")
@@ -123,7 +123,7 @@ async def test_an_ephemeral_turn_does_not_go_on_for_a_stream_that_broke(
         text = "one [words 30] [hold there after=5] [slow ms=20]"
 
         def breaks() -> None:
-            patched.setattr(ChatStream, "of", broken)
+            patched.setattr(ChatStream, "encode", broken)
             model.release("there")
 
         has_ended_with_an_error(await begun_and_broken(gateway, text, breaks, {}))
