@@ -345,7 +345,7 @@ async def test_what_nobody_foresaw_is_an_incident_and_not_a_bare_500(
         assert "hunter2" not in reply.body.decode()
         incident = reply.error["message"].rstrip(".").rpartition(" ")[2]
         assert incident.startswith("i_")
-        assert incident in line["told"]
+        assert incident in line["response"]
         assert "hunter2" in str(line["exc_info"])
 
 
