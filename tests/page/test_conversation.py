@@ -27,7 +27,7 @@ def test_escape_stops_a_long_answer_and_what_was_said_stays(page: Page) -> None:
     send(page, "count to 100000")
     expect(page.locator(".answer.draft .markdown")).to_contain_text("20")
     page.keyboard.press("Escape")
-    expect(page.locator(".finish")).to_have_text("Stopped here.")
+    expect(page.locator(".finish")).to_have_text("Stopped.")
     expect(page.locator("#stop")).to_have_count(0)
     expect(page.locator(".note")).to_have_count(0)
     assert answers(page)[0].startswith("1")
@@ -186,13 +186,13 @@ def test_an_ended_conversation_shows_what_was_interrupted_and_what_was_not_answe
     conversation = page.url
     page.locator("#busy").select_option("steer")
     send(page, "say joined")
-    expect(page.locator(".pending .ack")).to_contain_text("Joins the running answer")
+    expect(page.locator(".pending .ack")).to_contain_text("Will join the current answer")
     send(page, "/new")
     expect(page.locator(".mine")).to_have_count(0)
     page.goto(conversation)
     expect(page.locator(".mine .plain")).to_have_text(["run sleep 100000", "say joined"])
     expect(page.locator(".tool-state")).to_have_text("interrupted")
-    expect(page.locator(".mine .finish")).to_contain_text("Not answered: the conversation ended first.")
+    expect(page.locator(".mine .finish")).to_contain_text("Not answered because the conversation ended.")
     expect(page.locator(".pending")).to_have_count(0)
 
 
@@ -265,7 +265,7 @@ def test_a_long_transcript_is_read_from_its_end_and_kept_bounded(page: Page, gat
     expect(page.locator(".mine").first).to_have_text(re.compile("say row 0$"))
     expect(earlier).to_have_count(0)
     assert rows.count() == 400
-    page.get_by_role("button", name="To the latest").click()
+    page.get_by_role("button", name="Jump to latest").click()
     expect(page.locator(".answer").last).to_have_text(re.compile("row 250$"))
     say(page, "say the end")
     expect(page.locator(".answer").last).to_have_text(re.compile("the end$"))
@@ -300,7 +300,7 @@ def test_the_end_stays_in_sight_when_less_room_is_left_for_it(page: Page) -> Non
         page.keyboard.press("Shift+Enter")
     expect(last).to_be_in_viewport()
     page.locator(".transcript").evaluate("(box) => { box.scrollTop = 0; }")
-    expect(page.get_by_role("button", name="To the latest")).to_be_visible()
+    expect(page.get_by_role("button", name="Jump to latest")).to_be_visible()
     for _ in range(3):
         page.keyboard.press("Shift+Enter")
     expect(first).to_be_in_viewport()
@@ -316,5 +316,5 @@ def test_a_reader_who_scrolls_up_in_the_moment_of_a_change_of_size_stays_there(p
           document.querySelector(".transcript").scrollTop = 0;
         }"""
     )
-    expect(page.get_by_role("button", name="To the latest")).to_be_visible()
+    expect(page.get_by_role("button", name="Jump to latest")).to_be_visible()
     expect(page.locator(".mine")).to_be_in_viewport()

@@ -97,7 +97,7 @@ def test_an_approval_is_a_card_with_what_would_be_done(page: Page) -> None:
     expect(page.locator("#stop")).to_be_visible()
     expect(page.locator("#announcer")).to_contain_text("The agent asks")
     expect(page.locator(".entries a[aria-current] .asking")).to_be_visible()
-    expect(page.locator(".tool-state").last).to_have_text("waits for you")
+    expect(page.locator(".tool-state").last).to_have_text("waiting for you")
     expect(page).to_have_title(re.compile(r"^\(1\) "))
     card.get_by_role("button", name="Approve").click()
     expect(card).to_have_count(0)
@@ -120,7 +120,7 @@ def test_what_another_person_may_not_approve_reaches_the_owners_page(
         assert time.monotonic() < deadline
     page = new_page().page
     entry = page.locator(f'.entries a[href="#/{begun["session"]}"]')
-    expect(entry).to_contain_text("Asks for terminal")
+    expect(entry).to_contain_text("Approval for terminal")
     entry.click()
     card = page.locator(".question")
     expect(card).to_contain_text("asks for the owner's approval")
@@ -135,7 +135,7 @@ def test_a_denial_may_say_why(page: Page) -> None:
     """S29: the agent is told, and goes on."""
     send(page, CLOCK)
     card = page.locator(".question")
-    card.get_by_label("Why not, if you like").fill("not on a Friday")
+    card.get_by_label("Reason (optional)").fill("not on a Friday")
     card.get_by_role("button", name="Deny").click()
     expect(page.locator(".answer .markdown").last).to_contain_text("denied it, and said: not on a Friday")
     expect(page.locator("details.tool")).to_have_attribute("data-state", "failed")
@@ -145,7 +145,7 @@ def test_a_question_is_answered_by_a_button_or_in_words(page: Page) -> None:
     """S29: as the demo model's own examples say it; an empty answer is none."""
     send(page, CHOICES)
     expect(page.locator(".question pre")).to_have_text("Tea or coffee?")
-    expect(page.locator(".tool-state").last).to_have_text("waits for you")
+    expect(page.locator(".tool-state").last).to_have_text("waiting for you")
     page.locator(".question").get_by_role("button", name="coffee").click()
     expect(page.locator(".answer .markdown").last).to_contain_text("coffee")
     send(page, "ask me What is your name?")
@@ -173,7 +173,7 @@ def test_everything_can_be_answered_by_keyboard_and_nothing_by_accident(page: Pa
     keys.press("Alt+q")
     keys.press("Tab")
     keys.press("Tab")
-    expect(card.get_by_label("Why not, if you like")).to_be_focused()
+    expect(card.get_by_label("Reason (optional)")).to_be_focused()
     keys.type("y")
     expect(card).to_be_visible()
     keys.press("Alt+q")

@@ -17,7 +17,7 @@ from tests.logs import capture_logs
 from tests.web.asking import CHAT, asked, call, chat, raw
 from tidegate.errors import Refused
 from tidegate.web.app.request_body import decode
-from tidegate.web.chat.request import ChatRequest, parse_call, parse_new_messages
+from tidegate.web.chat.request import ChatRequest, parse_call, parse_conversation, parse_new_messages
 
 DEEP = 200_000
 
