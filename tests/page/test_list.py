@@ -94,7 +94,7 @@ def test_every_command_is_in_the_list_of_commands(page: Page, gateway: Gateway) 
     expect(options.first).to_be_in_viewport(ratio=0.9)
 
 
-def test_only_the_last_failure_offers_to_try_again(page: Page) -> None:
+def test_only_the_last_failure_offers_a_retry(page: Page) -> None:
     """S13: trying again works the last message; it must not look as if it were an earlier one."""
     send(page, "fail")
     again = page.locator(".note.error").get_by_role("button", name="Try again")
