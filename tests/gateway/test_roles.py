@@ -137,7 +137,7 @@ def test_an_admin_gives_nobody_an_agent_that_they_may_not_use_themselves(open_ho
     key_of(open_house, "olga")
     for body in ({"name": "new"}, {"name": "new", "agents": ["main"]}, {"name": "olga"}):
         status, sentence = refused(open_house, "POST", "/api/keys", body, admin)
-        assert (status, sentence) == (403, "A key gives no more than its maker has: you may use no agent."), body
+        assert (status, sentence) == (403, "A key cannot allow more agents than its creator may use: none."), body
     assert open_house.call("POST", "/api/keys", {"name": "new", "agents": []}, **admin)["key"]
 
 

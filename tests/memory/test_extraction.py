@@ -52,7 +52,7 @@ async def kept(house: Core, about: Any = "person", whose: str = ANNA.id) -> list
     return [note.text for note in await house.store.read(notes.listing, about, whose)]
 
 
-def asked(house: Core) -> list[dict[str, Any]]:
+def chat_body(house: Core) -> list[dict[str, Any]]:
     """The inputs of the model at the ends of conversations."""
     return [
         json.loads(request["messages"][1]["content"])
@@ -105,7 +105,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
     async with core(home, model=model, tools=TOOLS) as house:
         session = await talk(house, "one", "two", "three")
         assert await house.service.delete(session, ANNA)
-        assert asked(house) == []
+        assert chat_body(house) == []
         session = await talk(house, "one", "two", "three")
         await house.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
@@ -113,7 +113,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
         assert await house.service.delete(session, ANNA)
         model.release("gate")
         await over(house)
-        assert await kept(house) == [] and len(asked(house)) == 1
+        assert await kept(house) == [] and len(chat_body(house)) == 1
         total = await house.store.read(usage.total)
         assert total.calls == 7
 
@@ -140,7 +140,7 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
             with anyio.fail_after(WAIT):
                 while await house.store.read(sessions.pending_hooks):
                     await house.components.sessions.finish_slow()
-            assert len(asked(house)) >= TRIES, "a connection that was closed is opened once more each time"
+            assert len(chat_body(house)) >= TRIES, "a connection that was closed is opened once more each time"
     said = [each["event"] for each in logs if "extracted" in each["event"]]
     assert said == ["notes could not be extracted yet; will try again"] * (TRIES - 1) + [
         "notes could not be extracted; giving up"
@@ -155,11 +155,11 @@ async def test_an_extraction_that_never_finishes_is_given_up(home: Path, model: 
             if not start:
                 await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
             with anyio.fail_after(WAIT):
-                while len(asked(house)) <= start:
+                while len(chat_body(house)) <= start:
                     await anyio.lowlevel.checkpoint()
     async with core(home, model=model, tools=TOOLS) as house:
         await settled(house)
-    assert len(asked(house)) == TRIES
+    assert len(chat_body(house)) == TRIES
 
 
 @pytest.mark.parametrize("mood", ["good", "empty", "refusal", "truncated", "calls", "longer", "injected"])
@@ -200,7 +200,7 @@ async def test_the_conversation_is_data_to_the_extracting_model(home: Path, mode
     async with core(home, model=model, tools=TOOLS) as house:
         await house.service.end(await talk(house, "one", attack, "three"), ANNA, "new")
         await over(house)
-        (given,) = asked(house)
+        (given,) = chat_body(house)
         assert given["conversation"][2] == {"by": "person", "text": attack}
         assert [message["role"] for message in house.requests()[-1]["messages"]] == ["system", "user"]
         assert "tools" not in house.requests()[-1]
@@ -231,7 +231,7 @@ async def test_the_model_gets_the_newest_part_summaries_and_existing_notes(home:
         await house.service.end(session, ANNA, "new")
         await over(house)
         request = house.requests()[-1]
-        (given,) = asked(house)
+        (given,) = chat_body(house)
         assert request["model"] == "scripted-too"
         assert given["notes"] == ["likes tea"] and given["summaries"] == ["It began well."]
         said = [each["text"].split(" x")[0] for each in given["conversation"] if each["by"] == "person"]
@@ -252,7 +252,7 @@ async def test_no_model_is_asked_when_the_budget_is_spent(home: Path, model: Scr
         await over(house)
         for _ in range(TRIES):
             await house.components.sessions.finish_slow()
-        assert asked(house) == [] and await house.store.read(sessions.pending_hooks) == []
+        assert chat_body(house) == [] and await house.store.read(sessions.pending_hooks) == []
 
 
 async def test_a_conversation_that_goes_on_after_an_end_is_not_learnt_from_twice(
@@ -280,14 +280,14 @@ async def test_many_ends_at_once_ask_few_models_at_once_and_leave_the_rest_to_th
         for session in ids:
             await house.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
-            while len(asked(house)) < lifecycle.SLOW_AT_ONCE:
+            while len(chat_body(house)) < lifecycle.SLOW_AT_ONCE:
                 await anyio.lowlevel.checkpoint()
         assert (await house.say("still there", name="another")).state == "answered"
         model.release("gate")
         await over(house)
-        assert len(asked(house)) == lifecycle.SLOW_AT_ONCE
+        assert len(chat_body(house)) == lifecycle.SLOW_AT_ONCE
         await house.components.sessions.finish_slow()
-        assert len(asked(house)) == many and await house.store.read(sessions.pending_hooks) == []
+        assert len(chat_body(house)) == many and await house.store.read(sessions.pending_hooks) == []
 
 
 def test_an_answer_is_read_as_a_list_of_texts_or_not_at_all() -> None:
@@ -361,5 +361,5 @@ async def test_the_persons_messages_are_given_despite_many_tool_calls(home: Path
         await house.store.write(lengthen)
         await house.service.end(session, ANNA, "new")
         await over(house)
-        (given,) = asked(house)
+        (given,) = chat_body(house)
         assert {"by": "person", "text": "I live in Ghent"} in given["conversation"]

@@ -22,12 +22,12 @@ def test_an_answer_is_shown_while_it_is_being_written(page: Page) -> None:
     expect(page.locator("#announcer")).to_contain_text("word12")
 
 
-def test_escape_stops_a_long_answer_and_what_was_said_stays(page: Page) -> None:
+def test_escape_stops_a_long_answer_and_keeps_its_text(page: Page) -> None:
     """Stopping is said, and the conversation goes on."""
     send(page, "count to 100000")
     expect(page.locator(".answer.draft .markdown")).to_contain_text("20")
     page.keyboard.press("Escape")
-    expect(page.locator(".finish")).to_have_text("Stopped here.")
+    expect(page.locator(".finish")).to_have_text("Stopped.")
     expect(page.locator("#stop")).to_have_count(0)
     expect(page.locator(".note")).to_have_count(0)
     assert answers(page)[0].startswith("1")
@@ -62,7 +62,7 @@ def test_a_new_conversation_is_its_own_and_the_list_has_both_newest_first(page: 
     expect(page.locator(".mine .plain")).to_have_text("say beta speaks")
 
 
-def test_the_list_marks_what_runs(page: Page) -> None:
+def test_the_list_marks_running_conversations(page: Page) -> None:
     """The mark comes with the turn and goes with it."""
     send(page, "count to 100000")
     current = page.locator(".entries a[aria-current]")
@@ -80,7 +80,7 @@ def test_reloading_shows_the_same_conversation_once(page: Page) -> None:
     assert mine(page) == ["say first", "say second"]
 
 
-def test_reloading_in_mid_answer_goes_on_with_it(page: Page) -> None:
+def test_reloading_during_an_answer_continues_it(page: Page) -> None:
     """The stream is taken up again and nothing is shown twice."""
     words = [f"word{number}" for number in range(1, 16)]
     send(page, "slow " + " ".join(words))
@@ -105,7 +105,7 @@ def test_a_tool_is_a_line_that_opens(page: Page) -> None:
     expect(page.locator("details.tool")).to_have_attribute("data-state", "done")
 
 
-def test_an_answer_that_is_begun_again_is_shown_once(page: Page) -> None:
+def test_a_restarted_answer_is_shown_once(page: Page) -> None:
     """What a broken stream had shown is taken back."""
     say(page, "stumble")
     expect(page.locator(".answer")).to_have_count(1)
@@ -122,7 +122,7 @@ def test_a_failure_is_one_sentence_with_what_to_do(page: Page) -> None:
     expect(page.locator(".mine")).to_have_count(1)
 
 
-def test_a_failure_is_told_after_a_reload_and_goes_with_its_turn(page: Page) -> None:
+def test_a_failure_is_shown_after_a_reload_and_removed_with_its_turn(page: Page) -> None:
     """Why there is no answer is told to whoever comes later; what is undone leaves no notice behind."""
     say(page, "say before")
     send(page, "fail")
@@ -186,17 +186,17 @@ def test_an_ended_conversation_shows_what_was_interrupted_and_what_was_not_answe
     conversation = page.url
     page.locator("#busy").select_option("steer")
     send(page, "say joined")
-    expect(page.locator(".pending .ack")).to_contain_text("Joins the running answer")
+    expect(page.locator(".pending .ack")).to_contain_text("Will join the current answer")
     send(page, "/new")
     expect(page.locator(".mine")).to_have_count(0)
     page.goto(conversation)
     expect(page.locator(".mine .plain")).to_have_text(["run sleep 100000", "say joined"])
     expect(page.locator(".tool-state")).to_have_text("interrupted")
-    expect(page.locator(".mine .finish")).to_contain_text("Not answered: the conversation ended first.")
+    expect(page.locator(".mine .finish")).to_contain_text("Not answered because the conversation ended.")
     expect(page.locator(".pending")).to_have_count(0)
 
 
-def test_what_goes_on_in_the_second_column_of_a_reply_stays_there(page: Page, visit: Visit) -> None:
+def test_a_continued_second_column_of_a_reply_stays_in_that_column(page: Page, visit: Visit) -> None:
     """A line that begins with spaces belongs under the one before it."""
     say(page, "say a thing")
     send(page, "/reasoning high")
@@ -265,7 +265,7 @@ def test_a_long_transcript_is_read_from_its_end_and_kept_bounded(page: Page, gat
     expect(page.locator(".mine").first).to_have_text(re.compile("say row 0$"))
     expect(earlier).to_have_count(0)
     assert rows.count() == 400
-    page.get_by_role("button", name="To the latest").click()
+    page.get_by_role("button", name="Jump to latest").click()
     expect(page.locator(".answer").last).to_have_text(re.compile("row 250$"))
     say(page, "say the end")
     expect(page.locator(".answer").last).to_have_text(re.compile("the end$"))
@@ -287,7 +287,7 @@ def test_a_transcript_of_long_messages_is_read_to_its_beginning(page: Page, gate
     expect(page.locator(".mine, .answer")).to_have_count(8)
 
 
-def test_the_end_stays_in_sight_when_less_room_is_left_for_it(page: Page) -> None:
+def test_the_end_stays_visible_when_the_transcript_shrinks(page: Page) -> None:
     """While a long message is written, and when something is told above it; who reads further up stays there."""
     say(page, "say " + "\n\n".join(f"line {number}" for number in range(60)))
     last, first = page.get_by_text("line 59", exact=True), page.locator(".mine")
@@ -300,13 +300,13 @@ def test_the_end_stays_in_sight_when_less_room_is_left_for_it(page: Page) -> Non
         page.keyboard.press("Shift+Enter")
     expect(last).to_be_in_viewport()
     page.locator(".transcript").evaluate("(box) => { box.scrollTop = 0; }")
-    expect(page.get_by_role("button", name="To the latest")).to_be_visible()
+    expect(page.get_by_role("button", name="Jump to latest")).to_be_visible()
     for _ in range(3):
         page.keyboard.press("Shift+Enter")
     expect(first).to_be_in_viewport()
 
 
-def test_a_reader_who_scrolls_up_in_the_moment_of_a_change_of_size_stays_there(page: Page) -> None:
+def test_scrolling_up_during_a_change_of_size_is_kept(page: Page) -> None:
     """The browser reports both at once, and only one of them was the reader."""
     say(page, "say " + "\n\n".join(f"line {number}" for number in range(60)))
     expect(page.get_by_text("line 59", exact=True)).to_be_in_viewport()
@@ -316,5 +316,5 @@ def test_a_reader_who_scrolls_up_in_the_moment_of_a_change_of_size_stays_there(p
           document.querySelector(".transcript").scrollTop = 0;
         }"""
     )
-    expect(page.get_by_role("button", name="To the latest")).to_be_visible()
+    expect(page.get_by_role("button", name="Jump to latest")).to_be_visible()
     expect(page.locator(".mine")).to_be_in_viewport()

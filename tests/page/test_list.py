@@ -59,7 +59,7 @@ def test_a_search_finds_conversations_by_what_was_said_and_by_their_title(open_p
     search.fill("HERON")
     expect(entries).to_have_text([re.compile("A heron")])
     search.fill("no such bird")
-    expect(page.locator(".entries .hint")).to_contain_text("No conversation")
+    expect(page.locator(".entries .hint")).to_contain_text("No matching conversations.")
     search.press("Escape")
     expect(search).to_have_value("")
     expect(entries.nth(5)).to_be_visible()
@@ -71,14 +71,14 @@ def test_both_lists_can_be_read_to_their_end(open_page: Page) -> None:
     page = open_page
     live, ended = page.locator(".entries > ul a"), page.locator(".over a")
     expect(live).to_have_count(50)
-    page.get_by_role("button", name="Show older ones").click()
+    page.get_by_role("button", name="Show older conversations").click()
     expect(live).to_have_count(MANY)
-    expect(page.get_by_role("button", name="Show older ones")).to_have_count(0)
+    expect(page.get_by_role("button", name="Show older conversations")).to_have_count(0)
     page.get_by_text("Ended conversations").click()
     expect(ended).to_have_count(50)
-    page.get_by_role("button", name="Show older ones").click()
+    page.get_by_role("button", name="Show older conversations").click()
     expect(ended).to_have_count(MANY)
-    expect(page.get_by_role("button", name="Show older ones")).to_have_count(0)
+    expect(page.get_by_role("button", name="Show older conversations")).to_have_count(0)
 
 
 def test_every_command_is_in_the_list_of_commands(page: Page, gateway: Gateway) -> None:
@@ -94,7 +94,7 @@ def test_every_command_is_in_the_list_of_commands(page: Page, gateway: Gateway) 
     expect(options.first).to_be_in_viewport(ratio=0.9)
 
 
-def test_only_the_last_failure_offers_to_try_again(page: Page) -> None:
+def test_only_the_last_failure_offers_a_retry(page: Page) -> None:
     """S13: trying again works the last message; it must not look as if it were an earlier one."""
     send(page, "fail")
     again = page.locator(".note.error").get_by_role("button", name="Try again")

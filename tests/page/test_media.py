@@ -114,7 +114,7 @@ def test_a_sound_of_a_tool_can_be_played_and_stays_so_after_a_reload(page: Page)
         expect(page.locator(".media")).to_be_visible()
 
 
-def test_an_mp3_and_a_picture_of_the_workspace_are_shown_where_they_stand(page: Page) -> None:
+def test_an_mp3_and_a_picture_of_the_workspace_are_shown_in_their_row(page: Page) -> None:
     """D6: beside each other, under the tool that brought them."""
     say(page, "read file song.mp3")
     say(page, "read file red.png")
@@ -130,7 +130,7 @@ def test_an_mp3_and_a_picture_of_the_workspace_are_shown_where_they_stand(page: 
     page.wait_for_function("() => document.querySelector('.media img').naturalWidth === 60")
 
 
-def test_what_a_caller_brought_stands_with_his_words_on_the_page_and_in_the_terminal(
+def test_a_callers_media_are_shown_with_their_message_on_the_page_and_in_the_terminal(
     page: Page, sounding: Gateway
 ) -> None:
     """D6, H05: over the chat API; the terminal names it in words."""

@@ -88,7 +88,7 @@ def waiting(gateway: Gateway) -> list[dict[str, Any]]:
     return list(gateway.call("GET", "/api/approvals")["approvals"])
 
 
-def test_an_approval_is_a_card_with_what_would_be_done(page: Page) -> None:
+def test_an_approval_is_a_card_that_shows_the_action(page: Page) -> None:
     """S29: it is shown whole; approving it lets the turn go on, and the card goes."""
     send(page, CLOCK)
     card = page.locator(".question")
@@ -97,7 +97,7 @@ def test_an_approval_is_a_card_with_what_would_be_done(page: Page) -> None:
     expect(page.locator("#stop")).to_be_visible()
     expect(page.locator("#announcer")).to_contain_text("The agent asks")
     expect(page.locator(".entries a[aria-current] .asking")).to_be_visible()
-    expect(page.locator(".tool-state").last).to_have_text("waits for you")
+    expect(page.locator(".tool-state").last).to_have_text("waiting for you")
     expect(page).to_have_title(re.compile(r"^\(1\) "))
     card.get_by_role("button", name="Approve").click()
     expect(card).to_have_count(0)
@@ -107,9 +107,7 @@ def test_an_approval_is_a_card_with_what_would_be_done(page: Page) -> None:
     expect(page).to_have_title(re.compile(r"^[^(]"))
 
 
-def test_what_another_person_may_not_approve_reaches_the_owners_page(
-    new_page: Callable[..., Visit], careful: Gateway
-) -> None:
+def test_an_approval_for_the_owner_reaches_the_owners_page(new_page: Callable[..., Visit], careful: Gateway) -> None:
     """X11, S29: a command outside the sandbox, shown whole however long it is, first in the list."""
     key = careful.call("POST", "/api/keys", {"name": "mallory"})["key"]
     command = "echo " + "x" * 9000 + " | wc -c"
@@ -120,7 +118,7 @@ def test_what_another_person_may_not_approve_reaches_the_owners_page(
         assert time.monotonic() < deadline
     page = new_page().page
     entry = page.locator(f'.entries a[href="#/{begun["session"]}"]')
-    expect(entry).to_contain_text("Asks for terminal")
+    expect(entry).to_contain_text("Approval for terminal")
     entry.click()
     card = page.locator(".question")
     expect(card).to_contain_text("asks for the owner's approval")
@@ -135,7 +133,7 @@ def test_a_denial_may_say_why(page: Page) -> None:
     """S29: the agent is told, and goes on."""
     send(page, CLOCK)
     card = page.locator(".question")
-    card.get_by_label("Why not, if you like").fill("not on a Friday")
+    card.get_by_label("Reason (optional)").fill("not on a Friday")
     card.get_by_role("button", name="Deny").click()
     expect(page.locator(".answer .markdown").last).to_contain_text("denied it, and said: not on a Friday")
     expect(page.locator("details.tool")).to_have_attribute("data-state", "failed")
@@ -145,7 +143,7 @@ def test_a_question_is_answered_by_a_button_or_in_words(page: Page) -> None:
     """S29: as the demo model's own examples say it; an empty answer is none."""
     send(page, CHOICES)
     expect(page.locator(".question pre")).to_have_text("Tea or coffee?")
-    expect(page.locator(".tool-state").last).to_have_text("waits for you")
+    expect(page.locator(".tool-state").last).to_have_text("waiting for you")
     page.locator(".question").get_by_role("button", name="coffee").click()
     expect(page.locator(".answer .markdown").last).to_contain_text("coffee")
     send(page, "ask me What is your name?")
@@ -173,7 +171,7 @@ def test_everything_can_be_answered_by_keyboard_and_nothing_by_accident(page: Pa
     keys.press("Alt+q")
     keys.press("Tab")
     keys.press("Tab")
-    expect(card.get_by_label("Why not, if you like")).to_be_focused()
+    expect(card.get_by_label("Reason (optional)")).to_be_focused()
     keys.type("y")
     expect(card).to_be_visible()
     keys.press("Alt+q")
@@ -208,7 +206,7 @@ def test_two_calls_side_by_side_are_two_cards(page: Page) -> None:
     assert sorted(str(state) for state in states) == ["done", "failed"]
 
 
-def test_a_reload_and_a_second_browser_show_what_waits(page: Page, new_page: Callable[..., Visit]) -> None:
+def test_a_reload_and_a_second_browser_show_open_questions(page: Page, new_page: Callable[..., Visit]) -> None:
     """S29: whoever comes later sees it; an answer anywhere closes it everywhere."""
     send(page, CLOCK)
     expect(page.locator(".question")).to_be_visible()
@@ -249,7 +247,7 @@ def test_a_stop_takes_the_card_away(page: Page, careful: Gateway) -> None:
     assert answers(page)[-1] == "still here"
 
 
-def test_a_question_outlives_the_gateway(browser: Browser, tmp_path: Path) -> None:
+def test_a_question_survives_a_restart_of_the_gateway(browser: Browser, tmp_path: Path) -> None:
     """S29, S31, F4: killed in mid-question, the page comes back with the same card, and the tool runs once; what was
     answered while the page was away is gone when it is back."""
     gateway = started(tmp_path)
@@ -290,7 +288,7 @@ def test_a_question_outlives_the_gateway(browser: Browser, tmp_path: Path) -> No
         gateway.stop()
 
 
-def test_with_the_defaults_a_visitor_is_asked_only_what_he_wants_to_be_asked(visit: Visit) -> None:
+def test_by_default_the_page_asks_only_when_the_mode_requires_it(visit: Visit) -> None:
     """X11: nothing is configured: reading, writing in the workspace and questions work, and nothing needs leave."""
     page = visit.page
     send(page, "ask me Tea or coffee? tea, coffee")
@@ -313,7 +311,7 @@ STARTED = {"type": "turn_started", "turn": "t_1"}
 TOOL = {"type": "tool_started", "call_id": "c", "name": "build", "arguments": "{}"}
 
 
-def asked(id: str, turn: str = "t_1") -> dict[str, Any]:
+def chat_body(id: str, turn: str = "t_1") -> dict[str, Any]:
     return {"type": "asked", "id": id, "turn": turn, "kind": "approval", "tool": "build", "summary": id}
 
 
@@ -321,9 +319,19 @@ def ended(turn: str) -> dict[str, Any]:
     return {"type": "turn_ended", "outcome": {"turn": turn, "session": "s", "state": "answered"}}
 
 
-def test_a_question_is_shown_once_however_often_it_is_told(page_of_record: Page) -> None:
+def test_a_question_is_shown_once_however_often_it_is_received(page_of_record: Page) -> None:
     """S29: before its turn, in its place, and again; it goes with its answer or with its own turn."""
-    told = [asked("a"), STARTED, asked("a"), asked("b"), "reopened", asked("a"), STARTED, asked("a"), asked("b")]
+    told = [
+        chat_body("a"),
+        STARTED,
+        chat_body("a"),
+        chat_body("b"),
+        "reopened",
+        chat_body("a"),
+        STARTED,
+        chat_body("a"),
+        chat_body("b"),
+    ]
 
     def walk(events: list[Any]) -> list[str]:
         return [question["id"] for question in page_of_record.evaluate(WALK, events)["asked"]]
@@ -332,10 +340,10 @@ def test_a_question_is_shown_once_however_often_it_is_told(page_of_record: Page)
     assert walk([*told, {"type": "answered", "id": "a", "state": "approved"}]) == ["b"]
     assert walk([*told, ended("t_0")]) == ["a", "b"]
     assert walk([*told, ended("t_1")]) == []
-    assert len(walk([STARTED, *(asked(f"q{number}") for number in range(200))])) == 50
+    assert len(walk([STARTED, *(chat_body(f"q{number}") for number in range(200))])) == 50
 
 
-def test_what_a_tool_puts_out_is_kept_to_its_end_and_bounded(page_of_record: Page) -> None:
+def test_the_output_of_a_tool_is_bounded_and_its_end_is_kept(page_of_record: Page) -> None:
     """D7: the newest part of it, while it runs, and once when it is told again."""
 
     def live(events: list[Any]) -> Any:
@@ -353,7 +361,7 @@ def test_what_a_tool_puts_out_is_kept_to_its_end_and_bounded(page_of_record: Pag
     assert live([*told, over, piece("late")])["progress"] == "one\ntwo\n"
 
 
-def test_a_running_command_shows_what_it_puts_out(page: Page, careful: Gateway) -> None:
+def test_a_running_command_shows_its_output(page: Page, careful: Gateway) -> None:
     """D6, X11: without a sandbox it asks first; then its output is in a box under its line, the end of it in sight, and
     gone when the command has ended."""
     send(page, "run seq 200; until [ -e go ]; do sleep 0.1; done; echo built")

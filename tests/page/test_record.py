@@ -45,7 +45,7 @@ TURN = [
 
 
 @pytest.mark.parametrize("cut", range(1, len(TURN)))
-def test_a_stream_taken_up_again_shows_everything_once(page_of_record: Page, cut: int) -> None:
+def test_a_resumed_stream_shows_everything_once(page_of_record: Page, cut: int) -> None:
     """Wherever it broke, the replayed turn ends in the same record; rows that were seen may be left out of it."""
     page = page_of_record
     whole = walk(page, TURN)
@@ -58,7 +58,7 @@ def test_a_stream_taken_up_again_shows_everything_once(page_of_record: Page, cut
         assert (broken["draft"], broken["running"], broken["live"]) == ("", None, {})
 
 
-def test_a_reset_voids_what_was_shown(page_of_record: Page) -> None:
+def test_a_reset_removes_the_shown_text(page_of_record: Page) -> None:
     """The draft begins again."""
     told = [STARTED, text("wrong"), {"type": "text_reset", "reason": "the stream broke"}, text("right")]
     assert walk(page_of_record, told)["draft"] == "right"
@@ -73,7 +73,7 @@ def test_a_failed_turn_leaves_its_unfinished_text_and_one_sentence(page_of_recor
     assert record["running"] is None
 
 
-def test_a_tool_that_was_interrupted_is_not_told_as_failed(page_of_record: Page) -> None:
+def test_an_interrupted_tool_is_not_shown_as_failed(page_of_record: Page) -> None:
     """P05: its effect is unknown, which is another thing."""
     started = {"type": "tool_started", "call_id": "c", "name": "clock", "arguments": "{}"}
     ended = {"type": "tool_ended", "call_id": "c", "name": "clock", "excerpt": "no", "failed": True}
@@ -103,7 +103,7 @@ def test_a_sent_message_is_shown_once_whichever_comes_first(page_of_record: Page
     assert page_of_record.evaluate(script, [[1, 2, 2, 1, 3]]) == [2, 2, 1, 1, 1, 0]
 
 
-def test_what_is_kept_is_bounded(page_of_record: Page) -> None:
+def test_the_record_is_bounded(page_of_record: Page) -> None:
     """Rows, notes and ended turns."""
     events: list[Any] = []
     for number in range(1, 1001):
@@ -114,7 +114,7 @@ def test_what_is_kept_is_bounded(page_of_record: Page) -> None:
     assert len(record["notes"]) <= 50 and len(record["ended"]) <= 50
 
 
-def test_a_window_that_was_moved_back_is_not_torn(page_of_record: Page) -> None:
+def test_rows_stay_contiguous_after_loading_earlier_ones(page_of_record: Page) -> None:
     """Rows that arrive meanwhile are left for `to the latest`; the stream still knows how far it came."""
     script = """async () => {
         const known = await import('/static/record.js');
@@ -129,7 +129,7 @@ def test_a_window_that_was_moved_back_is_not_torn(page_of_record: Page) -> None:
     assert page_of_record.evaluate(script) == [400, 201, 600, True, 801]
 
 
-def test_acknowledgements_say_what_the_gateway_said(page_of_record: Page) -> None:
+def test_acknowledgements_match_the_gateways_response(page_of_record: Page) -> None:
     """S13: queued is never called anything else."""
     script = "async (items) => items.map((await import('/static/record.js')).acknowledgement)"
     cases = (("started", 0), ("queued", 1), ("queued", 3), ("steered", 0), ("interrupting", 1))
@@ -139,7 +139,7 @@ def test_acknowledgements_say_what_the_gateway_said(page_of_record: Page) -> Non
     assert "running answer" in told[3] and told[4].startswith("Stops")
 
 
-def test_a_stream_is_parsed_however_it_is_cut(page_of_record: Page) -> None:
+def test_a_stream_is_parsed_however_it_is_split(page_of_record: Page) -> None:
     """Pieces of the network are not events."""
     script = """async ([text, size]) => {
         const { eventParser } = await import('/static/stream.js');

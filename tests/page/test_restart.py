@@ -35,7 +35,7 @@ def open_page(browser: Browser, own_gateway: Gateway) -> Iterator[Page]:
     visit.context.close()
 
 
-def test_an_answer_under_way_goes_on_in_the_page_after_a_kill(own_gateway: Gateway, open_page: Page) -> None:
+def test_a_running_answer_continues_on_the_page_after_a_kill(own_gateway: Gateway, open_page: Page) -> None:
     """F4, S16, S19: rows of before, the interrupted answer, and what is said afterwards: once each."""
     page = open_page
     say(page, "say before")
@@ -43,7 +43,7 @@ def test_an_answer_under_way_goes_on_in_the_page_after_a_kill(own_gateway: Gatew
     send(page, f"slow {words}")
     expect(page.locator(".answer.draft .markdown")).to_contain_text("word2")
     own_gateway.stop(signal.SIGKILL)
-    expect(page.locator(".banner .note")).to_contain_text("taken up again by itself")
+    expect(page.locator(".banner .note")).to_contain_text("Reconnecting…")
     own_gateway.start()
     expect(page.locator(".banner .note")).to_have_count(0)
     expect(page.locator(".answer:not(.draft) .markdown")).to_have_text(["before", words])
@@ -54,7 +54,7 @@ def test_an_answer_under_way_goes_on_in_the_page_after_a_kill(own_gateway: Gatew
     expect(page.locator(".answer:not(.draft) .markdown")).to_have_text(["before", words, "after"])
 
 
-def test_what_was_configured_meanwhile_is_known_without_a_reload(own_gateway: Gateway, open_page: Page) -> None:
+def test_a_new_configuration_is_loaded_without_a_page_reload(own_gateway: Gateway, open_page: Page) -> None:
     """S05: the open conversation's model and the agents to choose from are those of the gateway that came back."""
     page = open_page
     say(page, "say before")
@@ -90,7 +90,7 @@ def test_a_message_written_while_the_gateway_is_stopped_is_kept_and_sent_again(
     expect(page.locator(".pending")).to_have_count(0)
 
 
-def test_the_same_message_delivered_twice_is_taken_once(page: Page, visit: Visit) -> None:
+def test_a_message_delivered_twice_is_accepted_once(page: Page, visit: Visit) -> None:
     """S14: when the answer to its delivery is lost on the way, delivering it again changes nothing."""
     say(page, "say before")
     bodies: list[tuple[str | None, str | None]] = []
@@ -120,7 +120,7 @@ def test_the_same_message_delivered_twice_is_taken_once(page: Page, visit: Visit
     visit.forgive("net::ERR_FAILED")
 
 
-def test_a_turn_whose_events_were_not_heard_is_shown_in_its_place(page: Page, visit: Visit) -> None:
+def test_a_turn_whose_events_were_missed_is_shown_in_its_place(page: Page, visit: Visit) -> None:
     """S14, S19: its end may be known before its rows are; neither vanishes, and a failure stands under its message."""
     say(page, "say before")
     silent = {"status": 200, "content_type": "text/event-stream", "body": ": open\n\n"}

@@ -45,7 +45,7 @@ def test_a_script_in_an_answer_stays_text(page: Page) -> None:
     assert page.evaluate("window.broken") is None
 
 
-def test_what_a_person_writes_is_shown_as_written(page: Page) -> None:
+def test_a_users_text_is_shown_unchanged(page: Page) -> None:
     """The sender's own text is never markup."""
     say(page, "say <b>x</b> **y**")
     assert page.locator(".mine .plain").inner_text() == "say <b>x</b> **y**"
@@ -115,7 +115,7 @@ def test_the_usual_markdown_is_understood(page_of_record: Page) -> None:
     assert nodes[-2] == {"kind": "link", "address": "https://x.example/y", "nodes": ["https://x.example/y"]}
 
 
-def test_an_unfinished_code_block_is_already_one(page_of_record: Page) -> None:
+def test_an_unfinished_code_block_is_shown_as_code(page_of_record: Page) -> None:
     """Text is drawn while it comes."""
     assert [block["kind"] for block in parsed(page_of_record, "so:\n```js\nlet x")] == ["paragraph", "pre"]
 
@@ -142,7 +142,7 @@ def test_an_unfinished_code_block_is_already_one(page_of_record: Page) -> None:
     ],
     ids=lambda text: text[:6].replace("\n", " "),
 )
-def test_no_text_keeps_the_page_busy(page_of_record: Page, text: str) -> None:
+def test_no_text_blocks_the_page(page_of_record: Page, text: str) -> None:
     """Work is about linear in the text, whatever it is."""
     spent = """async (text) => {
         const { parse, inline } = await import('/static/markdown.js');

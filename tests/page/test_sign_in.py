@@ -13,7 +13,9 @@ from tests.page.gateway import Gateway
 REFUSED = "status of 401"  # the browser's own remark about a response that the test asks for
 
 
-def test_the_link_signs_in_and_the_code_leaves_the_address(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
+def test_the_link_signs_in_and_the_code_is_removed_from_the_url(
+    new_visit: Callable[..., Visit], gateway: Gateway
+) -> None:
     """X04: the code is exchanged by POST for a http-only, same-site cookie and stands in no request's address."""
     visit = new_visit()
     link = gateway.new_link()
@@ -37,9 +39,7 @@ def test_the_link_signs_in_and_the_code_leaves_the_address(new_visit: Callable[.
     assert code not in cookie["value"]
 
 
-def test_a_code_dies_at_its_first_use_and_a_new_one_can_be_typed(
-    new_visit: Callable[..., Visit], gateway: Gateway
-) -> None:
+def test_a_code_works_once_and_a_new_one_can_be_typed(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
     """X04: the second opener of a link is told so, and signs in with another code."""
     link = gateway.new_link()
     first = new_visit()
@@ -56,7 +56,7 @@ def test_a_code_dies_at_its_first_use_and_a_new_one_can_be_typed(
     second.forgive(REFUSED)
 
 
-def test_a_stranger_sees_a_form_and_a_wrong_code_is_one_sentence(
+def test_a_visitor_sees_a_form_and_an_invalid_code_is_explained(
     new_visit: Callable[..., Visit], gateway: Gateway
 ) -> None:
     """X04: nothing is shown without signing in."""
@@ -122,7 +122,7 @@ def test_a_browser_that_lost_its_page_token_is_told_how_to_sign_in(
     visit.forgive(REFUSED)
 
 
-def test_tabs_share_a_sign_in_and_its_end(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
+def test_tabs_share_signing_in_and_out(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
     """X05: another tab that signs in anew replaces both parts for all of them."""
     visit = new_visit()
     first, second = Visit(visit.context), Visit(visit.context)
@@ -155,7 +155,7 @@ def test_tabs_share_a_sign_in_and_its_end(new_visit: Callable[..., Visit], gatew
         ("curl/8.0", "Browser"),
     ],
 )
-def test_a_browser_is_listed_by_a_name_that_people_know(page_of_record: Page, agent: str, name: str) -> None:
+def test_a_browser_is_listed_by_a_familiar_name(page_of_record: Page, agent: str, name: str) -> None:
     """Its program and its system, as far as they are known."""
     asked = "async (agent) => (await import('/static/signin.js')).browserName(agent)"
     assert page_of_record.evaluate(asked, agent) == name

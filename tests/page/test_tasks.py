@@ -33,7 +33,7 @@ def page(browser: Browser, delegating: Gateway) -> Iterator[Page]:
     visit.context.close()
 
 
-def test_what_a_task_asks_is_a_card_under_the_agents_name(page: Page) -> None:
+def test_a_question_of_a_task_is_a_card_with_the_agents_name(page: Page) -> None:
     """S29: in the conversation that it works for, which the list marks; it goes when the turn is stopped, too."""
     send(page, ASKING_TASK)
     card = page.locator(".question")

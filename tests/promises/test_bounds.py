@@ -10,7 +10,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
 from tests.in_process import in_process_gateway as whole_house
 from tests.logs import capture_logs
-from tests.web.asking import call
+from tests.web.client import call
 from tidegate.commands import build
 from tidegate.config import Config
 from tidegate.tools import Tool, ToolContext, ToolRegistry, Toolset

@@ -16,7 +16,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import CHAT, asked, call, chat
+from tests.web.client import CHAT, call, chat, chat_body
 from tidegate.agent import Conversation
 from tidegate.engine import Journal, LiveTurn, TurnLog
 from tidegate.lifetimes import Present
@@ -119,14 +119,14 @@ async def api(h: InProcessGateway, model: ScriptedModel, number: int) -> None:
     await chat(h, "same", headers={"Idempotency-Key": f"key {number}"})
     await chat(h, "same", headers={"Idempotency-Key": f"key {number}"})
     for bad in ({"model": "nobody"}, {"messages": "x"}, {"n": 3}):
-        await call(h, "POST", CHAT, json=asked(**bad))
+        await call(h, "POST", CHAT, json=chat_body(**bad))
     for name in ({}, {"X-Session-Id": "talk"}, {"X-Session-Id": "talk", "X-On-Disconnect": "cancel"}):
         for stream in (False, True):
             with anyio.fail_after(WAIT):
                 async with stranger(h) as client, anyio.create_task_group() as group:
 
                     async def leave(client: aiohttp.ClientSession, stream: bool, name: dict[str, str]) -> None:
-                        async with client.post(CHAT, json=asked("[hold there]", stream=stream), headers=name) as reply:
+                        async with client.post(CHAT, json=chat_body("[hold there]", stream=stream), headers=name) as reply:
                             await reply.read()
 
                     group.start_soon(leave, client, stream, name)

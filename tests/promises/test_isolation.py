@@ -12,7 +12,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, WAIT, core
 from tests.in_process import in_process_gateway as whole_house
-from tests.web.asking import call, chat
+from tests.web.client import call, chat
 from tidegate.errors import NotFound
 from tidegate.sessions import Sessions
 from tidegate.tools import ToolContext, Toolset, tool

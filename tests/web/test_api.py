@@ -11,7 +11,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import call, chat, signed_in
+from tests.web.client import call, chat, signed_in
 from tidegate.store import turns
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def following(
         yield events()
 
 
-async def test_a_message_begins_a_conversation_and_goes_on_with_it(
+async def test_a_message_begins_a_conversation_and_the_next_continues_it(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """S13, S14: 202 with turn, session and what happens; then the same conversation by its id."""
@@ -68,7 +68,7 @@ async def test_a_message_begins_a_conversation_and_goes_on_with_it(
     assert (await call(gateway, "GET", "/api/turns/t_nothing")).status == 404
 
 
-async def test_busy_is_a_field_here(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_the_api_takes_the_busy_mode_as_a_field(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H12, H13: queue, steer and interrupt, with honest words for each."""
     first = await say(gateway, "one [hold there]")
     await model.held("there")
@@ -118,7 +118,7 @@ async def test_a_slash_is_a_command_and_its_reply_comes_at_once(
     assert {"new", "stop", "help"} <= {command["name"] for command in listed}
 
 
-async def test_a_message_is_recorded_with_the_door_it_came_by(gateway: InProcessGateway) -> None:
+async def test_a_message_is_recorded_with_its_channel(gateway: InProcessGateway) -> None:
     """H21, X20: a key is the API's, whatever its holder claims to be; a signed-in browser is the page."""
 
     async def channel(**said: str) -> tuple[str, str]:
@@ -269,7 +269,7 @@ async def test_a_running_turn_is_stopped(gateway: InProcessGateway, model: Scrip
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_conversation_is_followed_from_its_rows_into_what_happens(
+async def test_a_stream_sends_a_conversations_rows_and_then_new_events(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """S14: rows with ids, then the running turn from its beginning, then what comes."""
@@ -296,7 +296,7 @@ async def test_a_conversation_is_followed_from_its_rows_into_what_happens(
     assert kinds.index("turn_started") < kinds.index("tool_started") < kinds.index("tool_ended") < kinds.index("text")
 
 
-async def test_a_stream_is_taken_up_again_after_the_last_row_seen(gateway: InProcessGateway) -> None:
+async def test_a_stream_resumes_after_the_last_row_received(gateway: InProcessGateway) -> None:
     """S14: no row is missed and none comes twice."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])
@@ -325,7 +325,7 @@ async def test_a_stream_opens_at_once_and_is_kept_alive(home: Path, model: Scrip
         assert seen.startswith(b": open\n\n")
 
 
-async def test_asking_for_the_head_of_a_stream_does_not_follow_it(gateway: InProcessGateway) -> None:
+async def test_a_head_request_does_not_open_a_stream(gateway: InProcessGateway) -> None:
     """H11, L31: HEAD is answered at once."""
     first = await say(gateway, "one")
     reply = await call(gateway, "HEAD", f"/api/sessions/{first['session']}/events")
@@ -383,7 +383,7 @@ async def test_one_principal_cannot_take_all_event_streams(home: Path, model: Sc
                 pass
 
 
-async def test_the_owner_can_watch_when_everybody_elses_streams_are_used_up(home: Path, model: ScriptedModel) -> None:
+async def test_the_owner_can_open_a_stream_when_all_others_are_in_use(home: Path, model: ScriptedModel) -> None:
     """H20, L21: the last ones are the owner's; others are told of the limit of all."""
     async with in_process_gateway(home, STREAMS, model=model) as h:
         keys = [await h.add_key(name) for name in ("anna", "bert", "cleo")]
@@ -392,13 +392,13 @@ async def test_the_owner_can_watch_when_everybody_elses_streams_are_used_up(home
             async with streams(h, rooms[0], 2, keys[0]), streams(h, rooms[1], 2, keys[1]):
                 refused = await call(h, "GET", f"/api/sessions/{rooms[2]}/events", key=keys[2])
                 assert refused.status == 429
-                assert "of 6 in all (limits.event_streams)" in refused.error["message"]
+                assert "of at most 6 event streams are open (limits.event_streams)" in refused.error["message"]
                 async with streams(h, rooms[2], 2):
                     refused = await call(h, "GET", f"/api/sessions/{rooms[2]}/events")
                     assert "limits.event_streams_each" in refused.error["message"]
 
 
-async def test_a_reader_that_leaves_is_let_go(gateway: InProcessGateway) -> None:
+async def test_a_stream_ends_when_its_reader_leaves(gateway: InProcessGateway) -> None:
     """L31: no stream is held for who is gone."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.in_process import InProcessGateway
-from tests.web.asking import call
+from tests.web.client import call
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ async def test_a_wrong_query_is_refused_in_one_sentence(gateway: InProcessGatewa
     assert (nobody.status, nobody.error["code"]) == (404, "principal_not_found")
 
 
-async def test_nobody_but_the_owner_is_told(gateway: InProcessGateway) -> None:
+async def test_only_the_owner_can_read_the_audit_log(gateway: InProcessGateway) -> None:
     """X24, X06."""
     anna = await gateway.add_key("anna")
     assert (await call(gateway, "GET", "/api/audit", key=anna)).status == 403

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
 from tests.logs import capture_logs
-from tests.web.asking import CHAT, asked, call, chat, raw
+from tests.web.client import CHAT, call, chat, chat_body, raw
 from tidegate.errors import Refused
 from tidegate.web.app.request_body import decode
-from tidegate.web.chat.request import ChatRequest, call_of, conversation, new_message
+from tidegate.web.chat.request import ChatRequest, parse_call, parse_conversation, parse_new_messages
 
 DEEP = 200_000
 
@@ -55,9 +55,7 @@ DEEP = 200_000
     ],
     ids=lambda body: repr(body[:40]),
 )
-async def test_a_body_that_is_no_chat_request_is_400(
-    gateway: InProcessGateway, model: ScriptedModel, body: bytes
-) -> None:
+async def test_an_invalid_chat_request_is_400(gateway: InProcessGateway, model: ScriptedModel, body: bytes) -> None:
     """H20: malformed, of another type, not UTF-8, too deep, out of range, ambiguous: never a 500, and nothing runs."""
     reply = await call(gateway, "POST", CHAT, data=body, headers={"Content-Type": "application/json"})
     assert reply.status == 400, reply.body
@@ -83,14 +81,14 @@ async def test_a_body_that_is_no_chat_request_is_400(
         (b'{"model":"main","messages":[{"role":"user","content":"x"}],"other":[{"deep":1,"deep":1}]}', "deep"),
     ],
 )
-async def test_a_name_given_twice_is_refused_however_it_is_spelled(
+async def test_a_repeated_name_is_refused_however_it_is_escaped(
     gateway: InProcessGateway, model: ScriptedModel, body: bytes, name: str
 ) -> None:
     """H20: with escapes, with spaces, with null, anywhere in the body: what was meant cannot be known."""
     reply = await call(gateway, "POST", CHAT, data=body)
     assert reply.status == 400, reply.body
     assert reply.error["param"] == name
-    assert f"'{name}' twice" in reply.error["message"]
+    assert f"repeats '{name}'" in reply.error["message"]
     assert not model.recorded
 
 
@@ -98,14 +96,14 @@ async def test_a_name_given_twice_is_refused_however_it_is_spelled(
 async def test_names_and_texts_may_be_spelled_with_escapes(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H20: once is not twice, and text may look like names, or hold numbers that nobody could read."""
     said = '"model" "role":"content" \\u0061 "messages":'
-    body = json.dumps(asked(said)).replace('"model"', '"\\u006dodel"', 1).encode()
+    body = json.dumps(chat_body(said)).replace('"model"', '"\\u006dodel"', 1).encode()
     body = body[:-1] + b', "unknown": ' + b"9" * 5000 + b"}"
     assert (await call(gateway, "POST", CHAT, data=body)).status == 200
     assert model.recorded[-1].decoded()["messages"][-1]["content"] == said
 
 
 @pytest.mark.anyio
-async def test_a_message_to_a_conversation_gives_no_name_twice(gateway: InProcessGateway) -> None:
+async def test_a_repeated_name_is_refused_by_the_api_too(gateway: InProcessGateway) -> None:
     """H20: every endpoint that takes a body."""
     reply = await call(gateway, "POST", "/api/messages", data=rb'{"text":"a","te\u0078t":"b"}')
     assert reply.status == 400
@@ -159,7 +157,7 @@ def user(content: Any) -> list[dict[str, Any]]:
         ),
     ],
 )
-async def test_messages_that_are_wrong_are_named_by_their_path(
+async def test_invalid_messages_are_named_by_their_path(
     gateway: InProcessGateway, model: ScriptedModel, messages: Any, param: str
 ) -> None:
     """H20, H04: wrong types, no text, no user message, parts that are not text, orphans among tool calls."""
@@ -196,7 +194,7 @@ async def test_messages_that_are_wrong_are_named_by_their_path(
     ],
     ids=lambda value: str(value)[:30],
 )
-async def test_what_is_wrong_is_said_in_a_sentence(
+async def test_validation_errors_are_plain_sentences(
     gateway: InProcessGateway, fields: dict[str, Any], sentence: str
 ) -> None:
     """H20: what it must be and what it was, in words that do not come from a programming language."""
@@ -208,7 +206,7 @@ async def test_what_is_wrong_is_said_in_a_sentence(
 
 
 @pytest.mark.anyio
-async def test_sentences_about_other_bodies_and_queries(gateway: InProcessGateway) -> None:
+async def test_validation_errors_of_other_bodies_and_queries_are_plain_sentences(gateway: InProcessGateway) -> None:
     """H20: a body that is no object; a query, in which everything is a text; a value of any length."""
     body = await call(gateway, "POST", CHAT, data=b"[1]")
     assert body.error["message"] == "The body must be an object, not a list."
@@ -234,7 +232,7 @@ async def test_a_refused_part_says_its_type(gateway: InProcessGateway) -> None:
 async def test_a_body_over_the_limit_is_413_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
     """H20, H21: by its length before it is read, and by counting when it has none; never a silent cut."""
     async with in_process_gateway(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
-        large = json.dumps(asked("x" * 9000)).encode()
+        large = json.dumps(chat_body("x" * 9000)).encode()
         declared = await call(h, "POST", CHAT, data=large)
 
         async def pieces():  # type: ignore[no-untyped-def]
@@ -259,12 +257,12 @@ async def test_a_body_over_the_limit_is_413_with_the_limits_name(home: Path, mod
 
 
 @pytest.mark.anyio
-async def test_a_message_of_ten_megabytes_within_the_limit_is_taken_whole(home: Path, model: ScriptedModel) -> None:
+async def test_a_message_of_ten_megabytes_within_the_limit_is_accepted(home: Path, model: ScriptedModel) -> None:
     """H20: and reaches the model byte for byte, and the transcript."""
     text = "".join(f'tide {number} "é"\n' for number in range(600_000))
     assert len(text.encode()) > 10_000_000
     async with in_process_gateway(home, model=model) as h:
-        body = io.BytesIO(json.dumps(asked(text)).encode())
+        body = io.BytesIO(json.dumps(chat_body(text)).encode())
         assert (await call(h, "POST", CHAT, data=body, headers={"X-Session-Id": "n"})).status == 200
         [request] = model.recorded
         said = request.decoded()["messages"][-1]["content"]
@@ -275,7 +273,7 @@ async def test_a_message_of_ten_megabytes_within_the_limit_is_taken_whole(home: 
 
 
 @pytest.mark.anyio
-async def test_a_header_given_twice_is_refused(gateway: InProcessGateway) -> None:
+async def test_a_repeated_header_is_refused(gateway: InProcessGateway) -> None:
     """H20: which one was meant cannot be known."""
     body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
     head, answer = await raw(
@@ -323,7 +321,7 @@ async def test_a_wrong_method_has_openais_error_shape(
 
 
 @pytest.mark.anyio
-async def test_what_nobody_foresaw_is_an_incident_and_not_a_bare_500(
+async def test_an_unexpected_exception_is_an_incident_with_an_id(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H20: OpenAI's shape, an id that is in the log, and nothing of the error itself."""
@@ -345,7 +343,7 @@ async def test_what_nobody_foresaw_is_an_incident_and_not_a_bare_500(
         assert "hunter2" not in reply.body.decode()
         incident = reply.error["message"].rstrip(".").rpartition(" ")[2]
         assert incident.startswith("i_")
-        assert incident in line["told"]
+        assert incident in line["response"]
         assert "hunter2" in str(line["exc_info"])
 
 
@@ -371,7 +369,7 @@ fields = st.fixed_dictionaries(
 
 @settings(max_examples=100)
 @given(st.binary(max_size=200) | anything.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_a_request_or_refused(body: bytes) -> None:
+def test_any_bytes_are_accepted_or_refused(body: bytes) -> None:
     """H20: nothing else can come out of reading a body."""
     try:
         assert isinstance(decode(body, DECODER), ChatRequest)
@@ -382,17 +380,17 @@ def test_any_bytes_are_a_request_or_refused(body: bytes) -> None:
 
 @settings(max_examples=100)
 @given(fields, st.booleans())
-def test_any_request_is_understood_or_refused(request: dict[str, Any], named: bool) -> None:
+def test_any_request_is_accepted_or_refused(request: dict[str, Any], named: bool) -> None:
     """H20, H04, H05: a conversation that comes out is well formed; everything else is refused."""
     try:
         typed = decode(json.dumps(request).encode(), DECODER)
-        call_of(typed, "merge")
+        parse_call(typed, "merge")
         if named:
-            *results, last = new_message(typed.messages, 10_000).messages
+            *results, last = parse_new_messages(typed.messages, 10_000).messages
             assert all(message.role == "tool" and message.call_id for message in results)
             assert last.role == "tool" or last.text.strip() or last.aside
             return
-        messages = conversation(typed.messages, 10_000).messages
+        messages = parse_conversation(typed.messages, 10_000).messages
     except Refused as refused:
         assert refused.status == 400
         return

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.in_process import WAIT, InProcessGateway
-from tests.web.asking import Reply, asked, call, signed_in
+from tests.web.client import Reply, call, chat_body, signed_in
 from tidegate.security import digest, make_code
 from tidegate.store import principals
 
@@ -62,7 +62,7 @@ async def test_users_see_and_sign_out_their_own_browsers_and_the_owner_all(gatew
     assert await browsers(gateway, owner) == [("Browser of owner", True)]
 
 
-async def test_signing_out_everywhere_ends_all_of_ones_own_sign_ins_and_no_key(gateway: InProcessGateway) -> None:
+async def test_signing_out_everywhere_ends_all_of_a_users_sign_ins_and_no_key(gateway: InProcessGateway) -> None:
     """X05: everyone's, when the owner says so."""
     key = await gateway.add_key("dora")
     doras = [await signed_in_as(gateway, "dora") for _ in range(2)]
@@ -139,12 +139,12 @@ async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
 
 
 @pytest.mark.parametrize("path", ["/api/keys", "/api/messages", "/v1/chat/completions"])
-async def test_a_request_that_was_begun_before_its_sign_in_ended_does_nothing(
+async def test_a_request_has_no_effect_if_its_sign_in_ends_while_its_body_arrives(
     gateway: InProcessGateway, path: str
 ) -> None:
     """X05: somebody with a stolen sign-in holds back the last byte until its owner has signed out everywhere."""
     thief = {**await signed_in(gateway), "Origin": gateway.url}
-    body = msgspec.json.encode({"name": "owner", "text": "hello", **asked()})
+    body = msgspec.json.encode({"name": "owner", "text": "hello", **chat_body()})
     head = "".join(f"{name}: {value}\r\n" for name, value in {**thief, "Content-Length": str(len(body))}.items())
     start = (
         f"POST {path} HTTP/1.1\r\nHost: {gateway.url[7:]}\r\nConnection: close\r\nExpect: 100-continue\r\n{head}\r\n"

@@ -8,14 +8,14 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import Reply, call, chat
+from tests.web.client import Reply, call, chat
 
 pytestmark = pytest.mark.anyio
 
 SMALL = "[limits]\nday_tokens = 10"
 
 
-async def test_at_the_cap_callers_get_429_with_the_limit_and_a_time(home: Path, model: ScriptedModel) -> None:
+async def test_at_the_cap_clients_get_429_with_the_limit_and_a_retry_time(home: Path, model: ScriptedModel) -> None:
     """X22, H20, H21: in OpenAI's shape, whole and streamed; reading goes on, and the operator sees it."""
     async with in_process_gateway(home, SMALL, model=model) as h:
         assert (await chat(h, "one", session="n")).status == 200
@@ -34,7 +34,7 @@ async def test_at_the_cap_callers_get_429_with_the_limit_and_a_time(home: Path, 
         assert len(model.recorded) == 1
 
 
-async def test_the_official_client_does_not_try_again_at_the_cap(home: Path, model: ScriptedModel) -> None:
+async def test_the_official_client_does_not_retry_at_the_cap(home: Path, model: ScriptedModel) -> None:
     """X22, H19: it is told to come back in hours, so that one call is one turn."""
     async with in_process_gateway(home, SMALL, model=model) as h:
         await chat(h, "one")
@@ -45,7 +45,7 @@ async def test_the_official_client_does_not_try_again_at_the_cap(home: Path, mod
             assert h.service.status().turns.failed == 1
 
 
-async def test_the_usage_of_a_stopped_answer_says_that_it_is_an_estimate(
+async def test_the_usage_of_a_stopped_answer_is_marked_as_estimated(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H10, H13: what was shown was paid for."""

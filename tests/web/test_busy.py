@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import Reply, call, chat
+from tests.web.client import Reply, call, chat
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +65,7 @@ async def test_steering_joins_the_running_turn(gateway: InProcessGateway, model:
     assert again[-1]["content"] == steered
 
 
-async def test_steering_that_comes_with_the_last_answer_becomes_the_next_turn(
+async def test_a_steering_message_that_comes_too_late_becomes_the_next_turn(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H13, S14: nothing is lost; it is said once, and answered in the conversation."""
@@ -94,9 +94,7 @@ async def test_interrupting_stops_the_running_turn_first(gateway: InProcessGatew
     assert first.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
 
 
-async def test_a_stopped_turn_that_had_said_something_answers_with_that(
-    gateway: InProcessGateway, model: ScriptedModel
-) -> None:
+async def test_a_stopped_turn_returns_the_text_it_had_produced(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H13: what was said is the answer, marked as stopped."""
     replies: list[Reply] = []
 
@@ -123,7 +121,7 @@ def _running(h: InProcessGateway):  # type: ignore[no-untyped-def]
     return None
 
 
-async def test_a_full_queue_is_429_with_a_time_to_come_back(home: Path, model: ScriptedModel) -> None:
+async def test_a_full_queue_is_429_with_a_retry_time(home: Path, model: ScriptedModel) -> None:
     """H14, L21: the limit is named with its value."""
     async with in_process_gateway(home, "[limits]\nqueue_length = 1", model=model) as h:
         with anyio.fail_after(WAIT):
@@ -143,7 +141,7 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(home: Path, model: S
         assert other.status == 200
 
 
-async def test_a_wrong_wish_is_refused(gateway: InProcessGateway) -> None:
+async def test_an_invalid_header_value_is_refused(gateway: InProcessGateway) -> None:
     """H13, H16, H20: by the header's name."""
     for name in ("X-Busy", "X-On-Disconnect"):
         reply = await chat(gateway, headers={name: "perhaps"})

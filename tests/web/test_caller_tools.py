@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.web.asking import Reply, call, chat
+from tests.web.client import Reply, call, chat
 from tidegate.security import Principal
 from tidegate.values import Inbound, Message
 
@@ -101,7 +101,7 @@ async def test_a_step_that_calls_both_runs_the_agents_calls_and_returns_the_call
         assert [each["name"] for each in turn.json["calls"]] == ["weather"]
 
 
-async def test_results_go_on_with_a_named_session(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_tool_results_continue_a_named_session(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H05, H09: the history is ours, also between a call and its result; the request only grows at its end."""
     first = await chat(gateway, "go [together clock {} weather {}]", session="notes", tools=[WEATHER])
     before = model.recorded[-1].decoded()
@@ -118,7 +118,9 @@ async def test_results_go_on_with_a_named_session(gateway: InProcessGateway, mod
     assert late.error["code"] == "unknown_tool_call"
 
 
-async def test_the_older_functions_go_on_with_a_named_session(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_results_of_legacy_functions_continue_a_named_session(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
     """H05, H09: their results name the function, not the call."""
     functions = [WEATHER["function"]]
     first = await chat(gateway, "go [tool weather {}]", session="notes", functions=functions)
@@ -134,7 +136,7 @@ async def test_the_older_functions_go_on_with_a_named_session(gateway: InProcess
     assert "x-caller-tools" not in second.headers
 
 
-async def test_results_outlive_a_restart_between_call_and_result(home: Path, model: ScriptedModel) -> None:
+async def test_tool_results_are_accepted_after_a_restart(home: Path, model: ScriptedModel) -> None:
     """F4, H09: the open call is in the store."""
     async with in_process_gateway(home, model=model) as h:
         first = await chat(h, "go [tool weather {}]", session="notes", tools=[WEATHER])
@@ -146,7 +148,7 @@ async def test_results_outlive_a_restart_between_call_and_result(home: Path, mod
 
 
 @pytest.mark.parametrize("tools", [[WEATHER], []])
-async def test_a_call_that_its_caller_leaves_open_gets_a_result_that_says_so(
+async def test_an_unanswered_call_gets_a_result_that_says_so(
     gateway: InProcessGateway, model: ScriptedModel, tools: list[Any]
 ) -> None:
     """H09: no provider sees a call without a result, whatever comes next."""
@@ -214,7 +216,7 @@ async def test_a_resumed_conversation_has_no_open_call(gateway: InProcessGateway
     assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
 
 
-async def test_the_first_set_is_frozen_and_another_rebuilds_the_prefix_and_says_so(
+async def test_a_different_set_of_tools_rebuilds_the_prefix_and_is_reported(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A4: a header and a notice tell that the provider's cache was lost."""
@@ -231,7 +233,7 @@ async def test_the_first_set_is_frozen_and_another_rebuilds_the_prefix_and_says_
     assert "weather" not in offered(model)
 
 
-async def test_a_turn_that_is_tried_again_takes_the_tools_that_its_conversation_has(
+async def test_a_retried_turn_uses_the_tools_of_its_conversation(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A4: the set of an earlier request is gone; no request with that set later does without its tools."""
@@ -267,9 +269,7 @@ async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
     assert [record.decoded()["tools"][-1]["function"]["name"] for record in model.recorded] == ["weather"] * 3
 
 
-async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(
-    gateway: InProcessGateway, model: ScriptedModel
-) -> None:
+async def test_a_queued_turn_uses_its_own_tools_when_it_starts(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H09: the running turn keeps the tools that it began with."""
     replies: dict[str, Reply] = {}
 
@@ -288,7 +288,7 @@ async def test_a_turn_that_waits_brings_its_own_tools_when_it_is_taken(
     assert offered(model)[-1] == "tides"
 
 
-async def test_the_header_of_a_turn_that_waits_compares_its_tools_with_those_of_the_turn_before_it(
+async def test_the_tools_header_of_a_queued_turn_compares_with_the_turn_before_it(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09, A4: header and notice say the same, however many turns wait."""
@@ -322,7 +322,7 @@ async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(
     assert "The caller's own clock." not in about
 
 
-async def test_each_mode_does_what_it_says(home: Path, model: ScriptedModel) -> None:
+async def test_each_mode_of_caller_tools_works_as_documented(home: Path, model: ScriptedModel) -> None:
     """H09: `only` hides the agent's tools, `ignore` says so in a header, `refuse` answers 400; files of before hold."""
     async with in_process_gateway(home, MODES, model=model) as h:
         only = await chat(h, "go [tool clock {}]", model="only", tools=[CLOCK])
@@ -339,7 +339,7 @@ async def test_each_mode_does_what_it_says(home: Path, model: ScriptedModel) -> 
         assert offered(model) == ["weather"], "true means only"
 
 
-async def test_a_prompt_speaks_of_no_tools_that_the_callers_replace(home: Path, model: ScriptedModel) -> None:
+async def test_a_prompt_does_not_mention_tools_that_the_caller_replaced(home: Path, model: ScriptedModel) -> None:
     """H09: not when the conversation begins, and not after /reload."""
     delegating = """
 [agents.boss]
@@ -366,7 +366,7 @@ caller_tools = "only"
     assert replaced in own and replaced != own
 
 
-async def test_a_forced_choice_holds_for_the_first_step(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_a_forced_tool_choice_applies_to_the_first_step(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H09: a model that must call a tool in every step would never answer."""
     await chat(gateway, "go [tool clock {}]", tools=[WEATHER], tool_choice="required")
     first, second = (recorded.decoded() for recorded in model.recorded)
@@ -390,7 +390,7 @@ async def test_a_choice_must_name_a_tool_that_is_offered(
 
 
 @pytest.mark.parametrize("session", [None, "notes"])
-async def test_the_shape_of_the_answer_is_asked_for_everywhere(
+async def test_the_response_format_is_forwarded_to_every_provider(
     gateway: InProcessGateway, model: ScriptedModel, session: str | None
 ) -> None:
     """H09: `response_format` needs no permission, and works in named sessions."""
@@ -409,7 +409,7 @@ async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failed_turn_after_calls_in_the_given_history_is_told_as_a_failure(
+async def test_a_turn_that_fails_after_calls_in_its_history_is_reported_as_failed(
     gateway: InProcessGateway, stream: bool
 ) -> None:
     """H22: the calls in what a caller sends are not calls of this turn."""

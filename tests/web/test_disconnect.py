@@ -5,7 +5,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway
-from tests.web.asking import CHAT, asked, call, chat
+from tests.web.client import CHAT, call, chat, chat_body
 from tidegate.store import turns
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +17,7 @@ async def leave(h: InProcessGateway, model: ScriptedModel, text: str, *, stream:
         async with anyio.create_task_group() as group:
 
             async def send() -> None:
-                async with h.client.post(CHAT, json=asked(text, stream=stream), headers=headers) as response:
+                async with h.client.post(CHAT, json=chat_body(text, stream=stream), headers=headers) as response:
                     await response.read()
 
             group.start_soon(send)
@@ -28,7 +28,7 @@ async def leave(h: InProcessGateway, model: ScriptedModel, text: str, *, stream:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_turn_of_a_named_session_goes_on_without_its_reader(
+async def test_a_turn_of_a_named_session_continues_without_its_reader(
     gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
     """H15: and its answer is there by turn, by session and under the same key."""
@@ -62,9 +62,7 @@ async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves(
     assert gateway.service.census()["turns_running"] == 0
 
 
-async def test_an_ephemeral_turn_goes_on_when_its_caller_chose_so(
-    gateway: InProcessGateway, model: ScriptedModel
-) -> None:
+async def test_an_ephemeral_turn_continues_on_request(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H16: X-On-Disconnect: continue."""
     await leave(gateway, model, "one [hold there]", stream=True, headers={"X-On-Disconnect": "continue"})
     model.release("there")
@@ -75,7 +73,7 @@ async def test_an_ephemeral_turn_goes_on_when_its_caller_chose_so(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_named_turn_is_stopped_when_its_caller_chose_so(
+async def test_a_named_turn_is_stopped_on_request(
     gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
     """H16: X-On-Disconnect: cancel; the session takes the next message."""
@@ -94,7 +92,7 @@ TALKING = "one [words 30] [hold there after=5]"
 async def leave_after_words(h: InProcessGateway, model: ScriptedModel, headers: dict[str, str]) -> str:
     """Ask for a stream, read its first words, hang up in the middle, and give the id of its turn."""
     with anyio.fail_after(WAIT):
-        async with h.client.post(CHAT, json=asked(TALKING, stream=True), headers=headers) as response:
+        async with h.client.post(CHAT, json=chat_body(TALKING, stream=True), headers=headers) as response:
             await model.held("there")
             seen = b""
             while b'"content":"w0' not in seen:
@@ -111,7 +109,7 @@ async def until_ended(h: InProcessGateway, turn: str) -> None:
             await anyio.sleep(0.005)
 
 
-async def test_a_named_turn_goes_on_when_its_reader_leaves_in_mid_stream(
+async def test_a_named_turn_continues_when_its_reader_leaves_in_mid_stream(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H15: and its whole answer is stored, the words after the last that was read too."""
@@ -137,7 +135,7 @@ async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves_in_mid_stream
             await anyio.sleep(0.005)
 
 
-async def test_a_named_turn_is_stopped_in_mid_stream_when_its_caller_chose_so(
+async def test_a_named_turn_is_stopped_in_mid_stream_on_request(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H16: X-On-Disconnect: cancel; what it had said is kept."""
@@ -149,7 +147,7 @@ async def test_a_named_turn_is_stopped_in_mid_stream_when_its_caller_chose_so(
 
 
 @pytest.mark.parametrize("headers", [{"X-On-Disconnect": "continue"}, {"Idempotency-Key": "k"}])
-async def test_an_ephemeral_turn_goes_on_in_mid_stream_for_who_means_to_come_back(
+async def test_an_ephemeral_turn_with_a_key_or_on_request_continues_in_mid_stream(
     gateway: InProcessGateway, model: ScriptedModel, headers: dict[str, str]
 ) -> None:
     """H16, H18: by choice, or because a key of his own says so; under the key the whole answer is there."""
@@ -167,7 +165,7 @@ async def test_an_ephemeral_turn_goes_on_in_mid_stream_for_who_means_to_come_bac
         assert len(model.recorded) == 1
 
 
-async def test_a_reader_that_leaves_does_not_take_the_turn_from_another(
+async def test_a_reader_that_leaves_does_not_stop_the_turn_of_another_reader(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H16, H18: two requests with one key are two readers of one turn; the turn is stopped with the last."""
@@ -190,7 +188,7 @@ async def _left_to_another(h, model, headers, group, stay):  # type: ignore[no-u
     async with anyio.create_task_group() as leaving:
 
         async def send() -> None:
-            async with h.client.post(CHAT, json=asked("one [hold there]"), headers=headers) as response:
+            async with h.client.post(CHAT, json=chat_body("one [hold there]"), headers=headers) as response:
                 await response.read()
 
         leaving.start_soon(send)

@@ -63,7 +63,7 @@ async def test_the_readmes_program_talks_to_a_gateway(home: Path, tmp_path: Path
         assert "UTC" in done.stdout
 
 
-def test_the_readmes_configuration_is_right(tmp_path: Path) -> None:
+def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
     """X22: every key of it is known, and the model's key is a reference."""
     (toml,) = re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     config = read(toml, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from tests.in_process import InProcessGateway, in_process_gateway
 from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
 from tests.spool.pictures import plain, saved
-from tests.web.asking import chat
+from tests.web.client import chat
 from tidegate.models.http.error_body import LONGEST_WAIT
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ async def gateway(tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("mood", ["[status 503]", "[cut after=1]", "[status 401]"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_before_any_text_is_not_seen(
+async def test_a_failure_before_any_text_is_invisible(
     gateway: InProcessGateway, server: Moody, mood: str, stream: bool
 ) -> None:
     server.moods["first"] = mood
@@ -46,7 +46,7 @@ async def test_a_failure_before_any_text_is_not_seen(
 
 
 @pytest.mark.parametrize("wish", ["inf", "9" * 30])
-async def test_a_wish_that_no_endpoint_can_mean_is_not_handed_on(
+async def test_an_invalid_parameter_is_not_passed_to_another_model(
     gateway: InProcessGateway, server: Moody, wish: str
 ) -> None:
     """H22: the failure is told as any other."""
@@ -56,7 +56,7 @@ async def test_a_wish_that_no_endpoint_can_mean_is_not_handed_on(
     assert int(reply.headers["Retry-After"]) <= LONGEST_WAIT
 
 
-async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn_goes_on(
+async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn_continues(
     gateway: InProcessGateway, server: Moody
 ) -> None:
     """H22, S19: nothing is taken back that a client has shown; the answer is in the conversation."""
@@ -72,7 +72,7 @@ async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn
     assert said == ["x", ANSWER, "and then"]
 
 
-async def test_a_client_that_takes_resets_is_shown_the_other_answer(gateway: InProcessGateway, server: Moody) -> None:
+async def test_a_client_that_gets_all_events_is_sent_the_other_answer(gateway: InProcessGateway, server: Moody) -> None:
     server.moods["first"] = BROKEN
     reply = await chat(gateway, "x", session="talk", stream=True, headers=FULL)
     names = [name for name, _ in reply.events]
@@ -90,7 +90,7 @@ async def test_a_call_that_does_not_stream_gets_the_other_answer(gateway: InProc
     assert server.asked == ["first", "second", "third"]
 
 
-async def test_the_failure_of_all_is_one_error(gateway: InProcessGateway, server: Moody) -> None:
+async def test_the_failure_of_all_models_is_one_error(gateway: InProcessGateway, server: Moody) -> None:
     server.moods = {"first": "[status 429 retry-after=5]", "second": "[status 401]", "third": "[cut after=0]"}
     reply = await chat(gateway, "x")
     assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
@@ -98,7 +98,7 @@ async def test_the_failure_of_all_is_one_error(gateway: InProcessGateway, server
     assert all(f"'{name}'" in reply.error["message"] for name in ("first", "second", "third"))
 
 
-async def test_a_session_shows_who_answers_and_why(gateway: InProcessGateway, server: Moody) -> None:
+async def test_a_session_shows_which_model_answers_and_why(gateway: InProcessGateway, server: Moody) -> None:
     server.moods["first"] = "[status 503]"
     await chat(gateway, "x", session="talk")
     async with gateway.client.get("/api/sessions") as response:
@@ -117,7 +117,7 @@ async def test_a_session_shows_who_answers_and_why(gateway: InProcessGateway, se
         assert response.status < 300
 
 
-async def test_status_and_metrics_tell_how_models_stand(gateway: InProcessGateway, server: Moody) -> None:
+async def test_status_and_metrics_show_the_state_of_models(gateway: InProcessGateway, server: Moody) -> None:
     """X15: by closed labels, and without a secret."""
     server.moods = {"first": "[status 402]", "second": "[status 400]"}
     await chat(gateway, "x")
@@ -143,7 +143,7 @@ async def test_status_and_metrics_tell_how_models_stand(gateway: InProcessGatewa
 
 
 @pytest.mark.parametrize("failing", [(), ("first",), ("first", "second")])
-async def test_tools_that_a_caller_brings_are_told_to_whoever_answers(
+async def test_a_callers_tools_are_sent_to_the_model_that_answers(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...]
 ) -> None:
     """In the format of each, and the calls come back in the caller's."""
@@ -168,7 +168,7 @@ async def test_tools_that_a_caller_brings_are_told_to_whoever_answers(
 
 
 @pytest.mark.parametrize("other", FORMATS)
-async def test_a_substitute_that_cannot_see_is_told_of_the_picture(
+async def test_a_fallback_model_without_vision_gets_a_description_of_the_picture(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """A note instead of an error; and the model that can see gets it again when it is back."""
@@ -211,7 +211,7 @@ CALLED_TWICE = [
 
 
 @pytest.mark.parametrize("api", FORMATS)
-async def test_a_callers_conversation_need_not_be_as_tidy_as_a_provider_wants_it(
+async def test_an_untidy_conversation_is_normalised_for_each_provider(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, api: str
 ) -> None:
     """A2, H22: it begins with a greeting, numbers its calls anew in each answer, and has called what is no tool."""

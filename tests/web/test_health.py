@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway
-from tests.web.asking import call, chat
+from tests.web.client import call, chat
 from tidegate.errors import StoreFull
 from tidegate.status_report import SessionsStatus
 from tidegate.web import Health
@@ -17,7 +17,7 @@ from tidegate.web import Health
 pytestmark = pytest.mark.anyio
 
 
-async def test_healthz_needs_no_key_and_tells_nothing(gateway: InProcessGateway) -> None:
+async def test_healthz_needs_no_key_and_reveals_nothing(gateway: InProcessGateway) -> None:
     """X01: only that the process lives."""
     reply = await call(gateway, "GET", "/healthz", key="")
     assert reply.status == 200
@@ -26,7 +26,7 @@ async def test_healthz_needs_no_key_and_tells_nothing(gateway: InProcessGateway)
         assert (await call(gateway, "GET", path, key="")).status == 401
 
 
-async def test_readyz_looks_end_to_end(gateway: InProcessGateway) -> None:
+async def test_readyz_checks_end_to_end(gateway: InProcessGateway) -> None:
     """S19: loop, a store write, known problems, timers; each by name."""
     gateway.health.expect("sweep", 60)
     reply = await call(gateway, "GET", "/readyz")
@@ -43,7 +43,7 @@ class Clock:
         return self.now
 
 
-async def test_a_timer_that_stopped_beating_turns_readyz_red(gateway: InProcessGateway) -> None:
+async def test_readyz_fails_when_a_timer_stops(gateway: InProcessGateway) -> None:
     """L21: and its next beat turns it green."""
     clock = Clock()
     health = Health(gateway.store, clock=clock)
@@ -60,7 +60,7 @@ async def test_a_timer_that_stopped_beating_turns_readyz_red(gateway: InProcessG
     assert (await health.check()).ready
 
 
-async def test_a_store_that_takes_no_write_turns_readyz_red(
+async def test_readyz_fails_when_the_store_accepts_no_write(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L21: and says why; what needs no write goes on being answered."""
@@ -75,7 +75,7 @@ async def test_a_store_that_takes_no_write_turns_readyz_red(
     assert (await call(gateway, "GET", "/v1/models")).status == 200
 
 
-async def test_a_full_disk_is_507_and_what_needs_no_write_goes_on(gateway: InProcessGateway) -> None:
+async def test_a_full_disk_is_507_and_reads_continue(gateway: InProcessGateway) -> None:
     """H20, L21: said in a sentence; when there is room again, so is everything else."""
     assert (await chat(gateway, session="n")).status == 200
 
@@ -94,7 +94,7 @@ async def test_a_full_disk_is_507_and_what_needs_no_write_goes_on(gateway: InPro
     assert (await chat(gateway, large, session="n")).status == 200
 
 
-async def test_a_blocked_loop_is_seen(gateway: InProcessGateway) -> None:
+async def test_a_blocked_loop_is_reported(gateway: InProcessGateway) -> None:
     """L20: by how late it was."""
     clock = Clock()
     health = Health(gateway.store, clock=clock)
@@ -108,7 +108,7 @@ async def test_a_blocked_loop_is_seen(gateway: InProcessGateway) -> None:
         group.cancel_scope.cancel()
 
 
-async def test_readiness_is_asked_of_the_store_once_a_second_at_most(gateway: InProcessGateway) -> None:
+async def test_readyz_writes_to_the_store_at_most_once_a_second(gateway: InProcessGateway) -> None:
     """L21: a probe that asks often costs nothing."""
     before = gateway.store.stats().writes
     for _ in range(10):
@@ -116,7 +116,7 @@ async def test_readiness_is_asked_of_the_store_once_a_second_at_most(gateway: In
     assert gateway.store.stats().writes - before <= 3
 
 
-async def test_metrics_are_read_from_the_rooms(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_metrics_are_read_from_the_packages(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """L04: every bound is visible; labels come from closed sets."""
     await chat(gateway, session="n")
     await chat(gateway, "x [status 500]")
@@ -176,7 +176,7 @@ async def test_metrics_show_every_cache_with_its_bytes_and_evictions(gateway: In
     assert float(values['tidegate_cache_bytes{cache="pages"}']) > 0
 
 
-async def test_status_is_what_the_house_says(gateway: InProcessGateway) -> None:
+async def test_status_is_what_the_gateway_reports(gateway: InProcessGateway) -> None:
     """S19: for the owner."""
     status = (await call(gateway, "GET", "/api/status")).json
     assert status["turns"]["running"] == 0

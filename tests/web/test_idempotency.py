@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import CHAT, Reply, asked, call, chat
+from tests.web.client import CHAT, Reply, call, chat, chat_body
 from tidegate.store import receipts
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +38,7 @@ async def test_a_finished_turn_is_replayed(
 
 @pytest.mark.parametrize("session", [None, "notes"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_replay_says_the_same_of_the_callers_tools(
+async def test_a_replay_has_the_same_header_about_caller_tools(
     gateway: InProcessGateway, session: str | None, stream: bool
 ) -> None:
     """H09, H18: `X-Caller-Tools` is part of the answer."""
@@ -79,7 +79,7 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: InProcessGateway
     assert len(model.recorded) == 1
 
 
-async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_the_first(
+async def test_a_request_that_joins_a_running_turn_gets_its_text_from_the_beginning(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H18: what was said before he came, once, and then what follows."""
@@ -90,7 +90,7 @@ async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_t
         replies.append(await chat(gateway, text, headers=KEY, stream=True))
 
     with anyio.fail_after(WAIT):
-        async with gateway.client.post(CHAT, json=asked(text, stream=True), headers=KEY) as first:
+        async with gateway.client.post(CHAT, json=chat_body(text, stream=True), headers=KEY) as first:
             seen = b""
             while b"w3" not in seen:
                 seen += await first.content.readany()
@@ -110,22 +110,22 @@ async def test_who_joins_a_turn_that_has_already_spoken_is_told_its_words_from_t
 @pytest.mark.parametrize(
     "change",
     [
-        {"json": asked("something else")},
-        {"json": asked(temperature=0.1)},
-        {"json": asked(stream=True)},
+        {"json": chat_body("something else")},
+        {"json": chat_body(temperature=0.1)},
+        {"json": chat_body(stream=True)},
         {"headers": {"X-Session-Id": "other"}},
     ],
 )
 async def test_another_request_under_the_same_key_is_422(gateway: InProcessGateway, change: dict) -> None:  # type: ignore[type-arg]
     """H17: another body, or another conversation."""
     assert (await chat(gateway, headers=KEY)).status == 200
-    options = {"json": asked(), **change, "headers": {**KEY, **change.get("headers", {})}}
+    options = {"json": chat_body(), **change, "headers": {**KEY, **change.get("headers", {})}}
     reply = await call(gateway, "POST", CHAT, **options)
     assert reply.status == 422
     assert reply.error["param"] == "Idempotency-Key"
 
 
-async def test_a_key_is_its_principals_own(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_an_idempotency_key_belongs_to_its_principal(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H17: two principals may choose the same one."""
     anna = await gateway.add_key("anna")
     mine = await chat(gateway, headers=KEY)
@@ -145,7 +145,7 @@ async def test_an_error_is_replayed_too(gateway: InProcessGateway, model: Script
     assert len(model.recorded) == 1
 
 
-async def test_an_error_that_says_try_again_is_not_replayed(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_a_temporary_error_is_not_replayed(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H18: trying again is what happens."""
     text = "x [status 503 times=1]"
     first = await chat(gateway, text, headers=KEY)

@@ -17,9 +17,9 @@ from tests import core
 from tests.in_process import InProcessGateway, in_process_gateway
 from tests.spool.pictures import noise, plain, saved
 from tests.spool.sounds import mp3, wav
-from tests.web.asking import CHAT, Reply, call
+from tests.web.client import CHAT, Reply, call
 from tidegate.errors import Refused
-from tidegate.web.api.byte_ranges import wanted
+from tidegate.web.api.byte_ranges import parse_range
 
 pytestmark = pytest.mark.anyio
 SMALL, LARGE, SONG = wav(0.5), wav(10), mp3(20)
@@ -74,9 +74,7 @@ def spooled(gateway_home: Path) -> list[Path]:
     return sorted(path for path in (gateway_home / "spool").rglob("*") if path.is_file())
 
 
-async def test_what_a_caller_gives_reaches_the_model_as_it_is_also_after_a_restart(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_media_reach_the_model_unchanged_even_after_a_restart(home: Path, model: ScriptedModel) -> None:
     """D3, H05, B4: small ones and large ones, sounds and pictures; requests only grow."""
     large_picture = saved(noise(400, 400), "PNG")
     async with in_process_gateway(home, model=model) as gateway:
@@ -95,7 +93,7 @@ async def test_what_a_caller_gives_reaches_the_model_as_it_is_also_after_a_resta
     grows(model)
 
 
-async def test_a_call_without_a_name_may_bring_them_anywhere_and_leaves_nothing(
+async def test_a_call_without_a_session_may_have_media_anywhere_and_leaves_none(
     home: Path, gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H04, D3: the whole conversation is the caller's; the spool is as empty as before."""
@@ -134,7 +132,7 @@ async def test_the_official_client_sends_sounds(gateway: InProcessGateway, model
 DEAF = "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]"
 
 
-async def test_a_model_that_cannot_hear_is_told_in_words(home: Path, model: ScriptedModel) -> None:
+async def test_a_model_without_audio_input_gets_a_description(home: Path, model: ScriptedModel) -> None:
     """D3: a note, not an error."""
     settings = core.settings(model).replace("audio = true\n", "")
     async with in_process_gateway(home, toml=settings) as gateway:
@@ -157,23 +155,23 @@ DATA = f"{PART}.input_audio.data"
         ({"type": "input_audio", "input_audio": {"data": "not base64!", "format": "wav"}}, DATA, "not valid base64"),
         ({"type": "input_audio", "input_audio": {"data": "AAA", "format": "wav"}}, DATA, "not valid base64"),
         ({"type": "input_audio", "input_audio": {"data": "ÄÄÄÄ", "format": "wav"}}, DATA, "not valid base64"),
-        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, DATA, "is not a WAV"),
-        (sound(SMALL, "mp3"), DATA, "is no MP3"),
-        (sound(PICTURE), DATA, "is not a WAV"),
-        (sound(b"fLaC\0\0\0\x22" + bytes(50), "mp3"), DATA, "is no MP3"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, DATA, "is not WAV data"),
+        (sound(SMALL, "mp3"), DATA, "is not MP3 data"),
+        (sound(PICTURE), DATA, "is not WAV data"),
+        (sound(b"fLaC\0\0\0\x22" + bytes(50), "mp3"), DATA, "is not MP3 data"),
         (sound(SMALL[:40]), PART, "ends before its sound begins"),
         (sound(SMALL[:44]), PART, "contains no sound"),
         (sound(wav(3700, rate=8, hertz=1)), PART, "lasts 3700 s"),
-        (picture(PICTURE, "image/jpeg"), f"{PART}.image_url.url", "is no JPEG"),
+        (picture(PICTURE, "image/jpeg"), f"{PART}.image_url.url", "is not JPEG data"),
         (picture(PICTURE, "image/svg+xml"), f"{PART}.image_url.url", "must be a data URL"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "is fetched"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "not fetched from URLs"),
         (picture(saved(noise(300, 300), "PNG")[:5000]), PART, "is damaged"),
-        (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is no text in UTF-8, PDF, picture or sound"),
+        (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is not UTF-8 text, a PDF, a picture or a sound"),
         ({"type": "file", "file": {"file_data": "%PDF-1.7"}}, f"{PART}.file.file_data", "not valid base64"),
         ({"type": "file", "file": {"file_id": "file-1"}}, f"{PART}.file.file_data", "is missing"),
     ],
 )  # fmt: skip
-async def test_what_is_not_what_it_says_is_refused_with_its_place(
+async def test_media_of_the_wrong_type_are_refused_with_their_path(
     home: Path, gateway: InProcessGateway, model: ScriptedModel, part: dict[str, Any], param: str, why: str
 ) -> None:
     """H20, X08: 400 and one sentence; the model is not asked and nothing is kept."""
@@ -183,7 +181,7 @@ async def test_what_is_not_what_it_says_is_refused_with_its_place(
     assert not model.recorded and spooled(home) == []
 
 
-async def test_what_is_too_large_or_too_much_is_413(home: Path, model: ScriptedModel) -> None:
+async def test_media_that_are_too_large_or_too_many_are_413(home: Path, model: ScriptedModel) -> None:
     """H20: by its own bound, by the number, by the conversation's quota; what was begun is removed."""
     async with in_process_gateway(
         home, '[limits]\nbody_bytes = "64 MiB"\nspool_bytes = "1 MiB"\n', model=model
@@ -202,7 +200,7 @@ async def test_what_is_too_large_or_too_much_is_413(home: Path, model: ScriptedM
         assert not model.recorded and spooled(home) == []
 
 
-async def test_the_same_request_again_is_not_kept_twice(
+async def test_a_repeated_request_stores_its_media_once(
     home: Path, gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H18, D4: under its key it is the same turn."""
@@ -217,7 +215,7 @@ async def test_the_same_request_again_is_not_kept_twice(
 # -- out again ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_sound_can_be_fetched_whole_or_in_part_with_safe_headers(gateway: InProcessGateway) -> None:
+async def test_a_sound_can_be_fetched_completely_or_in_part_with_safe_headers(gateway: InProcessGateway) -> None:
     """D6: the row tells of it without its bytes; a browser that plays it asks for parts."""
     await call(gateway, "POST", CHAT, json=said(sound(LARGE), sound(SMALL)), headers={"X-Session-Id": "ears"})
     session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
@@ -276,17 +274,19 @@ async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: InP
         (b"lines=0-1", None),
     ],
 )
-def test_one_part_is_given_and_of_all_else_the_whole(header: bytes | None, part: tuple[int, int] | None) -> None:
+def test_a_single_range_is_served_and_anything_else_gets_the_complete_resource(
+    header: bytes | None, part: tuple[int, int] | None
+) -> None:
     """As HTTP has it."""
-    found = wanted(header, 100)
+    found = parse_range(header, 100)
     assert (None if found is None else found[:2]) == part
 
 
 @given(st.binary(max_size=30) | st.from_regex(rb"bytes=\d*-\d*", fullmatch=True), st.integers(0, 50))
-def test_any_range_is_a_part_the_whole_or_refused(header: bytes, size: int) -> None:
+def test_any_range_header_is_served_or_refused(header: bytes, size: int) -> None:
     """H20: whatever it says."""
     try:
-        part = wanted(header, size)
+        part = parse_range(header, size)
     except Refused as refused:
         assert refused.status == 416
     else:
@@ -296,9 +296,7 @@ def test_any_range_is_a_part_the_whole_or_refused(header: bytes, size: int) -> N
 # -- when the spool refuses --------------------------------------------------------------------------------------------
 
 
-async def test_what_the_spool_refuses_comes_with_its_message_and_is_heard_after_a_restart(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_media_beyond_the_quota_stay_with_their_message_after_a_restart(home: Path, model: ScriptedModel) -> None:
     """D5: up to a limit; beyond it the caller is told what was left out, why, and what the limit is."""
     home.mkdir(parents=True)
     (home / "spool").write_text("in the way")
@@ -319,7 +317,7 @@ async def test_what_the_spool_refuses_comes_with_its_message_and_is_heard_after_
         grows(model)
 
 
-async def test_over_the_quota_several_of_one_message_go_as_far_as_there_is_room(
+async def test_over_the_quota_media_of_one_message_are_kept_while_there_is_space(
     home: Path, model: ScriptedModel
 ) -> None:
     """D4, D5: the first lies in the spool, the second in its message; neither is refused for the other."""

@@ -9,7 +9,7 @@ from bench.scripted_model import ScriptedModel
 from tests import core, random_model
 from tests.in_process import InProcessGateway, in_process_gateway
 from tests.random_model import Moody
-from tests.web.asking import chat
+from tests.web.client import chat
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +76,7 @@ async def test_a_model_that_drops_in_mid_stream_ends_the_stream_with_an_error(ga
 
 
 @pytest.mark.parametrize("script", ["[badargs clock]", "[unknowntool]"])
-async def test_wrong_tool_calls_are_told_to_the_model_and_answered(
+async def test_invalid_tool_calls_are_reported_to_the_model(
     gateway: InProcessGateway, model: ScriptedModel, script: str
 ) -> None:
     """H22: the model hears of its mistake and the caller gets an answer."""
@@ -99,7 +99,7 @@ async def test_a_credential_that_a_provider_echoes_does_not_reach_the_caller(
             assert "verysecret" not in reply.body.decode()
 
 
-async def test_our_retries_and_the_clients_do_not_multiply(home: Path, model: ScriptedModel) -> None:
+async def test_the_gateways_retries_and_the_clients_do_not_multiply(home: Path, model: ScriptedModel) -> None:
     """H22: what the gateway has tried again itself, a client is told not to."""
     toml = core.settings(model).replace("retries = 0", "retries = 2")
     async with (

@@ -30,7 +30,7 @@ def user(text: str | None) -> list[dict[str, str | None]]:
     return [{"role": "user", "content": text}]
 
 
-async def test_it_asks_and_streams(gateway: InProcessGateway) -> None:
+async def test_it_sends_and_streams(gateway: InProcessGateway) -> None:
     """H10: whole and streamed, with usage."""
     async with client(gateway) as openai_client:
         whole = await openai_client.chat.completions.create(model="main", messages=user("hello"))  # type: ignore[call-overload]
@@ -192,7 +192,7 @@ async def timed_out(h: InProcessGateway, model: ScriptedModel, headers: dict[str
     ("headers", "stream"),
     [({"X-Session-Id": "notes"}, False), ({"X-Session-Id": "notes"}, True), ({"X-On-Disconnect": "continue"}, False)],
 )
-async def test_its_retry_after_a_timeout_joins_a_turn_that_went_on(
+async def test_its_retry_after_a_timeout_joins_a_turn_that_continued(
     gateway: InProcessGateway, model: ScriptedModel, headers: dict[str, str], stream: bool
 ) -> None:
     """H15, H19: the turn did not notice; the message is there once, and the model was asked once."""
@@ -206,7 +206,7 @@ async def test_its_retry_after_a_timeout_joins_a_turn_that_went_on(
         assert said == ["hello [hold there times=1]", "next"]
 
 
-async def test_its_retry_after_a_timeout_begins_anew_what_was_stopped_when_it_hung_up(
+async def test_its_retry_after_a_timeout_restarts_a_turn_that_was_stopped(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H16, H19: a call without a name ends with its reader, its request to the model too; the retry is a new turn."""

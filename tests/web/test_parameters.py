@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.web.asking import CHAT, call, chat
+from tests.web.client import CHAT, call, chat
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ caller_tools = "only"
 
 
 @pytest.mark.parametrize("session", [None, "notes"])
-async def test_parameters_hold_for_their_call_only(
+async def test_parameters_apply_to_their_call_only(
     gateway: InProcessGateway, model: ScriptedModel, session: str | None
 ) -> None:
     """H08: sampling, length, reasoning, stops and the caller's own marks reach the model for this call only."""
@@ -49,9 +49,7 @@ async def test_parameters_hold_for_their_call_only(
     assert not {*given, "max_tokens"} & set(plain)
 
 
-async def test_max_tokens_is_taken_as_well_and_nulls_mean_nothing(
-    gateway: InProcessGateway, model: ScriptedModel
-) -> None:
+async def test_max_tokens_is_accepted_and_nulls_are_ignored(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H08: the older name; and clients send null for what they leave out."""
     assert (await chat(gateway, max_tokens=9)).status == 200
     asked = model.recorded[-1].decoded()
@@ -114,7 +112,7 @@ async def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(
     assert reply.error["param"].split("[")[0].split(".")[0] == field
 
 
-async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: InProcessGateway) -> None:
+async def test_a_text_response_format_and_empty_tools_have_no_effect(gateway: InProcessGateway) -> None:
     """H09: what asks for nothing is refused nowhere, however the client writes it."""
     assert (await chat(gateway, session="n", tools=[], response_format={"type": "text"})).status == 200
     spaced = b'{"model": "main", "messages": [{"role": "user", "content": "hello"}], "tools": [\n  ]}'
@@ -122,7 +120,7 @@ async def test_a_plain_response_format_and_empty_tools_are_no_wish(gateway: InPr
     assert (again.status, again.headers.get("x-caller-tools")) == (200, None)
 
 
-async def test_a_tool_choice_without_tools_is_about_the_agents_own(
+async def test_a_tool_choice_without_tools_applies_to_the_agents_own(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H09: checked and passed on, not dropped."""
@@ -132,7 +130,7 @@ async def test_a_tool_choice_without_tools_is_about_the_agents_own(
     assert (refused.status, refused.error["param"]) == (400, "tool_choice")
 
 
-async def test_parameters_of_a_function_that_are_no_object_are_refused(gateway: InProcessGateway) -> None:
+async def test_function_parameters_must_be_an_object(gateway: InProcessGateway) -> None:
     """H09, H20: under the name of the field that they came in."""
     function = {"name": "weather", "parameters": []}
     for field, value in (("functions", [function]), ("tools", [{"type": "function", "function": function}])):
@@ -186,7 +184,7 @@ async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path,
             "tools[0].function.name",
             "must be a string that matches ^[A-Za-z0-9_-]{1,64}$",
         ),
-        ("tools", [TOOL, TOOL], "tools", "gives the name 'weather' twice"),
+        ("tools", [TOOL, TOOL], "tools", "repeats the name 'weather'"),
         ("functions", [{"name": 5}], "functions[0].name", "must be a string, not a number"),
         ("functions", [{}], "functions[0].name", "is missing"),
         ("tool_choice", "sometimes", "tool_choice", "must be 'auto', 'none' or 'required', not 'sometimes'"),
@@ -199,7 +197,7 @@ async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path,
         ("response_format", {"type": "json_schema"}, "response_format.json_schema", "is missing"),
     ],
 )
-async def test_what_a_caller_brings_must_be_well_formed(
+async def test_caller_tools_must_be_valid(
     home: Path, model: ScriptedModel, field: str, value: Any, param: str, said: str
 ) -> None:
     """H09, H20: refused by us, with its path, before a model sees it."""

@@ -11,7 +11,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.effects import Deeds, configured
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import call, chat
+from tests.web.client import call, chat
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +99,7 @@ async def test_a_question_is_answered_by_a_choice_or_its_number(careful: InProce
     assert await outcome(careful, turn) == "thanks"
 
 
-async def test_what_is_somebody_elses_is_not_there(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_other_users_questions_are_404(careful: InProcessGateway, deeds: Deeds) -> None:
     """X14, X06: 404 and the same words as for what does not exist, for the owner of the gateway too; never 403."""
     anna, bert = await careful.add_key("anna"), await careful.add_key("bert")
     session, turn, row = await begin(careful, PUSH, anna)
@@ -118,7 +118,7 @@ async def test_what_is_somebody_elses_is_not_there(careful: InProcessGateway, de
     assert await outcome(careful, turn) == "done" and deeds.done == []
 
 
-async def test_a_list_is_bounded_and_says_that_there_is_more(careful: InProcessGateway) -> None:
+async def test_a_list_is_bounded_and_says_whether_there_are_more(careful: InProcessGateway) -> None:
     """L24: oldest first."""
     rows = [(await begin(careful, PUSH))[2] for _ in range(3)]
     found = await waiting(careful, limit="2")
@@ -129,7 +129,7 @@ async def test_a_list_is_bounded_and_says_that_there_is_more(careful: InProcessG
         await answer(careful, row["id"], decision="denied")
 
 
-async def test_a_stop_closes_what_waits(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_a_stop_closes_open_questions(careful: InProcessGateway, deeds: Deeds) -> None:
     """S30: an answer that comes too late says what happened."""
     session, turn, row = await begin(careful, PUSH)
     assert (await call(careful, "POST", f"/api/sessions/{session}/stop")).json["stopped"] == turn
@@ -138,7 +138,7 @@ async def test_a_stop_closes_what_waits(careful: InProcessGateway, deeds: Deeds)
     assert late.status == 409 and "cancelled" in late.error["message"] and deeds.done == []
 
 
-async def test_commands_answer_in_mid_turn(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_commands_can_answer_questions_during_a_turn(careful: InProcessGateway, deeds: Deeds) -> None:
     """S29, V19: the reply names the turn that goes on."""
     session, turn, _ = await begin(careful, PUSH)
     said = await call(careful, "POST", "/api/messages", json={"text": "/approve", "session": session})
@@ -148,7 +148,7 @@ async def test_commands_answer_in_mid_turn(careful: InProcessGateway, deeds: Dee
     assert (refused.status, refused.error["code"]) == (404, "question_not_found")
 
 
-async def test_a_stream_that_is_opened_later_begins_with_what_waits(careful: InProcessGateway) -> None:
+async def test_a_stream_begins_with_open_questions(careful: InProcessGateway) -> None:
     """S29: a second browser, a reload, another device."""
     session, turn, row = await begin(careful, PUSH)
     with anyio.fail_after(WAIT):
@@ -166,7 +166,7 @@ async def test_a_stream_that_is_opened_later_begins_with_what_waits(careful: InP
     assert [event["state"] for event in events if event["type"] == "answered"] == ["approved"]
 
 
-async def test_nobody_waits_over_the_openai_api(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_the_openai_api_does_not_wait_for_answers(careful: InProcessGateway, deeds: Deeds) -> None:
     """X11: a program is told at once, and a named session of its own keeps nothing open."""
     for session in (None, "named"):
         assert (await chat(careful, PUSH, session=session)).text == "done"
@@ -174,7 +174,7 @@ async def test_nobody_waits_over_the_openai_api(careful: InProcessGateway, deeds
     assert deeds.done == [] and (await waiting(careful))["approvals"] == []
 
 
-async def test_a_stream_of_all_events_tells_what_a_tool_puts_out(careful: InProcessGateway) -> None:
+async def test_a_stream_of_all_events_includes_the_output_of_tools(careful: InProcessGateway) -> None:
     """D6: as an event of its own; a plain client is not bothered."""
     note = '[tool note {"what": "n"}] [say done]'
     full = await chat(careful, note, stream=True, headers={"X-Events": "full"})
@@ -184,7 +184,7 @@ async def test_a_stream_of_all_events_tells_what_a_tool_puts_out(careful: InProc
     assert plain.events == [] and plain.comments == ["tool note started", "tool note ended"]
 
 
-async def test_status_and_metrics_say_how_many_wait(careful: InProcessGateway) -> None:
+async def test_status_and_metrics_count_open_questions(careful: InProcessGateway) -> None:
     """L31: turns that ask have no place among those that run."""
     _, turn, row = await begin(careful, PUSH)
     with anyio.fail_after(WAIT):

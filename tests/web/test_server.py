@@ -13,7 +13,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import CHAT, Reply, asked, call, chat, raw
+from tests.web.client import CHAT, Reply, call, chat, chat_body, raw
 from tidegate.web.app.request_body import BODIES_AT_ONCE
 from tidegate.web.http1 import protocol, server
 from tidegate.web.http1.protocol import HEADER_BYTES, HEADER_COUNT
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
     ],
     ids=lambda value: repr(value[:30]),
 )
-async def test_what_is_no_http_request_of_a_sane_size_is_refused(
+async def test_invalid_and_oversized_heads_are_refused(
     gateway: InProcessGateway, request_bytes: bytes, status: bytes, code: bytes
 ) -> None:
     """H20, L21: in OpenAI's shape, and the connection is closed."""
@@ -46,7 +46,7 @@ async def test_what_is_no_http_request_of_a_sane_size_is_refused(
     assert (await chat(gateway)).status == 200
 
 
-async def test_an_upgrade_that_nobody_speaks_is_an_ordinary_request(gateway: InProcessGateway) -> None:
+async def test_an_unsupported_upgrade_is_an_ordinary_request(gateway: InProcessGateway) -> None:
     """H20: h2c and websockets are offered by some clients along with a request that must still be answered."""
     body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
     for upgrade in (b"h2c", b"websocket"):
@@ -59,7 +59,7 @@ async def test_an_upgrade_that_nobody_speaks_is_an_ordinary_request(gateway: InP
         assert head.startswith(b"HTTP/1.1 200"), head
 
 
-async def test_a_connection_that_never_asks_is_closed(
+async def test_a_connection_without_a_request_is_closed(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L11, L21: not at its beginning, and not by sending its headers drop by drop."""
@@ -75,7 +75,7 @@ async def test_a_connection_that_never_asks_is_closed(
                         await stream.receive()
 
 
-async def test_a_body_that_stops_arriving_is_given_up(gateway: InProcessGateway) -> None:
+async def test_a_body_that_stops_arriving_is_refused(gateway: InProcessGateway) -> None:
     """L21: 408, and nothing of it is kept."""
     gateway.app.bodies.seconds = 0.1
     head, body = await raw(
@@ -121,7 +121,7 @@ async def test_large_bodies_that_wait_for_the_store_are_bounded(home: Path, mode
             assert free.wait(WAIT)
 
     text = "x" * (size - 200)
-    body = asked(text) if path == CHAT else {"text": text}
+    body = chat_body(text) if path == CHAT else {"text": text}
     limits = f"[limits]\nbody_bytes = {size}\nmessage_bytes = {size}"
     replies: list[Reply] = []
     async with in_process_gateway(home, limits, model=model, fault=fault) as h:
@@ -154,12 +154,12 @@ async def _say(h: InProcessGateway, path: str, body: Any, number: int, replies: 
     replies.append(await call(h, "POST", path, json=body, headers=headers))
 
 
-async def test_a_refused_large_body_is_not_counted_any_more(home: Path, model: ScriptedModel) -> None:
+async def test_a_refused_large_body_is_no_longer_counted(home: Path, model: ScriptedModel) -> None:
     """L21, L23: whatever the reason."""
     async with in_process_gateway(home, "[limits]\nbody_bytes = 262144\nmessage_bytes = 131072", model=model) as h:
         for data in (
             b"x" * 200_000,
-            msgspec.json.encode(asked("x" * 200_000)),
+            msgspec.json.encode(chat_body("x" * 200_000)),
             msgspec.json.encode({"text": [0] * 99_999}),
         ):
             for path in (CHAT, "/api/messages"):
@@ -167,7 +167,7 @@ async def test_a_refused_large_body_is_not_counted_any_more(home: Path, model: S
                 assert h.app.bodies.held == 0
 
 
-async def test_a_reader_that_takes_nothing_is_let_go(
+async def test_a_client_that_stops_reading_is_dropped(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L21, L31: its buffers are full and stay so; the turn itself goes on."""
@@ -184,16 +184,16 @@ async def test_a_reader_that_takes_nothing_is_let_go(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nX-Session-Id: n\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body),
         )
-        while not gateway.app.pulse.open:
+        while not gateway.app.streams.open:
             await anyio.sleep(0.01)
-        while gateway.app.pulse.open:
+        while gateway.app.streams.open:
             await anyio.sleep(0.01)
         while gateway.service.census()["turns_running"]:
             await anyio.sleep(0.01)
     assert gateway.service.status().turns.answered == 1
 
 
-async def test_a_reader_that_takes_nothing_of_the_rest_is_let_go(
+async def test_a_client_that_does_not_read_the_rest_is_dropped(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L11, L21: also when the answer is complete and less is left than would fill the buffers."""
@@ -244,14 +244,16 @@ async def test_running_answers_are_finished_when_the_server_stops(home: Path, mo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_cannot_be_finished_is_told_so(home: Path, model: ScriptedModel, stream: bool) -> None:
+async def test_an_answer_that_cannot_finish_before_the_stop_gets_an_error(
+    home: Path, model: ScriptedModel, stream: bool
+) -> None:
     """F1, H20: 503 with when to come back; the turn goes on after the next start and its answer is there."""
     replies: list[Reply] = []
     headers = {"X-Session-Id": "n"}
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
             async with in_process_gateway(home, model=model, drain=0.05) as h:
-                body = asked("x [tool clock {}] [hold there step=1]", stream=stream)
+                body = chat_body("x [tool clock {}] [hold there step=1]", stream=stream)
                 group.start_soon(_ask, h, body, headers, replies)
                 await model.held("there")
             assert len(replies) == 1
@@ -272,7 +274,7 @@ async def _ask(h: InProcessGateway, body: Any, headers: dict[str, str], replies:
     replies.append(await call(h, "POST", CHAT, json=body, headers=headers))
 
 
-async def test_a_request_that_comes_while_stopping_is_told_to_come_back(home: Path, model: ScriptedModel) -> None:
+async def test_a_request_during_a_stop_is_told_to_retry(home: Path, model: ScriptedModel) -> None:
     """F1, H20: on a connection that is still open."""
     async with in_process_gateway(home, model=model) as h:
         assert (await chat(h)).status == 200
@@ -310,7 +312,7 @@ async def test_connections_beyond_the_share_are_shed_idle_first(
                     assert h.server.connections == 2
 
 
-async def test_small_pieces_of_a_stream_leave_at_once(gateway: InProcessGateway) -> None:
+async def test_small_pieces_of_a_stream_are_sent_immediately(gateway: InProcessGateway) -> None:
     """H11: no piece waits for the acknowledgement of the one before."""
     assert (await chat(gateway, stream=True)).status == 200
     for connection in gateway.server._state.connections:

@@ -8,12 +8,12 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.web.asking import CHAT, call, chat, raw, signed_in
+from tests.web.client import CHAT, call, chat, raw, signed_in
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_code_becomes_a_cookie_and_dies(gateway: InProcessGateway) -> None:
+async def test_a_code_is_exchanged_for_a_cookie_once(gateway: InProcessGateway) -> None:
     """H23, X04: same-site, http-only, by POST; the code works once and is not the key."""
     code = await gateway.code()
     reply = await call(gateway, "POST", "/api/login", json={"code": code}, headers={"Origin": gateway.url}, key="")
@@ -48,7 +48,7 @@ async def test_neither_part_of_a_sign_in_is_enough_alone(gateway: InProcessGatew
 OPEN = {"/", "/static/{name}", "/healthz", "/openapi.json", "/api/login"}
 
 
-async def test_half_a_sign_in_opens_no_route(gateway: InProcessGateway) -> None:
+async def test_no_route_accepts_half_a_sign_in(gateway: InProcessGateway) -> None:
     """H23, X05: every route that is described, event streams and downloads included, in the disguise of the page; and
     those that need no sign-in are known by name."""
     ours = await signed_in(gateway)
@@ -70,7 +70,7 @@ async def test_a_refused_code_says_why_and_how_long_links_work(gateway: InProces
     """H23: a link that somebody else has used is worth knowing."""
     used, expired = await gateway.code(), await gateway.code(seconds=-1)
     await call(gateway, "POST", "/api/login", json={"code": used}, key="")
-    for code, why in ((used, "was used already"), (expired, "for 15 minutes"), ("tgc_x", "for 15 minutes")):
+    for code, why in ((used, "was already used"), (expired, "for 15 minutes"), ("tgc_x", "for 15 minutes")):
         reply = await call(gateway, "POST", "/api/login", json={"code": code}, key="")
         assert reply.status == 401
         assert why in reply.error["message"] and "`tidegate status --link`" in reply.error["message"]
@@ -123,7 +123,7 @@ async def test_another_page_cannot_use_the_cookie(gateway: InProcessGateway) -> 
     assert (await call(gateway, "POST", "/api/messages", json=message, headers=ours, key="")).status == 202
 
 
-async def test_a_foreign_page_cannot_sign_in_either(gateway: InProcessGateway) -> None:
+async def test_another_origins_page_cannot_sign_in(gateway: InProcessGateway) -> None:
     """H23, X04: and the code it tried is not spent."""
     code = await gateway.code()
     headers = {"Origin": "https://evil.example"}
@@ -131,14 +131,14 @@ async def test_a_foreign_page_cannot_sign_in_either(gateway: InProcessGateway) -
     assert (await call(gateway, "POST", "/api/login", json={"code": code}, key="")).status == 200
 
 
-async def test_a_foreign_page_is_refused_before_its_body_is_read(gateway: InProcessGateway) -> None:
+async def test_another_origins_page_is_refused_before_its_body_is_read(gateway: InProcessGateway) -> None:
     """H23, X04: the answer comes although nothing of the body was sent."""
     head = b"POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\nConnection: close\r\n"
     refused, body = await raw(gateway, head + b"Origin: https://evil.example\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 403") and b"origin_not_allowed" in body
 
 
-async def test_signing_in_takes_4_kib_at_most(gateway: InProcessGateway) -> None:
+async def test_the_body_of_a_sign_in_is_limited_to_4_kib(gateway: InProcessGateway) -> None:
     """H21: anybody may send them; said in advance or not."""
     code = await gateway.code()
     fits = b'{"code": "%b"%b}' % (code.encode(), b" " * (4096 - len(code) - 12))
@@ -185,7 +185,7 @@ async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: InProcessGa
     assert b"cache-control: no-store" in head and b"x-content-type-options: nosniff" in head
 
 
-async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
+async def test_an_allowed_origin_may_use_the_cookie(home: Path, model: ScriptedModel) -> None:
     """H23: server.origins, for a gateway behind a proxy; the cookie is then for https only."""
     async with in_process_gateway(home, '[server]\norigins = ["https://chat.example"]', model=model) as h:
         headers = {"Origin": "https://chat.example", "Host": "chat.example"}
@@ -197,7 +197,7 @@ async def test_an_allowed_origin_may(home: Path, model: ScriptedModel) -> None:
         assert shown.status == 202
 
 
-async def test_a_listed_page_may_call_with_a_key_and_no_other(home: Path, model: ScriptedModel) -> None:
+async def test_a_page_of_a_listed_origin_may_call_with_a_key(home: Path, model: ScriptedModel) -> None:
     """H23, X04: browsers are told so for server.origins, never with the cookie; without them no page is."""
     asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     async with in_process_gateway(home, '[server]\norigins = ["https://app.example"]', model=model) as h:
@@ -246,7 +246,7 @@ async def test_two_gateways_on_one_machine_do_not_share_a_cookie(gateway: InProc
     assert name == f"tidegate_{gateway.url.rpartition(':')[2]}"
 
 
-async def test_nothing_takes_a_credential_from_the_address(gateway: InProcessGateway) -> None:
+async def test_credentials_in_the_url_are_ignored(gateway: InProcessGateway) -> None:
     """H23, X04: neither key nor code nor cookie."""
     code = await gateway.code()
     for query in (f"key={gateway.key}", f"api_key={gateway.key}", f"code={code}", f"token={gateway.key}"):
@@ -254,7 +254,7 @@ async def test_nothing_takes_a_credential_from_the_address(gateway: InProcessGat
     assert (await call(gateway, "GET", f"/api/login?code={code}", key="")).status == 405
 
 
-async def test_the_page_comes_with_its_types_and_its_walls(gateway: InProcessGateway) -> None:
+async def test_page_files_have_content_types_and_security_headers(gateway: InProcessGateway) -> None:
     """H23, X04: no foreign script, no frame, no sniffing; and it is revalidated, not loaded again."""
     page = await call(gateway, "GET", "/", key="")
     assert page.status == 200
@@ -291,7 +291,7 @@ async def test_the_page_comes_with_its_types_and_its_walls(gateway: InProcessGat
         b"/static/%ff",
     ],
 )
-async def test_no_path_leads_out_of_the_pages_folder(gateway: InProcessGateway, path: bytes) -> None:
+async def test_no_path_leads_out_of_the_static_folder(gateway: InProcessGateway, path: bytes) -> None:
     """H23, X07: names are compared with what lies there, never joined to a path."""
     head, body = await raw(gateway, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert head.split(b" ")[1] in (b"404", b"400"), head

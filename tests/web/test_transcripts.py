@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.in_process import InProcessGateway
-from tests.web.asking import call, chat
+from tests.web.client import call, chat
 from tidegate.store import messages
 from tidegate.values import Media, Message
 
@@ -31,7 +31,7 @@ async def long_talk(h: InProcessGateway, *sizes: int) -> str:
 
 
 @pytest.mark.parametrize(("first", "parameter"), [("after=0", "after"), ("limit=200", "before")])
-async def test_a_page_ends_before_it_grows_too_large_and_says_where_to_go_on(
+async def test_a_page_is_bounded_in_bytes_and_says_where_to_continue(
     gateway: InProcessGateway, first: str, parameter: str
 ) -> None:
     """L24: in either direction `next` leads through all rows, each of them whole, and null says that it was all."""
@@ -50,7 +50,7 @@ async def test_a_page_ends_before_it_grows_too_large_and_says_where_to_go_on(
     assert {size for _, size in seen[2:]} == {LONG + 2}
 
 
-async def test_a_message_larger_than_a_page_comes_alone_and_whole(gateway: InProcessGateway) -> None:
+async def test_a_message_larger_than_a_page_is_returned_alone_and_complete(gateway: InProcessGateway) -> None:
     """L24: no limit is a silent cut."""
     path = await long_talk(gateway, 2 * PAGE_BYTES, 10)
     one = (await call(gateway, "GET", f"{path}?after=2")).json
@@ -70,7 +70,7 @@ async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: InProcess
         assert (await call(gateway, "GET", f"{path}?{query}")).json["next"] == where, query
 
 
-async def test_a_page_tells_of_pictures_and_each_can_be_fetched(gateway: InProcessGateway) -> None:
+async def test_a_page_lists_pictures_and_each_can_be_fetched(gateway: InProcessGateway) -> None:
     """D6: a listing carries no payload; the bytes come one by one, to whoever may read the transcript."""
     path = await long_talk(gateway)
     session = path.split("/")[3]

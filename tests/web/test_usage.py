@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import call, chat
+from tests.web.client import call, chat
 from tidegate.store import usage
 from tidegate.values import Usage
 
@@ -39,7 +39,7 @@ async def used(h: InProcessGateway, key: str | None = None, **query: Any) -> Any
     return reply.json
 
 
-async def test_a_principal_sees_his_own_usage_and_the_owner_all(home: Path, model: ScriptedModel) -> None:
+async def test_users_see_their_own_usage_and_the_owner_all(home: Path, model: ScriptedModel) -> None:
     """X05, X22: tokens and dollars, by what is asked for."""
     async with in_process_gateway(home, model=model, toml=priced(model)) as h:
         anna = await h.add_key("anna")
@@ -60,7 +60,7 @@ async def test_a_principal_sees_his_own_usage_and_the_owner_all(home: Path, mode
 
 
 @pytest.mark.parametrize("by", usage.BY)
-async def test_it_can_be_asked_for_by_everything_that_a_call_has(home: Path, model: ScriptedModel, by: str) -> None:
+async def test_usage_can_be_grouped_by_every_attribute_of_a_call(home: Path, model: ScriptedModel, by: str) -> None:
     async with in_process_gateway(home, model=model, toml=priced(model)) as h:
         await chat(h, "hello", session="mine")
         found = await used(h, by=by)
@@ -120,7 +120,7 @@ async def test_a_wrong_value_is_refused_by_its_name(
     assert reply.error["message"].count("\n") == 0
 
 
-async def test_who_spent_all_gets_429_and_sees_how_it_stands(home: Path, model: ScriptedModel) -> None:
+async def test_a_spent_budget_is_429_and_its_state_is_visible(home: Path, model: ScriptedModel) -> None:
     """X22, H20: his own budgets and that of his conversation; the owner all; others' not."""
     budgets = """
     [budgets.people]
@@ -157,9 +157,7 @@ async def test_who_spent_all_gets_429_and_sees_how_it_stands(home: Path, model: 
         assert (await chat(h, "hello", key=bert)).status == 200
 
 
-async def test_the_official_client_does_not_try_again_what_waiting_does_not_help(
-    home: Path, model: ScriptedModel
-) -> None:
+async def test_the_official_client_does_not_retry_when_waiting_does_not_help(home: Path, model: ScriptedModel) -> None:
     """X22, H19: one call is one turn."""
     budgets = '[budgets.all]\nper = "gateway"\neach = "total"\ntokens = 10\n'
     async with in_process_gateway(home, model=model, toml=priced(model, budgets)) as h:
@@ -170,7 +168,7 @@ async def test_the_official_client_does_not_try_again_what_waiting_does_not_help
         assert h.service.status().turns.failed == 1
 
 
-async def test_metrics_tell_tokens_cost_and_what_is_left(home: Path, model: ScriptedModel) -> None:
+async def test_metrics_show_tokens_cost_and_budgets(home: Path, model: ScriptedModel) -> None:
     """X22: by model and kind, and by the gateway's own budgets; no label comes from a caller."""
     budgets = '[budgets.all]\nper = "gateway"\neach = "month"\nmoney = 1\n'
     budgets += '[budgets.each]\nper = "principal"\neach = "month"\nmoney = 1\n'

@@ -1,7 +1,7 @@
-"""HTTP: the API, the page, health and metrics.
+"""HTTP: the APIs, the chat page, health and metrics.
 
-`create_app` builds the application from the rooms below; `Server` serves it on a bound socket inside a scope. Nothing
-else of this room is for use from outside.
+`create_app` builds the application from the packages below it; `Server` serves it on a bound socket inside a scope.
+Other packages use only the names exported here.
 """
 
 from tidegate.status_report import Check, Readiness
@@ -9,4 +9,4 @@ from tidegate.web.app.app import App, create_app
 from tidegate.web.app.health import Health
 from tidegate.web.http1.server import Server
 
-__all__ = ["App", "Check", "Health", "Readiness", "Server", "create_app"]
+__all__ = ["App", "Health", "Server", "create_app"]

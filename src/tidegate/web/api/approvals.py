@@ -1,8 +1,7 @@
-"""`/api/approvals`: what agents ask, and the answers.
+"""`/api/approvals`: agents' approval requests and questions, and the users' answers.
 
-Guarantee: everybody sees and answers his own; anybody else's does not exist for him, whatever his role. An answer
-counts once, from whichever client it comes first, and the same again changes nothing. Lists are bounded, and say when
-there is more.
+Users see and answer only their own; those of other users get 404, whatever the role. The first answer counts, from any
+client, and repeating it changes nothing. Lists are bounded and say when there are more entries.
 """
 
 from typing import Annotated, Literal
@@ -14,29 +13,31 @@ from tidegate.errors import Refused
 from tidegate.sessions import Sessions
 from tidegate.store import approvals
 from tidegate.turns import QuestionView
-from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import HttpResponse, json_answer
+from tidegate.web.app.endpoint import Request, Request
+from tidegate.web.app.error_responses import HttpResponse, json_response
 
 MOST_LISTED = 500
 
 
 class ApprovalsQuery(msgspec.Struct):
-    session: Annotated[str, Meta(min_length=1, max_length=200, description="Of one conversation only.")] | None = None
-    closed: Annotated[bool, Meta(description="With `session`: what was answered before too, the latest first.")] = False
+    session: (
+        Annotated[str, Meta(min_length=1, max_length=200, description="Only those of this conversation.")] | None
+    ) = None
+    closed: Annotated[bool, Meta(description="With `session`: include answered ones, the latest first.")] = False
     limit: Annotated[int, Meta(ge=1, le=MOST_LISTED)] = 200
 
 
 class ApprovalsAnswer(msgspec.Struct, frozen=True):
-    """What waits for your answer, the oldest first."""
+    """Approvals and questions that wait for your answer, the oldest first."""
 
     approvals: list[QuestionView]
     more: bool
-    """Whether there are others, which `limit` left out."""
+    """Whether there are more than `limit`."""
 
 
 class AnswerIn(msgspec.Struct):
-    """`approved` or `denied` for an approval, with a reason in `text` if you like; `answered` for a question, with its
-    answer in `text`: one of the choices or its number where there are any."""
+    """`approved` or `denied` for an approval, with an optional reason in `text`; `answered` for a question, with the
+    answer in `text`: if the question has choices, one of them or its number."""
 
     decision: Literal["approved", "denied", "answered"]
     text: Annotated[str, Meta(max_length=approvals.ANSWER_CHARACTERS)] = ""
@@ -51,36 +52,37 @@ class ApprovalsApi:
         return [
             Endpoint(
                 method="GET", path="/api/approvals", handler=self.listing, query=ApprovalsQuery,
-                summary="List the approvals and questions that wait for your answer", answers={200: ApprovalsAnswer},
+                summary="List the approvals and questions that wait for your answer", responses={200: ApprovalsAnswer},
                 refusals=(404,),
             ),
             Endpoint(
                 method="GET", path=one, handler=self.show, summary="Show an approval or a question",
-                answers={200: QuestionView}, refusals=(404,),
+                responses={200: QuestionView}, refusals=(404,),
             ),
             Endpoint(
                 method="POST", path=one, handler=self.answer, summary="Approve, deny or answer", body=AnswerIn,
-                answers={200: QuestionView}, refusals=(404, 409),
+                responses={200: QuestionView}, refusals=(404, 409),
             ),
         ]  # fmt: skip
 
-    async def listing(self, ask: Ask) -> HttpResponse:
-        query: ApprovalsQuery = ask.query
-        principal, questions = ask.caller.principal, self._service.questions
+    async def listing(self, request: Request) -> HttpResponse:
+        query: ApprovalsQuery = request.query
+        principal, questions = request.caller.principal, self._service.questions
         if query.session is not None:
             await self._service.row(query.session, principal)
         elif query.closed:
-            raise Refused("Give the session whose closed ones you want.", param="session")
+            raise Refused("`closed` needs `session`.", param="session")
         if query.closed and query.session is not None:
             found = await questions.of_session(query.session, principal, limit=query.limit + 1)
         else:
             found = await questions.open_for(principal, session=query.session, limit=query.limit + 1)
-        return json_answer(ApprovalsAnswer(found[: query.limit], len(found) > query.limit))
+        return json_response(ApprovalsAnswer(found[: query.limit], len(found) > query.limit))
 
-    async def show(self, ask: Ask) -> HttpResponse:
-        return json_answer(await self._service.questions.get(ask.path["id"], ask.caller.principal))
+    async def show(self, request: Request) -> HttpResponse:
+        return json_response(await self._service.questions.get(request.path["id"], request.caller.principal))
 
-    async def answer(self, ask: Ask) -> HttpResponse:
-        said: AnswerIn = ask.body
-        answered = await self._service.questions.answer(ask.path["id"], ask.caller.principal, said.decision, said.text)
-        return json_answer(answered)
+    async def answer(self, request: Request) -> HttpResponse:
+        body: AnswerIn = request.body
+        principal = request.caller.principal
+        answered = await self._service.questions.answer(request.path["id"], principal, body.decision, body.text)
+        return json_response(answered)

@@ -1,4 +1,5 @@
-"""The audit log over HTTP, for the owner: who did what, when, with what outcome. Bounded and paged."""
+"""`/api/audit`: the audit log, for the owner. Each event has its time, principal, subject and outcome. Lists are
+bounded and paged."""
 
 import re
 from typing import Annotated
@@ -9,36 +10,36 @@ from msgspec import Meta
 from tidegate.errors import Refused
 from tidegate.sessions import Sessions
 from tidegate.store import AuditKind, AuditRow
-from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import HttpResponse, json_answer
-from tidegate.web.app.request_body import moment
+from tidegate.web.app.endpoint import Request, Request
+from tidegate.web.app.error_responses import HttpResponse, json_response
+from tidegate.web.app.request_body import parse_time
 
 MOST_ROWS = 1000
-"""Of one page."""
+"""The largest page."""
 
 _PLACE = re.compile(r"(\d{1,15}\.\d{1,20}):(\d{1,18})", re.ASCII)
-"""When and which the last event of a page was."""
+"""A position in the log: the time and id of a page's last event."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class AuditQuery(msgspec.Struct):
     since: Annotated[
-        str, Meta(min_length=1, max_length=40, description="A time span up to now like 7d, or a date or time of UTC.")
+        str, Meta(min_length=1, max_length=40, description="A time span before now like 7d, or a date or time in UTC.")
     ] = "30d"
     kind: Annotated[AuditKind, Meta(description="Only events of this kind.")] | None = None
-    principal: Annotated[Id, Meta(description="By or about the principal of this name or id.")] | None = None
-    session: Annotated[Id, Meta(description="In the conversation of this id.")] | None = None
+    principal: Annotated[Id, Meta(description="Events by or about the principal with this name or id.")] | None = None
+    session: Annotated[Id, Meta(description="Events in the conversation with this id.")] | None = None
     host: (
-        Annotated[str, Meta(min_length=1, max_length=253, description="Contacts with this host by web tools.")] | None
+        Annotated[str, Meta(min_length=1, max_length=253, description="Requests of web tools to this host.")] | None
     ) = None
     limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] = 200
-    before: Annotated[str, Meta(max_length=100, description="`next` of the page before.")] | None = None
+    before: Annotated[str, Meta(max_length=100, description="`next` of the previous page.")] | None = None
 
 
 class AuditEvent(msgspec.Struct, frozen=True):
-    """One event. `principal` is whoever acted (null: the gateway itself) and `name` what they are called now; `subject`
-    holds ids, separated by spaces; `digest` is keyed, equal for equal content, and in hexadecimal."""
+    """One event. `principal` is the actor's id (null: the gateway itself) and `name` their current name. `subject` has
+    ids separated by spaces. `digest` is a keyed hash in hexadecimal, equal for equal content."""
 
     id: int
     at: float
@@ -52,11 +53,11 @@ class AuditEvent(msgspec.Struct, frozen=True):
 
 
 class AuditAnswer(msgspec.Struct, frozen=True):
-    """The latest first."""
+    """Events, the latest first."""
 
     events: list[AuditEvent]
     next: str | None
-    """Give this as `before` for the next page; null at the end."""
+    """Pass this as `before` for the next page; null on the last page."""
 
 
 class AuditApi:
@@ -66,14 +67,14 @@ class AuditApi:
     def endpoints(self) -> list[Endpoint]:
         return [
             Endpoint(
-                method="GET", path="/api/audit", handler=self.events, who="configure", query=AuditQuery,
-                summary="List the events of the audit log", answers={200: AuditAnswer}, refusals=(404,),
+                method="GET", path="/api/audit", handler=self.events, access="configure", query=AuditQuery,
+                summary="List the events of the audit log", responses={200: AuditAnswer}, refusals=(404,),
             ),
         ]  # fmt: skip
 
-    async def events(self, ask: Ask) -> HttpResponse:
-        query: AuditQuery = ask.query
-        since = moment("since", query.since, self._service.now())
+    async def events(self, request: Request) -> HttpResponse:
+        query: AuditQuery = request.query
+        since = parse_time("since", query.since, self._service.now())
         before = None if query.before is None else _place(query.before)
         rows, names = await self._service.audit_events(
             since=since,
@@ -86,7 +87,7 @@ class AuditApi:
         )
         shown = rows[: query.limit]
         last = shown[-1] if len(rows) > query.limit else None
-        return json_answer(
+        return json_response(
             AuditAnswer([_event(row, names) for row in shown], None if last is None else f"{last.at!r}:{last.id}")
         )
 
@@ -108,5 +109,5 @@ def _event(row: AuditRow, names: dict[str, str]) -> AuditEvent:
 def _place(text: str) -> tuple[float, int]:
     place = _PLACE.fullmatch(text)
     if place is None:
-        raise Refused("before must be the `next` of the page before.", param="before")
+        raise Refused("before must be the `next` of the previous page.", param="before")
     return float(place[1]), int(place[2])

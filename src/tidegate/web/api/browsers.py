@@ -1,14 +1,14 @@
-"""Signed-in browsers over HTTP: listed, and signed out one by one or all at once.
+"""`/api/browsers`: the list of signed-in browsers, and signing out one or all of them.
 
-Users see and sign out their own browsers; the owner everybody's. A browser that was signed out is refused from that
-moment, and its event streams end.
+Users see and sign out their own browsers; the owner, everyone's. A signed-out browser is refused immediately, and its
+event streams end.
 """
 
 import msgspec
 
 from tidegate.web.app.auth import BrowserView, Credentials
-from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import HttpResponse, json_answer
+from tidegate.web.app.endpoint import Endpoint, Request
+from tidegate.web.app.error_responses import HttpResponse, json_response
 
 
 class BrowsersAnswer(msgspec.Struct, frozen=True):
@@ -16,7 +16,7 @@ class BrowsersAnswer(msgspec.Struct, frozen=True):
 
 
 class Everywhere(msgspec.Struct, frozen=True):
-    """Whose browsers are signed out: your own, or, for the owner, everyone's."""
+    """`everyone`: sign out all users, which only the owner may do. Otherwise only your own browsers are signed out."""
 
     everyone: bool = False
 
@@ -26,34 +26,34 @@ class SignedOut(msgspec.Struct, frozen=True):
 
 
 class BrowsersApi:
-    def __init__(self, keyring: Credentials) -> None:
-        self._keyring = keyring
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
 
     def endpoints(self) -> list[Endpoint]:
         return [
             Endpoint(
                 method="GET", path="/api/browsers", handler=self.listing, summary="List signed-in browsers",
-                answers={200: BrowsersAnswer},
+                responses={200: BrowsersAnswer},
             ),
             Endpoint(
                 method="DELETE", path="/api/browsers", handler=self.sign_out_everywhere, query=Everywhere,
-                summary="Sign out everywhere", answers={200: SignedOut},
+                summary="Sign out everywhere", responses={200: SignedOut},
             ),
             Endpoint(
                 method="DELETE", path="/api/browsers/{id}", handler=self.sign_out, summary="Sign out one browser",
-                answers={204: None}, refusals=(404,),
+                responses={204: None}, refusals=(404,),
             ),
         ]  # fmt: skip
 
-    async def listing(self, ask: Ask) -> HttpResponse:
-        return json_answer(BrowsersAnswer(await self._keyring.browsers(ask.caller)))
+    async def listing(self, request: Request) -> HttpResponse:
+        return json_response(BrowsersAnswer(await self._credentials.browsers(request.caller)))
 
-    async def sign_out(self, ask: Ask) -> HttpResponse:
-        await self._keyring.sign_out_browser(ask.caller, ask.path["id"])
+    async def sign_out(self, request: Request) -> HttpResponse:
+        await self._credentials.sign_out_browser(request.caller, request.path["id"])
         return HttpResponse(204, [], b"")
 
-    async def sign_out_everywhere(self, ask: Ask) -> HttpResponse:
-        if ask.query.everyone:
-            ask.caller.principal.require("configure")
-        count = await self._keyring.sign_out_everywhere(ask.caller, everyone=ask.query.everyone)
-        return json_answer(SignedOut(count))
+    async def sign_out_everywhere(self, request: Request) -> HttpResponse:
+        if request.query.everyone:
+            request.caller.principal.require("configure")
+        count = await self._credentials.sign_out_everywhere(request.caller, everyone=request.query.everyone)
+        return json_response(SignedOut(count))

@@ -1,7 +1,7 @@
-"""The part of something that a request asks for (`Range: bytes=…`).
+"""The `Range` header of requests: a part of a resource.
 
-Guarantee: a pure function. One part is given; of anything that is not understood, several parts too, the whole is, as
-HTTP allows. A part that begins behind the end is 416.
+A single range is supported. Any other header, multiple ranges included, selects the complete resource, as HTTP allows.
+A range that begins after the end gets 416.
 """
 
 import re
@@ -21,25 +21,25 @@ class ByteRange(NamedTuple):
     start: int
     end: int
     size: int
-    """Of the whole."""
+    """The size of the complete resource."""
 
     @property
     def header(self) -> bytes:
         return b"bytes %d-%d/%d" % (self.start, self.end - 1, self.size)
 
 
-def wanted(header: bytes | None, size: int) -> ByteRange | None:
-    """None for the whole."""
+def parse_range(header: bytes | None, size: int) -> ByteRange | None:
+    """The requested range; None for the complete resource."""
     found = _RANGE.fullmatch(header.strip()) if header is not None else None
     if found is None or found[0] == b"bytes=-":
         return None
     first, last = found.groups()
-    if not first:  # so many from the end
+    if not first:  # a number of bytes from the end
         start, end = max(0, size - int(last)), size
     else:
         start, end = int(first), min(size, int(last) + 1) if last else size
         if last and int(last) < start:
             return None
     if start >= size:
-        raise OutOfRange(f"There are only {size} bytes of it.", param="Range")
+        raise OutOfRange(f"The range begins after the end; there are {size} bytes.", param="Range")
     return ByteRange(start, end, size)

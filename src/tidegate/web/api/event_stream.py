@@ -1,9 +1,8 @@
-"""A conversation as a stream of server-sent events that a client can resume.
+"""A conversation as a resumable stream of server-sent events.
 
-Guarantee: the stream opens at once. A reader that reconnects with the last id it saw misses no row. A reader that
-leaves or takes nothing is dropped and may reconnect; when the gateway stops, or what the reader showed for itself is
-revoked, the stream ends. Open streams are bounded, in total and for each principal, and a share of them is kept free
-for the owner.
+The stream opens immediately. A reader that reconnects with the last id it received misses no row. A reader that leaves
+or stops reading is dropped and may reconnect. The stream ends when the gateway stops or the reader's key or sign-in is
+revoked. Open streams are bounded, in total and per principal, and a share of them is reserved for the owner.
 """
 
 from collections import Counter
@@ -20,21 +19,21 @@ from tidegate.sessions import Sessions
 from tidegate.values import Event
 from tidegate.web.app import sse
 from tidegate.web.app.auth import Caller
-from tidegate.web.app.disconnect import unless_gone
-from tidegate.web.app.endpoint import Ask
+from tidegate.web.app.disconnect import run_until_disconnect
+from tidegate.web.app.endpoint import Request
 from tidegate.web.app.error_responses import HttpResponse
 
 RETRY_SECONDS = 5
-"""When a refused reader may ask again: streams end when somebody closes a page, which nobody can foresee."""
+"""When a refused reader may retry. A stream ends when a user closes a page, which cannot be predicted."""
 LATEST_PLACE = 2**53
-"""An id above every row's, for who wants only what happens from now on."""
+"""An id above every row's, for readers that want only new events."""
 
 
 class EventStream:
-    def __init__(self, service: Sessions, pulse: sse.Pulse, limits: LimitSettings) -> None:
+    def __init__(self, service: Sessions, streams: sse.OpenStreams, limits: LimitSettings) -> None:
         self._service = service
         self._limits = limits
-        self._pulse = pulse
+        self._streams = streams
         self._encode = msgspec.json.Encoder().encode
         self._stopping = False
         self._ends: dict[anyio.Event, str] = {}  # of each open stream, with the id of its reader's key or sign-in
@@ -45,43 +44,44 @@ class EventStream:
         return self._open.total()
 
     def stop(self) -> None:
-        """Let every reader go: the gateway is stopping."""
+        """End all streams because the gateway is stopping."""
         self._stopping = True
         for end in self._ends:
             end.set()
 
     def end(self, keys: Collection[str]) -> None:
-        """Let the readers with these keys or sign-ins go."""
+        """End the streams of readers with these keys or sign-ins."""
         for end, key in self._ends.items():
             if key in keys:
                 end.set()
 
-    async def follow(self, ask: Ask) -> HttpResponse | None:
-        after = _place(ask.headers.get(b"last-event-id"))
-        # Counted before anything is awaited: a key that is revoked from now on ends this stream, too.
-        with self._counted(ask.caller) as end:
-            await self._service.session(
-                ask.path["id"], ask.caller.principal
-            )  # a refusal comes before the response begins
-            if ask.method == "HEAD":
+    async def follow(self, request: Request) -> HttpResponse | None:
+        after = _place(request.headers.get(b"last-event-id"))
+        # Counted before anything is awaited, so that a key revoked from now on ends this stream too.
+        with self._counted(request.caller) as end:
+            # Raises a refusal before the response begins.
+            await self._service.session(request.path["id"], request.caller.principal)
+            if request.method == "HEAD":
                 return HttpResponse(200, sse.HEADERS, b"")
-            async with sse.Stream(ask.send, self._pulse, []) as stream:
+            async with sse.Stream(request.send, self._streams, []) as stream:
                 await stream.write(sse.comment("open"))
-                left = await unless_gone(ask.receive, partial(self._tell, ask, stream, after), stopping=end)
+                cancelled = await run_until_disconnect(
+                    request.receive, partial(self._send_events, request, stream, after), stopping=end
+                )
                 if end.is_set():
                     await stream.finish(sse.comment("the gateway is stopping" if self._stopping else "signed out"))
-                elif not left:
+                elif not cancelled:
                     await stream.finish(sse.comment("the session has ended"))
         return None
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[anyio.Event]:
-        """One more stream of this caller's principal, or `Busy`; the event says that it must end."""
+        """Count one more stream of this caller's principal, or raise `Busy`. The event is set when it must end."""
         who, most, each = caller.principal.id, self._limits.event_streams, self._limits.event_streams_each
         if self._open[who] >= each:
             raise _too_many(f"You have {each} event streams open (limits.event_streams_each)")
         if self.open >= (most if caller.principal.may("configure") else most - min(each, most // 2)):
-            raise _too_many(f"{self.open} event streams are open, of {most} in all (limits.event_streams)")
+            raise _too_many(f"{self.open} of at most {most} event streams are open (limits.event_streams)")
         self._open[who] += 1
         end = anyio.Event()
         self._ends[end] = caller.key
@@ -95,8 +95,8 @@ class EventStream:
             if not self._open[who]:
                 del self._open[who]
 
-    async def _tell(self, ask: Ask, stream: sse.Stream, after: int) -> None:
-        watched = self._service.watch(ask.path["id"], ask.caller.principal, after)
+    async def _send_events(self, request: Request, stream: sse.Stream, after: int) -> None:
+        watched = self._service.watch(request.path["id"], request.caller.principal, after)
         async with aclosing(watched) as events:
             async for id, event in events:
                 await stream.write(self._event(id, event))
@@ -114,5 +114,5 @@ def _place(value: bytes | None) -> int:
         return 0
     text = value.strip()
     if not text.isdigit() or len(text) > 16:
-        raise Refused("Last-Event-ID must be the id of an event of this stream.", param="Last-Event-ID")
+        raise Refused("Last-Event-ID must be the id of an event in this stream.", param="Last-Event-ID")
     return min(int(text), LATEST_PLACE)

@@ -1,6 +1,6 @@
-"""The files of project folders that prompts take, and what the owner accepts of them, over HTTP.
+"""`/api/projects/files`: the project files that enter prompts, and the owner's approval of their content.
 
-Guarantee: for the owner alone. A content is accepted by its digest, so that nobody accepts another than they have read.
+Only for the owner. Content is approved by its digest, so that the approved content is exactly the one that was read.
 """
 
 from typing import Annotated
@@ -10,12 +10,12 @@ from msgspec import Meta
 
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import Sessions
-from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import HttpResponse, json_answer
+from tidegate.web.app.endpoint import Endpoint, Request
+from tidegate.web.app.error_responses import HttpResponse, json_response
 
 
 class ProjectFile(msgspec.Struct):
-    """`sha256` is that of the first MiB, which is all that a prompt could take."""
+    """`sha256` covers the first MiB, the most that a prompt can contain."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -38,29 +38,29 @@ class ProjectsApi:
         path = "/api/projects/files"
         return [
             Endpoint(
-                method="GET", path=path, handler=self.files, who="configure", answers={200: ProjectFilesAnswer},
-                summary="Files that prompts take from folders in which others than the owner could write",
+                method="GET", path=path, handler=self.files, access="configure", responses={200: ProjectFilesAnswer},
+                summary="List the files that enter prompts from folders to which other users could write",
             ),
             Endpoint(
-                method="POST", path=path, handler=self.trust, who="configure", body=TrustIn,
-                summary="Accept the content of such files", answers={200: ProjectFilesAnswer}, refusals=(404, 409),
+                method="POST", path=path, handler=self.trust, access="configure", body=TrustIn,
+                summary="Approve the content of such files", responses={200: ProjectFilesAnswer}, refusals=(404, 409),
             ),
         ]  # fmt: skip
 
-    async def files(self, ask: Ask) -> HttpResponse:
-        return json_answer(await self._found())
+    async def files(self, request: Request) -> HttpResponse:
+        return json_response(await self._list_files())
 
-    async def trust(self, ask: Ask) -> HttpResponse:
-        found = {file.path: file.sha256 for file in (await self._found()).files}
-        for file in ask.body.files:
+    async def trust(self, request: Request) -> HttpResponse:
+        found = {file.path: file.sha256 for file in (await self._list_files()).files}
+        for file in request.body.files:
             if file.path not in found:
-                raise NotFound("There is no such file in a project folder that others could write in.", code="no_file")
+                raise NotFound("There is no such file in a project folder that others can write to.", code="no_file")
             if found[file.path] != file.sha256:
-                raise Conflict("The file has changed meanwhile; read it again.", code="changed")
-        await self._provenance.trust({file.path: bytes.fromhex(file.sha256) for file in ask.body.files})
-        return json_answer(await self._found())
+                raise Conflict("The file has changed; read it again.", code="changed")
+        await self._provenance.trust({file.path: bytes.fromhex(file.sha256) for file in request.body.files})
+        return json_response(await self._list_files())
 
-    async def _found(self) -> ProjectFilesAnswer:
+    async def _list_files(self) -> ProjectFilesAnswer:
         trusted = (await self._provenance.known()).trusted
         files = sorted((await self._provenance.files()).items())
         return ProjectFilesAnswer(

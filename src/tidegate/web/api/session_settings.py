@@ -1,7 +1,7 @@
-"""Conversations as their operator keeps them up: which settings they have, and the configuration taken anew.
+"""The settings of conversations, and reloading their configuration.
 
-Guarantee: the settings of all conversations are the owner's to see; one conversation is changed by its principal or the
-owner, and does not exist for anybody else. The list is bounded and paged.
+The owner sees the settings of all conversations. A conversation is changed by its principal or the owner; anyone else
+gets 404. The list is bounded and paged.
 """
 
 from typing import Annotated, Any
@@ -11,20 +11,20 @@ from msgspec import Meta
 
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.sessions import Sessions
-from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import HttpResponse, json_answer
+from tidegate.web.app.endpoint import Request, Request
+from tidegate.web.app.error_responses import HttpResponse, json_response
 
 MOST_SETTINGS = 500
-"""Of one page."""
+"""The largest page."""
 
 
 class SettingsQuery(msgspec.Struct):
     limit: Annotated[int, Meta(ge=1, le=MOST_SETTINGS)] = 200
-    before: Annotated[str, Meta(max_length=500, description="`next` of the page before.")] | None = None
+    before: Annotated[str, Meta(max_length=500, description="`next` of the previous page.")] | None = None
 
 
 class SessionSetting(msgspec.Struct, frozen=True):
-    """What somebody chose for one conversation, where that came from, and until when it holds (null: to its end)."""
+    """A setting of one conversation, with its source and its expiry (null: until the conversation ends)."""
 
     session: str
     key: str
@@ -34,16 +34,16 @@ class SessionSetting(msgspec.Struct, frozen=True):
 
 
 class SettingsAnswer(msgspec.Struct, frozen=True):
-    """The settings that hold now, the latest first."""
+    """The current settings, the latest first."""
 
     settings: list[SessionSetting]
     next: str | None
-    """Give this as `before` for the next page; null at the end."""
+    """Pass this as `before` for the next page; null on the last page."""
 
 
 class ReloadedAnswer(msgspec.Struct, frozen=True):
     changed: bool
-    """False if its prompt and tools were already those of the configuration."""
+    """False if the prompt and tools already matched the configuration."""
 
 
 class SessionSettingsApi:
@@ -54,44 +54,45 @@ class SessionSettingsApi:
         one = "/api/sessions/{id}"
         return [
             Endpoint(
-                method="GET", path="/api/settings", handler=self.settings, who="configure", query=SettingsQuery,
-                summary="List the settings of all conversations", answers={200: SettingsAnswer},
+                method="GET", path="/api/settings", handler=self.settings, access="configure", query=SettingsQuery,
+                summary="List the settings of all conversations", responses={200: SettingsAnswer},
             ),
             Endpoint(
                 method="DELETE", path=f"{one}/settings/{{key}}", handler=self.clear,
-                summary="Clear a setting of a conversation", answers={204: None}, refusals=(404,),
+                summary="Clear a setting of a conversation", responses={204: None}, refusals=(404,),
             ),
             Endpoint(
                 method="POST", path=f"{one}/reload", handler=self.reload,
-                summary="Take the agent's prompt and tools as they are configured now",
-                answers={200: ReloadedAnswer}, refusals=(404, 409),
+                summary="Reload the agent's prompt and tools from the configuration",
+                responses={200: ReloadedAnswer}, refusals=(404, 409),
             ),
         ]  # fmt: skip
 
-    async def settings(self, ask: Ask) -> HttpResponse:
-        query: SettingsQuery = ask.query
+    async def settings(self, request: Request) -> HttpResponse:
+        query: SettingsQuery = request.query
         before = None if query.before is None else _place(query.before)
         rows = await self._service.settings_of_all(limit=query.limit + 1, before=before)
-        held = rows[: query.limit]
-        last = held[-1] if len(rows) > query.limit else None
-        return json_answer(
+        shown = rows[: query.limit]
+        last = shown[-1] if len(rows) > query.limit else None
+        return json_response(
             SettingsAnswer(
-                [SessionSetting(row.session, row.key, row.value, row.source, row.expires) for row in held],
+                [SessionSetting(row.session, row.key, row.value, row.source, row.expires) for row in shown],
                 None if last is None else f"{last.at!r}:{last.session}:{last.key}",
             )
         )
 
-    async def clear(self, ask: Ask) -> HttpResponse:
-        session, key = ask.path["id"], ask.path["key"]
-        if not await self._service.operations.clear_setting(session, ask.caller.principal, key):
+    async def clear(self, request: Request) -> HttpResponse:
+        session, key = request.path["id"], request.path["key"]
+        if not await self._service.operations.clear_setting(session, request.caller.principal, key):
             raise NotFound(f"This conversation has no setting {key[:100]!r}.", code="setting_not_found")
         return HttpResponse(204, [], b"")
 
-    async def reload(self, ask: Ask) -> HttpResponse:
-        row = await self._service.row(ask.path["id"], ask.caller.principal)
+    async def reload(self, request: Request) -> HttpResponse:
+        row = await self._service.row(request.path["id"], request.caller.principal)
         if self._service.agent(row.agent) is None:
-            raise Conflict(f"The agent {row.agent!r} is not configured any more.", code="agent_not_configured")
-        return json_answer(ReloadedAnswer(await self._service.operations.reload(row.id, ask.caller.principal)))
+            raise Conflict(f"The agent {row.agent!r} is no longer configured.", code="agent_not_configured")
+        reloaded = await self._service.operations.reload(row.id, request.caller.principal)
+        return json_response(ReloadedAnswer(reloaded))
 
 
 def _place(text: str) -> tuple[float, str, str]:
@@ -99,4 +100,4 @@ def _place(text: str) -> tuple[float, str, str]:
         at, session, key = text.split(":", 2)
         return float(at), session, key
     except ValueError:
-        raise Refused("before must be the `next` of the page before.", param="before") from None
+        raise Refused("before must be the `next` of the previous page.", param="before") from None

@@ -1,7 +1,7 @@
-"""Usage and budgets over HTTP: what models have cost, and what may still be spent.
+"""`/api/usage` and `/api/budgets`: the cost of models, and the budgets.
 
-Guarantee: a principal sees what he has used himself, the owner what everybody has; a budget that several share is the
-owner's to see. Answers are bounded, their totals are not cut.
+Each user sees their own usage, and the owner everyone's. Only the owner sees shared budgets. The number of rows is
+bounded; totals always cover all of them.
 """
 
 import math
@@ -15,27 +15,27 @@ from tidegate.sessions import Sessions
 from tidegate.status_report import BudgetView
 from tidegate.store import UsageTotal, usage
 from tidegate.values import BILLION
-from tidegate.web.app.endpoint import Ask, Endpoint
-from tidegate.web.app.error_responses import HttpResponse, json_answer
-from tidegate.web.app.request_body import moment
+from tidegate.web.app.endpoint import Endpoint, Request
+from tidegate.web.app.error_responses import HttpResponse, json_response
+from tidegate.web.app.request_body import parse_time
 
 MOST_ROWS = 1000
-"""Of one answer: a month by hours."""
+"""The most rows of one response: more than the hours of a month."""
 
-Moment = Annotated[str, Meta(min_length=1, max_length=40)]
+Time = Annotated[str, Meta(min_length=1, max_length=40)]
 
 
 class UsageQuery(msgspec.Struct):
-    by: Annotated[usage.By, Meta(description="What the numbers are added up by.")] = "model"
-    since: Annotated[Moment, Meta(description="A time span up to now like 7d, or a date or time of UTC.")] = "30d"
-    until: Annotated[Moment, Meta(description="Up to when, the same; by default up to now.")] | None = None
+    by: Annotated[usage.By, Meta(description="The key by which calls are grouped.")] = "model"
+    since: Annotated[Time, Meta(description="A time span before now like 7d, or a date or time in UTC.")] = "30d"
+    until: Annotated[Time, Meta(description="The end, in the same format; default: now.")] | None = None
     limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] = 200
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """Model calls under one key, added up. `cached` and `written` are the parts of `input` that were read from and
-    written to the provider's cache, `reasoning` a part of `output`; `cost` is in dollars, as far as prices are known;
-    of `estimated` calls the provider did not count the tokens."""
+    """The total of the model calls with one key. `cached` and `written` are the parts of `input` that were read from
+    and written to the provider's cache; `reasoning` is a part of `output`. `cost` is in dollars, as far as prices are
+    known. `estimated` is the number of calls whose tokens the provider did not report."""
 
     key: str
     name: str
@@ -50,7 +50,8 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 class UsageAnswer(msgspec.Struct, frozen=True):
-    """By time in its order, else what costs most first. `more` says that `rows` are not all; `total` is of all."""
+    """Rows grouped by time are in order of time, all others by cost, highest first. `more`: there are further rows;
+    `total` covers all of them."""
 
     by: usage.By
     since: float
@@ -62,12 +63,13 @@ class UsageAnswer(msgspec.Struct, frozen=True):
 
 class BudgetsQuery(msgspec.Struct):
     session: (
-        Annotated[str, Meta(min_length=1, max_length=200, description="Those of this conversation too.")] | None
+        Annotated[str, Meta(min_length=1, max_length=200, description="Include the budgets of this conversation.")]
+        | None
     ) = None
 
 
 class BudgetsAnswer(msgspec.Struct, frozen=True):
-    """`more` says that there are others, which are not shown."""
+    """`more`: there are further budgets, which are not listed."""
 
     budgets: list[BudgetView]
     more: bool
@@ -81,31 +83,32 @@ class UsageApi:
         return [
             Endpoint(
                 method="GET", path="/api/usage", handler=self.usage, query=UsageQuery,
-                summary="What models have used and cost: yours, for the owner everybody's", answers={200: UsageAnswer},
+                summary="Show tokens and cost of models: your own; for the owner, everyone's",
+                responses={200: UsageAnswer},
             ),
             Endpoint(
                 method="GET", path="/api/budgets", handler=self.budgets, query=BudgetsQuery,
-                summary="What may be spent and what is: your budgets, for the owner all", answers={200: BudgetsAnswer},
-                refusals=(404,),
+                summary="Show budgets and their use: your own; for the owner, all",
+                responses={200: BudgetsAnswer}, refusals=(404,),
             ),
         ]  # fmt: skip
 
-    async def usage(self, ask: Ask) -> HttpResponse:
-        query: UsageQuery = ask.query
+    async def usage(self, request: Request) -> HttpResponse:
+        query: UsageQuery = request.query
         now = self._service.now()
-        since = moment("since", query.since, now)
-        until = None if query.until is None else moment("until", query.until, now)
+        since = parse_time("since", query.since, now)
+        until = None if query.until is None else parse_time("until", query.until, now)
         if until is not None and until <= since:
             raise Refused("until must be later than since.", param="until")
         rows, total = await self._service.usage(
-            ask.caller.principal,
+            request.caller.principal,
             by=query.by,
             since=since,
             until=math.inf if until is None else until,
             limit=query.limit + 1,
         )
         shown = rows[-query.limit :] if query.by in ("hour", "day", "month") else rows[: query.limit]
-        return json_answer(
+        return json_response(
             UsageAnswer(
                 by=query.by,
                 since=since,
@@ -116,11 +119,11 @@ class UsageApi:
             )
         )
 
-    async def budgets(self, ask: Ask) -> HttpResponse:
-        query: BudgetsQuery = ask.query
-        principal = ask.caller.principal
+    async def budgets(self, request: Request) -> HttpResponse:
+        query: BudgetsQuery = request.query
+        principal = request.caller.principal
         session = None if query.session is None else await self._service.row(query.session, principal)
-        return json_answer(BudgetsAnswer(*await self._service.budgets_of(principal, session)))
+        return json_response(BudgetsAnswer(*await self._service.budgets_of(principal, session)))
 
 
 def _row(total: UsageTotal) -> UsageRow:

@@ -1,1 +1,1 @@
-"""The web application: routing, authentication, errors, and what every endpoint shares."""
+"""The ASGI application: routing, authentication, request bodies, error responses, health, metrics and page files."""

@@ -1,8 +1,8 @@
-"""The web application: one ASGI callable in front of everything that HTTP can reach.
+"""The web application: one ASGI callable for the APIs, the chat page, health and metrics.
 
-Guarantee: every request gets an answer of our shape, whatever happens in it: unknown paths, wrong methods, refusals,
-failures, the unforeseen, and the end of the process. The hot path is found by one look into a table. The application
-owns no task; `background` is what its server must run.
+Every request gets a response in the gateway's own format, whatever happens: unknown paths, wrong methods, refusals,
+failures, unexpected exceptions and the end of the process. Chat completions are dispatched before any routing. The
+application owns no task; its server must run `background`.
 """
 
 import asyncio
@@ -34,27 +34,33 @@ from tidegate.web.api.session_settings import SessionSettingsApi
 from tidegate.web.api.usage import UsageApi
 from tidegate.web.app.auth import Credentials
 from tidegate.web.app.cors import Cors
-from tidegate.web.app.endpoint import Ask, Endpoint, PathApp
-from tidegate.web.app.error_responses import ErrorResponses, Headers, HttpResponse, json_answer, request_id, send_answer
+from tidegate.web.app.endpoint import Endpoint, PathApp, Request, Routes
+from tidegate.web.app.error_responses import (
+    ErrorResponses,
+    Headers,
+    HttpResponse,
+    json_response,
+    request_id,
+    send_response,
+)
 from tidegate.web.app.health import Health
+from tidegate.web.app.metrics import OTHER, HttpCounters, Metrics
 from tidegate.web.app.page_files import PageFiles
-from tidegate.web.app.request_body import Gone, RequestBodies
-from tidegate.web.app.routes import Routes
-from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, Pulse
-from tidegate.web.app.traffic import OTHER, HttpCounters
+from tidegate.web.app.request_body import ClientDisconnected, RequestBodies
+from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, OpenStreams
 from tidegate.web.chat.completions import CHAT, ChatCompletions
 from tidegate.web.http1.protocol import ABORT, EXTRA
 
-LAST_WORDS_SECONDS = 0.5
-"""How long a request that is cut off at the end of the process may take to say so."""
+FINAL_RESPONSE_SECONDS = 0.5
+"""The time for the error response of a request that is cut off at the end of the process."""
 
-ABOUT_ITSELF = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
-"""What is answered also when all connections are in use and no descriptor is left."""
+HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
+"""Paths that are served even when all connections are in use and no descriptor is left."""
 
-_PRIVATE: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-"""On every response of the two APIs, refusals and failures too. Files of the page have headers of their own."""
+_API_HEADERS: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+"""On every response of the two APIs, errors included. The page's files have headers of their own."""
 _ROUTE = "tidegate.route"
-"""Where a request's scope names the path as it was declared."""
+"""Scope key of the declared path of a request's endpoint."""
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -68,12 +74,12 @@ class _NoMethod(Refused):
     code = "method_not_allowed"
 
     def __init__(self, method: str, allowed: str) -> None:
-        super().__init__(f"{method[:20]} is not possible here; use {allowed}.")
+        super().__init__(f"{method[:20]} is not allowed here; use {allowed}.")
         self.allowed = allowed
 
 
-class _Watched:
-    """A request's `send` that remembers what was answered."""
+class _RecordedSend:
+    """A request's `send` that adds common headers and records the status and the end of the response."""
 
     __slots__ = ("_headers", "_send", "done", "status")
 
@@ -98,12 +104,12 @@ class App:
         *,
         chat: ChatCompletions,
         endpoints: list[Endpoint],
-        keyring: Credentials,
+        credentials: Credentials,
         bodies: RequestBodies,
         events: EventStream,
-        pulse: Pulse,
+        streams: OpenStreams,
         errors: ErrorResponses,
-        traffic: HttpCounters,
+        counters: HttpCounters,
         health: Health,
         cors: Cors,
         descriptors: Descriptors,
@@ -111,62 +117,62 @@ class App:
         self._chat = chat
         self.bodies = bodies
         self._events = events
-        self.pulse = pulse
+        self.streams = streams
         self._errors = errors
-        self._traffic = traffic
+        self._counters = counters
         self._health = health
         self._cors = cors
         self._descriptors = descriptors
         self._stopping = False
         self._description: bytes | None = None
-        self.endpoints = [*endpoints, self._described()]
-        self._routes = _routes(self.endpoints, keyring, bodies)
-        self.keyring = keyring
+        self.endpoints = [*endpoints, self._openapi_endpoint()]
+        self._routes = _routes(self.endpoints, credentials, bodies)
+        self.credentials = credentials
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         began = time.perf_counter()
-        shared = self._cors.headers(scope)
+        cors_headers = self._cors.headers(scope)
         is_api = scope["path"].startswith(("/api", "/v1"))
-        watched = _Watched(send, [*shared, *_PRIVATE] if is_api else shared)
+        recorded = _RecordedSend(send, [*cors_headers, *_API_HEADERS] if is_api else cors_headers)
         is_chat = scope["path"] == CHAT.path
         try:
-            if shared and (permission := self._cors.preflight(scope, shared)) is not None:
-                await send_answer(watched, permission)
+            if cors_headers and (preflight := self._cors.preflight(scope, cors_headers)) is not None:
+                await send_response(recorded, preflight)
                 return
             if self._stopping:
-                raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
-            if EXTRA in scope and scope["path"] not in ABOUT_ITSELF:
-                raise Crowded("All connections of the gateway are in use; try again soon.", retry_after=1)
+                raise Stopping("The gateway is stopping; try again when it has restarted.", retry_after=5)
+            if EXTRA in scope and scope["path"] not in HEALTH_PATHS:
+                raise Crowded("All of the gateway's connections are in use; try again soon.", retry_after=1)
             if is_chat:
                 scope[_ROUTE] = CHAT.path
                 if scope["method"] != CHAT.method:
                     raise _NoMethod(scope["method"], CHAT.method)
-                await self._chat(scope, receive, watched)
-            elif scope["path"] in ABOUT_ITSELF:
+                await self._chat(scope, receive, recorded)
+            elif scope["path"] in HEALTH_PATHS:
                 with self._descriptors.reserve():
-                    await self._route(scope, receive, watched)
+                    await self._route(scope, receive, recorded)
             else:
-                await self._route(scope, receive, watched)
-        except Gone:
-            watched.status = 499
+                await self._route(scope, receive, recorded)
+        except ClientDisconnected:
+            recorded.status = 499
         except asyncio.CancelledError:
-            await self._cut_off(watched, scope)
+            await self._cut_off(recorded, scope)
         except Exception as error:
-            await self._fail(error, watched, scope)
-        self._traffic.answered(scope.get(_ROUTE, OTHER), watched.status)
+            await self._fail(error, recorded, scope)
+        self._counters.count_response(scope.get(_ROUTE, OTHER), recorded.status)
         if is_chat:
-            self._traffic.chatted(time.perf_counter() - began)
+            self._counters.count_chat(time.perf_counter() - began)
 
     async def background(self) -> None:
-        """Keeps quiet streams alive and measures the loop, for as long as it runs."""
+        """Send keep-alives to idle streams and measure the event loop, until cancelled."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self.pulse.run)
+            group.start_soon(self.streams.run)
             group.start_soon(self._health.watch_loop)
 
     def stop(self) -> None:
-        """Take no new request and let the event streams go; answers that run go on."""
+        """Refuse new requests and end the event streams. Running requests continue."""
         self._stopping = True
         self._events.stop()
 
@@ -176,8 +182,8 @@ class App:
         route = self._routes.find(scope["path"])
         if route is None and scope["path"].startswith("/v1/"):
             raise NotFound(
-                f"This gateway does not offer {scope['method'][:20]} {scope['path'][:200]}; of OpenAI's API it has "
-                "POST /v1/chat/completions and GET /v1/models.",
+                f"This gateway does not offer {scope['method'][:20]} {scope['path'][:200]}. Of OpenAI's API it "
+                "supports POST /v1/chat/completions and GET /v1/models.",
                 code="unknown_url",
             )
         if route is None:
@@ -187,51 +193,51 @@ class App:
             raise _NoMethod(scope["method"], ", ".join(route.app.methods))
         await route.app(scope, route.values, receive, send)
 
-    def _described(self) -> Endpoint:
+    def _openapi_endpoint(self) -> Endpoint:
         return Endpoint(
-            method="GET", path="/openapi.json", handler=self._describe, summary="This description", who="anyone",
-            answers={200: dict[str, Any]},
+            method="GET", path="/openapi.json", handler=self._openapi, summary="This description", access="anyone",
+            responses={200: dict[str, Any]},
         )  # fmt: skip
 
-    async def _describe(self, ask: Ask) -> HttpResponse:
+    async def _openapi(self, request: Request) -> HttpResponse:
         if self._description is None:
-            from tidegate.web.app.openapi import describe_api  # asked for rarely, and kept
+            from tidegate.web.app.openapi import describe_api  # rarely requested, and cached
 
-            self._description = json_answer(describe_api([CHAT, *self.endpoints])).body
+            self._description = json_response(describe_api([CHAT, *self.endpoints])).body
         body = self._description
         return HttpResponse(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body)
 
     # -- failures --
 
-    async def _fail(self, error: Exception, send: _Watched, scope: dict[str, Any]) -> None:
-        answer = self._errors.of(error)
+    async def _fail(self, error: Exception, send: _RecordedSend, scope: dict[str, Any]) -> None:
+        response = self._errors.from_error(error)
         if send.status:
-            # The response has begun: it can only be broken off, which every client notices.
-            log.warning("a response was broken off", path=scope.get(_ROUTE, OTHER), error=str(error))
+            # The response has begun. Dropping the connection is the only way to tell the client.
+            log.warning("a response was aborted", path=scope.get(_ROUTE, OTHER), error=str(error))
             scope.get(ABORT, _nothing)()
             return
         if isinstance(error, _NoMethod):
-            answer.headers.append((b"allow", error.allowed.encode()))
+            response.headers.append((b"allow", error.allowed.encode()))
         if self._stopping:
-            answer.headers.append((b"connection", b"close"))
-        await send_answer(send, answer)
+            response.headers.append((b"connection", b"close"))
+        await send_response(send, response)
 
-    async def _cut_off(self, send: _Watched, scope: dict[str, Any]) -> None:
-        """The deadline of the gateway's stop has passed. This task is at its end: nothing above waits for it."""
+    async def _cut_off(self, send: _RecordedSend, scope: dict[str, Any]) -> None:
+        """Respond to a request that is cancelled because the shutdown's deadline has passed."""
         if send.done:
             return
         if send.status:
             scope.get(ABORT, _nothing)()
             return
         stopping = Stopping(
-            "The gateway is stopping; a turn of a named session, or one with an Idempotency-Key, goes on after its "
-            "next start.",
+            "The gateway is stopping. A turn of a named session, or one with an Idempotency-Key, continues after the "
+            "restart.",
             retry_after=5,
         )
-        answer = self._errors.of(stopping)
-        answer.headers.append((b"connection", b"close"))
-        with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True):
-            await send_answer(send, answer)
+        response = self._errors.from_error(stopping)
+        response.headers.append((b"connection", b"close"))
+        with anyio.move_on_after(FINAL_RESPONSE_SECONDS, shield=True):
+            await send_response(send, response)
 
 
 def create_app(
@@ -249,31 +255,29 @@ def create_app(
     descriptors: Descriptors | None = None,
     terminal: bytes = b"",
 ) -> App:
-    """Builds the application; nothing is opened or started. `gauges` are further metrics, by name; `terminal` is
-    the digest of the key that the command line uses."""
+    """Build the application. Nothing is opened or started. `gauges` returns further metrics by name; `terminal` is the
+    digest of the key that the command line uses."""
 
     def agents(principal: Principal) -> tuple[str, ...]:
         return tuple(view.name for view in service.agents(principal))
 
     errors = ErrorResponses(redactor.text)
     bodies = RequestBodies(config.limits.body_bytes)
-    pulse = Pulse(keep_alive)
-    events = EventStream(service, pulse, config.limits)
-    keyring = Credentials(store, config.server, agents, revoked=events.end, terminal=terminal)
-    traffic = HttpCounters()
+    streams = OpenStreams(keep_alive)
+    events = EventStream(service, streams, config.limits)
+    credentials = Credentials(store, config.server, agents, revoked=events.end, terminal=terminal)
+    counters = HttpCounters()
     pages = PageFiles()
 
     def caches() -> tuple[CacheStats, ...]:
-        return (keyring.stats(), pages.stats(), *service.caches())
+        return (credentials.stats(), pages.stats(), *service.caches())
 
     service.ledger.view("cache", lambda: ((f"cache {stats.name}", stats.holding) for stats in caches()))
     service.ledger.view("request body", lambda: (("process", Holding(0, bodies.held)),))
 
     def load_metrics() -> Callable[[], HttpResponse]:
-        from tidegate.web.app.metrics import Metrics
-
         return Metrics(
-            traffic=traffic,
+            counters=counters,
             service=service.status,
             store=store.stats,
             caches=caches,
@@ -281,18 +285,18 @@ def create_app(
                 **gauges(),
                 "loop_lag_seconds": health.lag,
                 "event_streams": float(events.open),
-                "open_streams": float(len(pulse.open)),
+                "open_streams": float(len(streams.open)),
             },
             limits=config.limits,
             ledger=service.ledger,
-        ).answer
+        ).response
 
-    admin = Admin(keyring, health, load_metrics, pages, status, frozenset(config.agents))
+    admin = Admin(credentials, health, load_metrics, pages, status, frozenset(config.agents))
     return App(
-        chat=ChatCompletions(service, keyring, bodies, errors, pulse, config),
+        chat=ChatCompletions(service, credentials, bodies, errors, streams, config),
         endpoints=[
             *admin.endpoints(),
-            *BrowsersApi(keyring).endpoints(),
+            *BrowsersApi(credentials).endpoints(),
             *ConversationsApi(service, commands, events).endpoints(),
             *SessionSettingsApi(service).endpoints(),
             *ApprovalsApi(service).endpoints(),
@@ -301,23 +305,23 @@ def create_app(
             *MemoryApi(service).endpoints(),
             *ProjectsApi(service).endpoints(),
         ],
-        keyring=keyring,
+        credentials=credentials,
         bodies=bodies,
         events=events,
-        pulse=pulse,
+        streams=streams,
         errors=errors,
-        traffic=traffic,
+        counters=counters,
         health=health,
         cors=Cors(config.server.origins),
         descriptors=descriptors or Descriptors(),
     )
 
 
-def _routes(endpoints: list[Endpoint], keyring: Credentials, bodies: RequestBodies) -> Routes:
+def _routes(endpoints: list[Endpoint], credentials: Credentials, bodies: RequestBodies) -> Routes:
     by_path: dict[str, list[Endpoint]] = {}
     for endpoint in endpoints:
         by_path.setdefault(endpoint.path, []).append(endpoint)
-    return Routes({path: PathApp(group, keyring, bodies) for path, group in by_path.items()})
+    return Routes({path: PathApp(group, credentials, bodies) for path, group in by_path.items()})
 
 
 def _nothing() -> None:

@@ -1,12 +1,12 @@
-"""Authentication: keys, browsers' sign-ins, one-time codes, and the origin of a browser's request.
+"""Authentication: keys, browsers' sign-ins, one-time codes, and the origin of browsers' requests.
 
-A caller is known by a valid key, or by a browser's sign-in. A sign-in has two parts and is nothing without either: a
-cookie, which scripts cannot read but which browsers send to every port of the host, and a page token, which only pages
-of our own origin can read and which is sent as a header. Tokens are looked up by their SHA-256, so that no comparison
-tells anything about them. What was revoked is refused from that moment, and its event streams end.
+A caller is identified by a valid key or by a browser's sign-in. A sign-in has two parts, and both are required: a
+cookie, which scripts cannot read but browsers send to every port of the host, and a page token, which only pages of the
+gateway's own origin can read and which is sent as a header. Tokens are looked up by their SHA-256, so comparing them
+reveals nothing. A revoked key or sign-in is refused immediately, and its event streams end.
 
-A sign-in counts only in a request that comes from our own page (or an allowed origin) to a host name of ours, so that
-neither a foreign page nor a rebound name can use it. The keyring owns its cache; keys live in the store.
+A sign-in is accepted only in a request from the gateway's own page (or an allowed origin) to one of its own host names,
+so that neither another page nor DNS rebinding can use it. `Credentials` owns its cache; keys are in the store.
 """
 
 import time
@@ -23,9 +23,9 @@ from tidegate.store import KeyKind, PrincipalRow, Store, principals
 from tidegate.values import Frozen
 
 KNOWN_CALLERS = 4096
-"""Callers remembered between requests: more than a gateway has, at a few hundred bytes each."""
+"""Callers cached between requests: more than a gateway has, at a few hundred bytes each."""
 KNOWN_SECONDS = 30.0
-"""How long one is remembered. Revoking goes through this keyring, which forgets at once; this bounds the rest."""
+"""How long a caller is cached. A revocation clears the cache at once; this bounds any other change."""
 COOKIE_SECONDS = 30 * 86400.0
 """How long a browser stays signed in."""
 COOKIE_NAME = "tidegate"
@@ -33,7 +33,7 @@ PAGE_TOKEN = b"x-page-token"
 """The header with a browser's page token."""
 NEW_LINK = "open a new link from `tidegate up` or `tidegate status --link`"
 _CODE_STATES = {
-    "used": "This link was used already; each works once",
+    "used": "This link was already used; each works once",
     "expired": f"This link has expired; each works for {CODE_SECONDS / 60:.0f} minutes",
     "unknown": f"This code is not valid; each works once, for {CODE_SECONDS / 60:.0f} minutes",
 }
@@ -46,25 +46,25 @@ log = Log(__name__)
 
 
 class Caller(Frozen, frozen=True):
-    """A principal, how it showed who it is (`key` is the id of that row), and the agents it may use."""
+    """An authenticated principal, its credential (`key` is the id of that row), and the agents it may use."""
 
     principal: Principal
     via: Literal["key", "cookie"]
     key: str
     agents: tuple[str, ...]
     is_terminal: bool = False
-    """Whether the key is the home folder's own, which the command line uses."""
+    """Whether the key is the home folder's key, which the command line uses."""
 
     def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
-        """The channel of what this caller says, which follows from the credential alone: a browser's is the page. The
-        home folder's key is the terminal's where somebody is there, and otherwise a program's like any key."""
+        """The channel of this caller's messages, derived from the credential: a browser's is the page. The home
+        folder's key is the terminal if a user is present, and otherwise a program's key like any other."""
         if self.via == "cookie":
             return "page"
         return "terminal" if self.is_terminal and attended else "http"
 
 
 class KeyView(Frozen, frozen=True, omit_defaults=False):
-    """A key as its owner is shown it; the key itself is not kept."""
+    """A key as it is listed; the key itself is not stored."""
 
     id: str
     principal: str
@@ -78,7 +78,7 @@ class KeyView(Frozen, frozen=True, omit_defaults=False):
 
 
 class BrowserView(Frozen, frozen=True, omit_defaults=False):
-    """A signed-in browser. `current` marks the one that asks."""
+    """A signed-in browser. `current` marks the one that makes the request."""
 
     id: str
     principal: str
@@ -91,7 +91,7 @@ class BrowserView(Frozen, frozen=True, omit_defaults=False):
 
 
 class SignIn(Frozen, frozen=True):
-    """What a browser gets when it signs in: the value of Set-Cookie, and its page token."""
+    """The result of a browser's sign-in: the value of Set-Cookie, and its page token."""
 
     cookie: bytes
     page_token: str
@@ -108,7 +108,7 @@ class Credentials:
         terminal: bytes = b"",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`revoked` is told the ids of keys and sign-ins that have just ended."""
+        """`revoked` is called with the ids of keys and sign-ins that were just revoked."""
         self._store = store
         self._agents = agents
         self._revoked = revoked
@@ -117,26 +117,24 @@ class Credentials:
         self._known: BoundedCache[tuple[bytes, bytes | None], Caller] = BoundedCache(
             "callers", cap=KNOWN_CALLERS, ttl=KNOWN_SECONDS
         )
-        self._changes = 0  # so that what was read before a revocation does not count after it
+        self._changes = 0  # invalidates what was read from the store before a revocation
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
         self._hosts = self._own_hosts(server) if is_loopback(server.host) else None
         self._secure = server.tls_cert is not None
 
-    # -- who --
+    # -- callers --
 
     async def caller(self, method: str, headers: Headers) -> Caller:
-        """The caller of a request, or `Unauthenticated`; a sign-in used from elsewhere is `NotAllowed`."""
+        """The caller of a request. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another origin."""
         authorization = headers.get(b"authorization")
         if authorization is not None:
             scheme, _, token = authorization.strip().partition(b" ")
             if scheme.lower() != b"bearer" or not token.strip():
-                raise Unauthenticated("Send your key in the header Authorization, after the word Bearer.")
+                raise Unauthenticated("Send your key in the Authorization header as `Bearer KEY`.")
             return await self._known_by("key", digest(token.strip()))
         cookie, page_token = _cookie(headers), headers.get(PAGE_TOKEN, b"")
         if not cookie and not page_token:
-            raise Unauthenticated(
-                "Send your key in the header Authorization, after the word Bearer, or sign in on the page."
-            )
+            raise Unauthenticated("Send your key in the Authorization header as `Bearer KEY`, or sign in on the page.")
         self.check_host(headers)
         self.check_origin(method, headers)
         if not cookie or not page_token:
@@ -150,11 +148,11 @@ class Credentials:
             changes = self._changes
             found = await self._store.read(principals.authenticate, token, kind, self._clock(), page)
             if found is None and kind == "key":
-                raise Unauthenticated("This key is not valid; `tidegate keys list` shows those that are.")
+                raise Unauthenticated("This key is not valid; `tidegate keys list` shows the valid ones.")
             if found is None:
                 raise Unauthenticated(f"You are signed out; {NEW_LINK}.", code="signed_out")
             await self._mark_used(token)
-            if changes == self._changes:  # otherwise it may have been revoked meanwhile, and is looked up again
+            if changes == self._changes:  # otherwise it may have been revoked in the meantime: look it up again
                 caller = self._caller(kind, token, *found)
                 self._known.put((token, page), caller)
         return caller
@@ -170,14 +168,14 @@ class Credentials:
         )
 
     async def _mark_used(self, token: bytes) -> None:
-        """For the operator's list of keys. A store that takes no write keeps nobody from what needs none."""
+        """Record the use for the operator's list of keys. A failed write does not fail the request."""
         try:
             await self._store.write(principals.mark_used, token, self._clock())
         except StoreFailed as error:
-            log.warning("the use of a key could not be noted", error=error.message)
+            log.warning("the use of a key could not be recorded", error=error.message)
 
     def forget(self) -> None:
-        """A key or principal changed: ask the store again."""
+        """Clear the cache, because a key or principal has changed."""
         self._changes += 1
         self._known.clear()
 
@@ -187,20 +185,20 @@ class Credentials:
     # -- signing in and out --
 
     def check_page(self, headers: Headers) -> None:
-        """Refuse a request that a foreign page makes, or one by a foreign name."""
+        """Refuse a request from another origin's page or to a foreign host name."""
         self.check_host(headers)
         self.check_origin("POST", headers, needed=False)
 
     async def sign_in(self, code: str, browser: str, headers: Headers) -> SignIn:
-        """Exchange a one-time code for a sign-in, which replaces the one that this browser had. The code dies here."""
+        """Exchange a one-time code for a sign-in, which replaces the browser's previous one. Uses up the code."""
         cookie, page_token = make_key(), make_page_token()
-        had = digest(_cookie(headers)), digest(headers.get(PAGE_TOKEN, b""))
+        previous = digest(_cookie(headers)), digest(headers.get(PAGE_TOKEN, b""))
 
         def exchange(db: Any, now: float) -> list[str] | None:
             principal = principals.use_code(db, digest(code), now)
             if principal is None:
                 return None
-            before = principals.authenticate(db, had[0], "cookie", now, had[1])
+            before = principals.authenticate(db, previous[0], "cookie", now, previous[1])
             expires = now + COOKIE_SECONDS
             principals.add_key(db, principal.id, "cookie", digest(cookie), browser, now, expires, digest(page_token))
             return [] if before is None else principals.revoke(db, "cookie", now, id=before[0], by=principal.id)
@@ -213,12 +211,12 @@ class Credentials:
         return SignIn(self._set_cookie(headers, cookie, COOKIE_SECONDS), page_token)
 
     async def sign_out(self, caller: Caller, headers: Headers) -> bytes:
-        """End the caller's sign-in; the value of Set-Cookie that removes its cookie."""
+        """End the caller's sign-in. Returns the value of Set-Cookie that removes its cookie."""
         await self._revoke("cookie", id=caller.key, by=caller.principal.id)
         return self._set_cookie(headers, "", 0)
 
     async def browsers(self, caller: Caller) -> list[BrowserView]:
-        """The caller's signed-in browsers; to the owner, everybody's."""
+        """The caller's signed-in browsers; for the owner, everyone's."""
 
         def listing(db: Any, now: float) -> list[BrowserView]:
             names = {principal.id: principal.name for principal in principals.listing(db)}
@@ -242,13 +240,13 @@ class Credentials:
         return await self._store.read(listing, self._clock())
 
     async def sign_out_browser(self, caller: Caller, id: str) -> None:
-        """End one sign-in: one of the caller's own; for the owner, anybody's."""
-        whose = None if caller.principal.is_owner else caller.principal.id
-        if not await self._revoke("cookie", id=id, principal=whose, by=caller.principal.id):
+        """End one of the caller's sign-ins; for the owner, anyone's."""
+        principal = None if caller.principal.is_owner else caller.principal.id
+        if not await self._revoke("cookie", id=id, principal=principal, by=caller.principal.id):
             raise NotFound(f"There is no signed-in browser {id[:100]!r}.", code="browser_not_found")
 
     async def sign_out_everywhere(self, caller: Caller, *, everyone: bool) -> int:
-        """End all sign-ins of the caller, or everybody's; how many there were."""
+        """End all sign-ins of the caller, or everyone's. Returns their number."""
         by = caller.principal.id
         return len(await self._revoke("cookie", principal=None if everyone else by, by=by))
 
@@ -258,7 +256,7 @@ class Credentials:
         name = cookie_name(headers)
         return f"{name}={value}; Path=/; Max-Age={seconds:.0f}; HttpOnly; SameSite=Strict{secure}".encode()
 
-    # -- keys, for the owner --
+    # -- keys --
 
     async def keys(self) -> list[KeyView]:
         def listing(db: Any) -> list[KeyView]:
@@ -283,8 +281,8 @@ class Credentials:
     async def add_key(
         self, by: Principal, name: str, label: str, agents: tuple[str, ...] | None, role: UserRole | None = None
     ) -> tuple[str, str, str]:
-        """A new key for the principal of that name, made if there is none: the key, its id, the principal's id. What a
-        principal may use and do is the principal's, not the key's: `agents` and a `role` that differ are refused."""
+        """Create a key for the principal of that name, which is created if it does not exist. Returns the key, its id
+        and the principal's id. Agents and role belong to the principal, not to the key: different ones are refused."""
         token = make_key()
 
         def add(db: Any, now: float) -> tuple[str, str]:
@@ -293,14 +291,14 @@ class Credentials:
             _check_agents(by, agents if found is None else found.agents)
             if found is None:
                 if role == "owner":
-                    raise Conflict("A gateway has one owner: choose another role.", param="role")
+                    raise Conflict("A gateway has only one owner; choose another role.", param="role")
                 found = principals.add(db, name=name, role=role or "member", agents=agents, now=now, by=by.id)
             elif role not in (None, found.role):
-                raise Conflict(f"{name} exists and has the role {found.role}: leave the role out.", param="role")
+                raise Conflict(f"{name} exists and has the role {found.role}; leave the role out.", param="role")
             elif agents is not None and (found.agents is None or set(agents) != set(found.agents)):
                 has = "all agents" if found.agents is None else ", ".join(found.agents) or "no agent"
                 raise Conflict(
-                    f"{name} exists and may use {has}: leave the agents out, or choose another name.", param="agents"
+                    f"{name} exists and may use {has}; leave the agents out, or choose another name.", param="agents"
                 )
             return principals.add_key(db, found.id, "key", digest(token), label, now, None, by=by.id), found.id
 
@@ -329,13 +327,14 @@ class Credentials:
         self.forget()
         self._revoked(keys)
 
-    # -- where from --
+    # -- hosts and origins --
 
     def check_host(self, headers: Headers) -> None:
-        """On loopback only our own names count: a foreign name that was made to point here is another site."""
+        """On loopback, refuse foreign host names: one that resolves to this address is another site (DNS rebinding)."""
         if self._hosts is not None and _hostname(headers.get(b"host", b"")) not in self._hosts:
             raise NotAllowed(
-                "This host name is not the gateway's; use http://127.0.0.1 or list its origin in server.origins.",
+                "This host name does not belong to the gateway; use http://127.0.0.1 or add its origin to "
+                "server.origins.",
                 code="host_not_allowed",
             )
 
@@ -346,14 +345,14 @@ class Credentials:
             safe = method in _SAFE_METHODS or not needed
             if (safe and site is None) or site in (b"same-origin", b"none"):
                 return
-        elif self._is_ours(origin.decode("latin-1").lower(), headers):
+        elif self._is_allowed(origin.decode("latin-1").lower(), headers):
             return
         raise NotAllowed(
-            "This page may not use the gateway: its origin is neither the gateway's own nor in server.origins.",
+            "This page may not use the gateway: its origin is not the gateway's own and not in server.origins.",
             code="origin_not_allowed",
         )
 
-    def _is_ours(self, origin: str, headers: Headers) -> bool:
+    def _is_allowed(self, origin: str, headers: Headers) -> bool:
         if origin in self._origins:
             return True
         scheme = "https" if self._secure else "http"
@@ -367,7 +366,7 @@ class Credentials:
 def _check_grant(by: Principal, role: UserRole) -> None:
     if not may_grant(by, role):
         raise NotAllowed(
-            f"Keys of the role {role} are the owner's to make and revoke, and your role is {by.role}.",
+            f"Only the owner can create and revoke keys of the role {role}; your role is {by.role}.",
             code="right_missing",
         )
 
@@ -375,14 +374,14 @@ def _check_grant(by: Principal, role: UserRole) -> None:
 def _check_agents(by: Principal, agents: tuple[str, ...] | None) -> None:
     if by.agents is not None and (agents is None or not set(agents) <= set(by.agents)):
         raise NotAllowed(
-            f"A key gives no more than its maker has: you may use {', '.join(by.agents) or 'no agent'}.",
+            f"A key cannot allow more agents than its creator may use: {', '.join(by.agents) or 'none'}.",
             code="right_missing",
             param="agents",
         )
 
 
 def cookie_name(headers: Headers) -> str:
-    """Cookies know no ports: two gateways on one machine must not overwrite each other's."""
+    """The cookie's name, with the port: cookies ignore ports, and two gateways on one host must not share one."""
     _, _, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
     return f"{COOKIE_NAME}_{port}" if port.isascii() and port.isdigit() else COOKIE_NAME
 

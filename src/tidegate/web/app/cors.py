@@ -1,7 +1,7 @@
-"""Calls from other web pages: for the origins that the operator listed, and with a key only.
+"""CORS: requests from other web pages, for the origins in `server.origins` and with a key only.
 
-Guarantee: without listed origins nothing here has an effect, and a browser lets no other page call the gateway. A
-listed page may call with a key of its own; the cookie of the gateway's page is never offered to it.
+Without listed origins this module has no effect, and browsers let no other page call the gateway. A page from a listed
+origin may call with its own key; it never gets to use the cookie of the gateway's own page.
 """
 
 import re
@@ -14,14 +14,14 @@ _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
     b"X-Session-Id"
 )
-"""What a browser that does not say which headers it wants to send may send."""
+"""The headers allowed to a browser that does not say which ones it will send."""
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (b"access-control-max-age", b"600"),
 ]
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _NAMES_BYTES = 4096
-"""Of a list of header names: more than any client has."""
+"""The longest list of header names: more than any client sends."""
 
 
 class Cors:
@@ -29,7 +29,7 @@ class Cors:
         self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in origins)
 
     def headers(self, scope: dict[str, Any]) -> Headers:
-        """What a response to this request must say, so that a listed page may read it."""
+        """The response headers that let a page from a listed origin read the response."""
         if not self._origins:
             return []
         origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
@@ -45,7 +45,7 @@ class Cors:
         ]
 
     def preflight(self, scope: dict[str, Any], headers: Headers) -> HttpResponse | None:
-        """The answer to a browser that asks beforehand; None if that is not what this is, or it may not."""
+        """The response to a preflight request; None for any other request and for origins that are not listed."""
         if scope["method"] != "OPTIONS" or len(headers) < 2:
             return None
         wanted = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")

@@ -1,4 +1,4 @@
-"""Working for a caller only as long as he is there."""
+"""Work that stops when its client disconnects."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -8,32 +8,32 @@ import anyio
 Receive = Callable[[], Awaitable[Any]]
 
 
-async def unless_gone(
+async def run_until_disconnect(
     receive: Receive, work: Callable[[], Awaitable[None]], *, stopping: anyio.Event | None = None
 ) -> bool:
-    """Do the work, or leave it as soon as the caller has gone (or `stopping` is set); whether it was left."""
-    left = True
+    """Do the work, or cancel it when the client disconnects or `stopping` is set. Returns whether it was cancelled."""
+    cancelled = True
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
 
-        async def gone() -> None:
+        async def watch_client() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
             group.cancel_scope.cancel()
 
-        async def stop(event: anyio.Event) -> None:
+        async def watch_event(event: anyio.Event) -> None:
             await event.wait()
             group.cancel_scope.cancel()
 
-        group.start_soon(gone)
+        group.start_soon(watch_client)
         if stopping is not None:
-            group.start_soon(stop, stopping)
+            group.start_soon(watch_event, stopping)
         try:
             await work()
-        except Exception as error:  # raised again below: out of the group it would come wrapped in another
+        except Exception as error:  # raised again below: the group would wrap it in an exception group
             failure = error
-        left = False
+        cancelled = False
         group.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return left
+    return cancelled

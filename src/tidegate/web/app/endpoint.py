@@ -1,10 +1,16 @@
-"""An endpoint: what it takes, who may call it, what it answers; described once, for routing and for OpenAPI.
+"""Endpoints: their declaration, their requests and their routing.
 
-Guarantee: a handler sees a request only after its caller is known and allowed and its query and body have the declared
-types; whatever it raises becomes an answer. The caller is checked before the body is read, and again after that, since
-a body may take a while.
+An `Endpoint` declares its path, parameters, required right and responses once, for routing and for OpenAPI. A handler
+is called only after its caller is authenticated and allowed, and the query and body have the declared types. The caller
+is checked before the body is read and again after it, since a body may take a while to arrive. Exceptions of handlers
+become error responses (`app.py`).
+
+Each path leads to at most one `PathApp`. In a template, `{name}` matches one segment of a path and `{name:path}` the
+rest of it. A literal path has priority over a template, and an earlier template over a later one. The routing table is
+built once and holds no resources.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 from urllib.parse import parse_qsl
@@ -14,37 +20,39 @@ import msgspec
 from tidegate.errors import Refused
 from tidegate.security import Right
 from tidegate.web.app.auth import Caller, Credentials
-from tidegate.web.app.error_responses import HttpResponse, send_answer
-from tidegate.web.app.headers import headers_of
+from tidegate.web.app.error_responses import HttpResponse, send_response
+from tidegate.web.app.headers import parse_headers
 from tidegate.web.app.request_body import RequestBodies, decode, refuse, refuse_duplicates
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 MOST_QUERY_FIELDS = 20
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """One request, as its handler sees it."""
+class Request(msgspec.Struct, frozen=True):
+    """A request as its handler sees it."""
 
     method: str
     path: Mapping[str, str]
     headers: Mapping[bytes, bytes]
     query: Any
     body: Any
-    who: Caller | None
+    known_caller: Caller | None
+    """None on open endpoints."""
     receive: Receive
     send: Send
 
     @property
     def caller(self) -> Caller:
-        if self.who is None:
-            raise RuntimeError("an open endpoint asked who calls")
-        return self.who
+        if self.known_caller is None:
+            raise RuntimeError("an open endpoint has no caller")
+        return self.known_caller
 
 
-Handler = Callable[[Ask], Awaitable[HttpResponse | None]]
-"""Returns the answer, or None when it has sent one itself."""
+Handler = Callable[[Request], Awaitable[HttpResponse | None]]
+"""Returns the response, or None if it has sent one itself."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,35 +60,35 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     summary: str
     handler: Handler | None = None
-    """None for what is described here and served elsewhere."""
-    who: Right | Literal["anyone", "page"] = "talk"
-    """The right that it takes. `page`: anyone, but no foreign page."""
+    """None for an endpoint that is only described here and served elsewhere."""
+    access: Right | Literal["anyone", "page"] = "talk"
+    """The right that it requires. `page`: anyone, except pages of other origins."""
     query: Any = None
     body: Any = None
     body_bytes: int | None = None
-    """The largest body, where that is less than limits.body_bytes."""
-    answers: Mapping[int, Any] = {}
-    """Type of the body by status; a string is a content type without a schema."""
+    """The largest body, if that is less than limits.body_bytes."""
+    responses: Mapping[int, Any] = {}
+    """The type of the response body by status; a string is a content type without a schema."""
     refusals: tuple[int, ...] = ()
-    """Statuses of errors besides those that every such endpoint has."""
+    """Statuses of errors, besides those that every such endpoint has."""
     headers: tuple[str, ...] = ()
-    """Request headers that mean something here."""
+    """Request headers that have an effect here."""
 
     @property
     def is_open(self) -> bool:
         """Whether no key is needed."""
-        return self.who in ("anyone", "page")
+        return self.access in ("anyone", "page")
 
 
 class PathApp:
     """The endpoints of one path."""
 
-    def __init__(self, endpoints: list[Endpoint], keyring: Credentials, bodies: RequestBodies) -> None:
+    def __init__(self, endpoints: list[Endpoint], credentials: Credentials, bodies: RequestBodies) -> None:
         self._by_method = {endpoint.method: endpoint for endpoint in endpoints}
         self._decoders = {
             endpoint.method: msgspec.json.Decoder(endpoint.body) for endpoint in endpoints if endpoint.body is not None
         }
-        self._keyring = keyring
+        self._credentials = credentials
         self._bodies = bodies
 
         self.methods: list[str] = list(self._by_method)
@@ -90,44 +98,79 @@ class PathApp:
     async def __call__(self, scope: dict[str, Any], path: Mapping[str, str], receive: Receive, send: Send) -> None:
         method = scope["method"]
         endpoint = self._by_method["GET" if method == "HEAD" else method]
-        headers = headers_of(scope["headers"])
-        who = await self._who(endpoint, method, headers)
+        headers = parse_headers(scope["headers"])
+        caller = await self._authenticate(endpoint, method, headers)
         query = _query(scope["query_string"], endpoint.query)
         decoder = self._decoders.get(endpoint.method)
         length = headers.get(b"content-length")
         raw = b"" if decoder is None else await self._bodies.read(length, receive, endpoint.body_bytes)
         size = len(raw)
         try:
-            if decoder is not None:  # it may have been revoked while the body was awaited
-                who = await self._who(endpoint, method, headers)
+            if decoder is not None:  # the key may have been revoked while the body arrived
+                caller = await self._authenticate(endpoint, method, headers)
             body = None if decoder is None else _decoded(raw, decoder)
             del raw
-            ask = Ask(
+            request = Request(
                 method=method,
                 path=path,
                 headers=headers,
                 query=query,
                 body=body,
-                who=who,
+                known_caller=caller,
                 receive=receive,
                 send=send,
             )
             assert endpoint.handler is not None
-            answer = await endpoint.handler(ask)
+            response = await endpoint.handler(request)
         finally:
             self._bodies.release(size)
-        if answer is not None:
-            await send_answer(send, answer)
+        if response is not None:
+            await send_response(send, response)
 
-    async def _who(self, endpoint: Endpoint, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
-        if endpoint.who == "page":
-            self._keyring.check_page(headers)
+    async def _authenticate(self, endpoint: Endpoint, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
+        if endpoint.access == "page":
+            self._credentials.check_page(headers)
             return None
-        if endpoint.who == "anyone":
+        if endpoint.access == "anyone":
             return None
-        caller = await self._keyring.caller(method, headers)
-        caller.principal.require(endpoint.who)
+        caller = await self._credentials.caller(method, headers)
+        caller.principal.require(endpoint.access)
         return caller
+
+
+class Route:
+    __slots__ = ("app", "path", "values")
+
+    def __init__(self, path: str, app: PathApp, values: Mapping[str, str]) -> None:
+        self.path = path
+        """The declared path: one of a fixed set, whatever was requested."""
+        self.app = app
+        self.values = values
+
+
+class Routes:
+    def __init__(self, apps: Mapping[str, PathApp]) -> None:
+        self._literals = {path: Route(path, app, {}) for path, app in apps.items() if "{" not in path}
+        self._templates = [(_pattern(path), path, app) for path, app in apps.items() if "{" in path]
+
+    def find(self, path: str) -> Route | None:
+        literal = self._literals.get(path)
+        if literal is not None:
+            return literal
+        for pattern, template, app in self._templates:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                return Route(template, app, match.groupdict())
+        return None
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    pattern, end = "", 0
+    for part in _PARAMETER.finditer(template):
+        rest = r"(?s:.*)" if part[2] else "[^/]+"
+        pattern += re.escape(template[end : part.start()]) + f"(?P<{part[1]}>{rest})"
+        end = part.end()
+    return re.compile(pattern + re.escape(template[end:]))
 
 
 def _decoded(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
@@ -142,7 +185,9 @@ def _query(raw: bytes, kind: Any) -> Any:
     try:
         fields = dict(parse_qsl(raw.decode("ascii"), errors="strict", max_num_fields=MOST_QUERY_FIELDS))
     except ValueError:
-        raise Refused("The query is not valid: it must be UTF-8, percent-encoded, with few fields.") from None
+        raise Refused(
+            f"The query is not valid: it must be percent-encoded UTF-8 with at most {MOST_QUERY_FIELDS} fields."
+        ) from None
     try:
         return msgspec.convert(fields, type=kind, strict=False)
     except msgspec.ValidationError as error:

@@ -1,7 +1,6 @@
-"""The headers that mean something to us, and their values.
+"""The request headers that the gateway reads, and the parsing of their values.
 
-Guarantee: a header of ours that is given twice, or has a value that it cannot have, is refused with its name; nothing
-else of a request's headers is kept.
+A known header that is repeated or has an invalid value is refused by name. All other headers are dropped.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,11 +10,11 @@ from tidegate.errors import Refused
 from tidegate.values import Busyness, OnDisconnect
 
 NAME_LENGTH = 200
-"""Characters of a caller's own name for a conversation."""
+"""Characters of a client's name for a conversation."""
 KEY_LENGTH = 255
-"""Characters of an idempotency key, as other APIs allow."""
+"""Characters of an idempotency key, as in other APIs."""
 
-_OURS = frozenset(
+_KNOWN = frozenset(
     {
         b"authorization",
         b"content-length",
@@ -41,17 +40,18 @@ _OURS = frozenset(
 Headers = Mapping[bytes, bytes]
 
 
-def headers_of(given: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    for name, value in given:
-        if name in _OURS:
-            if name in found:
+def parse_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The known headers by name; repeated cookies are joined."""
+    known: dict[bytes, bytes] = {}
+    for name, value in pairs:
+        if name in _KNOWN:
+            if name in known:
                 if name == b"cookie":
-                    value = found[name] + b"; " + value
+                    value = known[name] + b"; " + value
                 else:
-                    raise Refused(f"The header {name.decode()} is given twice.", param=name.decode())
-            found[name] = value
-    return found
+                    raise Refused(f"The header {name.decode()} is repeated; send it once.", param=name.decode())
+            known[name] = value
+    return known
 
 
 def session_name(headers: Headers) -> str | None:
@@ -64,7 +64,7 @@ def idempotency_key(headers: Headers) -> str | None:
     return None if value is None else _text(value, "Idempotency-Key", KEY_LENGTH)
 
 
-def busy(headers: Headers) -> Busyness:
+def busy_mode(headers: Headers) -> Busyness:
     value = headers.get(b"x-busy", b"queue").strip().lower()
     match value:
         case b"queue":
@@ -76,7 +76,7 @@ def busy(headers: Headers) -> Busyness:
     raise Refused("X-Busy must be queue, steer or interrupt.", param="X-Busy")
 
 
-def on_disconnect(headers: Headers) -> OnDisconnect | None:
+def disconnect_mode(headers: Headers) -> OnDisconnect | None:
     match headers.get(b"x-on-disconnect", b"").strip().lower():
         case b"":
             return None
@@ -87,15 +87,15 @@ def on_disconnect(headers: Headers) -> OnDisconnect | None:
     raise Refused("X-On-Disconnect must be cancel or continue.", param="X-On-Disconnect")
 
 
-def all_events(headers: Headers) -> bool:
+def wants_all_events(headers: Headers) -> bool:
     value = headers.get(b"x-events", b"").strip().lower()
     if value not in (b"", b"full"):
-        raise Refused("X-Events must be full, or left out.", param="X-Events")
+        raise Refused("X-Events must be full or omitted.", param="X-Events")
     return value == b"full"
 
 
-def retries(headers: Headers) -> Literal["none", "first", "again"]:
-    """What an official client says about its own retrying: nothing, its first attempt, or a later one."""
+def client_attempt(headers: Headers) -> Literal["none", "first", "again"]:
+    """The attempt that an official client reports: its first one, a retry, or `none` for other clients."""
     count = headers.get(b"x-stainless-retry-count", b"").strip()
     if count.isdigit() and int(count[:9]) > 0:
         return "again"

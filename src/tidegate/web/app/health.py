@@ -1,9 +1,10 @@
-"""Whether the gateway works, end to end: its loop turns, its store takes writes, its timers beat.
+"""The health of the gateway, end to end: the event loop, writes to the store, and the timers.
 
-`check` is true only if each of these was seen to be so just now or within its interval, no problem of the store stands
-and no watch complains. It answers within `CHECK_SECONDS` even when nothing else does, and costs one small write, at
-most once a second, however often it is asked. Timers are announced with `expect` and report with `beat`; any other
-condition is added with `watch`.
+`check` reports ready only if each of them was seen working just now or within its interval, the store has no open
+problem and no added check fails. It returns within `CHECK_SECONDS` even when nothing else responds. It costs one small
+write, at most once a second, however often it is called.
+
+A timer is registered with `expect` and reports with `beat`. Any other condition is added with `add` or `watch`.
 """
 
 import asyncio
@@ -20,11 +21,12 @@ from tidegate.store import Store, maintenance
 CHECK_SECONDS = 5.0
 LAG_EVERY = 1.0
 LAG_ALLOWED = 1.0
-"""A loop that is this late has been blocked by something; a busy one is late by milliseconds."""
+"""A loop this late was blocked by something; a busy one is late by milliseconds."""
 MISSED_BEATS = 3
 GRACE_SECONDS = 30.0
-"""A timer is late after three missed beats and this much, so that a long run of a chore is no alarm."""
-REMEMBERED_SECONDS = 1.0
+"""A timer is late after three missed beats and this grace period, so that one long run raises no alarm."""
+STORE_CHECK_INTERVAL = 1.0
+"""Seconds for which the result of a test write is reused."""
 
 
 class _Beat:
@@ -40,19 +42,19 @@ class Health:
         self._store = store
         self._clock = clock
         self._beats: dict[str, _Beat] = {}  # lint: allow timers are named in the code
-        self._looks: dict[str, Callable[[], Check]] = {}  # lint: allow they are named in the code
+        self._checks: dict[str, Callable[[], Check]] = {}  # lint: allow they are named in the code
         self._ticked: float | None = None
         self._lag = 0.0
-        self._written: tuple[float, Check] | None = None
-        self._asking = asyncio.Lock()
+        self._store_check: tuple[float, Check] | None = None
+        self._lock = asyncio.Lock()
 
     def expect(self, name: str, interval: float) -> None:
-        """From now on this timer must beat."""
+        """Require this timer to beat from now on."""
         self._beats[name] = _Beat(interval, self._clock())
 
-    def add(self, name: str, look: Callable[[], Check]) -> None:
-        """From now on this must be well, too."""
-        self._looks[name] = look
+    def add(self, name: str, check: Callable[[], Check]) -> None:
+        """Add a check that must pass from now on."""
+        self._checks[name] = check
 
     def beat(self, name: str) -> None:
         known = self._beats.get(name)
@@ -60,11 +62,11 @@ class Health:
             known.last = self._clock()
 
     def watch(self, name: str, complaint: Callable[[], str | None]) -> None:
-        """From now on `complaint` must return None; anything else is what is wrong."""
-        self._looks[name] = lambda: _check_watch(complaint())
+        """Add a check that passes while `complaint` returns None; otherwise it returns what is wrong."""
+        self._checks[name] = lambda: _check_watch(complaint())
 
     async def watch_loop(self) -> None:
-        """Measures how late the loop is, for as long as it runs."""
+        """Measure how late the event loop is, until cancelled."""
         while True:
             began = self._ticked = self._clock()
             await anyio.sleep(LAG_EVERY)
@@ -72,17 +74,21 @@ class Health:
 
     @property
     def lag(self) -> float:
-        """Seconds by which the loop was late when last looked at, or is now."""
+        """Seconds by which the loop was late when last measured, or is late now."""
         if self._ticked is None:
             return 0.0
         return max(self._lag, self._clock() - self._ticked - LAG_EVERY)
 
     async def check(self) -> Readiness:
-        async with self._asking:
-            if self._written is None or self._clock() - self._written[0] >= REMEMBERED_SECONDS:
-                self._written = (self._clock(), await self._check_store())
-            checks = {"loop": await self._check_loop(), "store": self._written[1], "database": self._check_database()}
-            checks.update((name, look()) for name, look in self._looks.items())
+        async with self._lock:
+            if self._store_check is None or self._clock() - self._store_check[0] >= STORE_CHECK_INTERVAL:
+                self._store_check = (self._clock(), await self._check_store())
+            checks = {
+                "loop": await self._check_loop(),
+                "store": self._store_check[1],
+                "database": self._check_database(),
+            }
+            checks.update((name, check()) for name, check in self._checks.items())
             checks.update((f"timer {name}", self._check_beat(beat)) for name, beat in self._beats.items())
             return Readiness(ready=all(check.ok for check in checks.values()), checks=checks)
 
@@ -104,12 +110,12 @@ class Health:
         return Check(ok=True, detail=f"a write took {(self._clock() - began) * 1000:.1f} ms")
 
     def _check_database(self) -> Check:
-        """Problems that stand, also those that the write just now did not meet."""
+        """The store's open problems, including those that the test write did not meet."""
         stats = self._store.stats()
         if stats.problems:
             return Check(ok=False, detail="; ".join(f"{problem.kind}: {problem.text}" for problem in stats.problems))
         if stats.checked is None:
-            return Check(ok=True, detail="no problem is known; the full check has not ended yet")
+            return Check(ok=True, detail="no known problems; the full check has not finished yet")
         return Check(ok=True, detail=f"intact; the last full check was {time.time() - stats.checked:.0f} s ago")
 
     def _check_beat(self, beat: _Beat) -> Check:
@@ -119,4 +125,4 @@ class Health:
 
 
 def _check_watch(complaint: str | None) -> Check:
-    return Check(ok=complaint is None, detail=complaint or "as it should be")
+    return Check(ok=complaint is None, detail=complaint or "ok")

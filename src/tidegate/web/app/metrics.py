@@ -1,24 +1,17 @@
-"""Metrics for Prometheus, read from the rooms when they are scraped.
+"""Metrics for Prometheus, and the counters of HTTP requests.
 
-Guarantee: a turn pays for its metrics with a few additions to integers; labels come from closed sets (our routes,
-statuses, states, reasons, settings, the configured models and budgets), so that the number of series has a ceiling;
-nothing here is global. This module is loaded at the first scrape: a gateway that nobody scrapes does not carry the
-library.
+A request adds to a few integers; everything else is read from the packages when it is scraped. Labels come from closed
+sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the number of series is
+bounded. There is no global registry. The Prometheus library is imported at the first scrape; a gateway that is never
+scraped does not load it.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
-from prometheus_client.registry import Collector
 
 from tidegate import __version__
 from tidegate.config import LimitSettings
@@ -26,14 +19,41 @@ from tidegate.lifetimes import CacheStats, Ledger
 from tidegate.status_report import ModelStatus, SessionsStatus
 from tidegate.store import StoreStats
 from tidegate.web.app.error_responses import HttpResponse
-from tidegate.web.app.traffic import SECONDS, HttpCounters
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of the histogram of chat durations, from the demo model's to those of long turns."""
+OTHER = "other"
+"""The route of requests to unknown paths."""
+
+
+class HttpCounters:
+    """Requests by route and status, and the durations of chat requests."""
+
+    __slots__ = ("buckets", "requests", "seconds")
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # house: allow routes are known, any other is OTHER
+        self.buckets = [0] * (len(SECONDS) + 1)
+        self.seconds = 0.0
+
+    def count_response(self, route: str, status: int) -> None:
+        self.requests[route, status] += 1
+
+    def count_chat(self, seconds: float) -> None:
+        self.buckets[bisect_left(SECONDS, seconds)] += 1
+        self.seconds += seconds
 
 
 class Metrics:
+    """The collector of all metrics. Creating one imports the Prometheus library."""
+
     def __init__(
         self,
         *,
-        traffic: HttpCounters,
+        counters: HttpCounters,
         service: Callable[[], SessionsStatus],
         store: Callable[[], StoreStats],
         caches: Callable[[], Iterable[CacheStats]],
@@ -41,7 +61,17 @@ class Metrics:
         limits: LimitSettings,
         ledger: Ledger,
     ) -> None:
-        self._traffic = traffic
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.registry import Collector
+
+        class PrometheusCollector(Collector):
+            collect = staticmethod(self.read)
+
+            def describe(self) -> "Iterator[Metric]":
+                """Nothing: describing by collecting would read the packages before they are open."""
+                return iter(())
+
+        self._counters = counters
         self._service = service
         self._store = store
         self._caches = caches
@@ -49,50 +79,56 @@ class Metrics:
         self._limits = limits
         self._ledger = ledger
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Reading(self))
+        self._registry.register(PrometheusCollector())
 
-    def answer(self) -> HttpResponse:
+    def response(self) -> HttpResponse:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
         body = generate_latest(self._registry)
         headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", str(len(body)).encode())]
         return HttpResponse(200, headers, body)
 
-    def read(self) -> Iterator[Metric]:
+    def read(self) -> "Iterator[Metric]":
+        from prometheus_client.core import InfoMetricFamily
+
         yield InfoMetricFamily("tidegate", "The program.", value={"version": __version__})
-        yield from self._traffic_metrics()
-        yield from self._door_metrics(self._service())
+        yield from self._http_metrics()
+        yield from self._session_metrics(self._service())
         yield from self._store_metrics(self._store())
         yield from self._cache_metrics()
         yield from self._limit_metrics()
         yield from self._held_metrics()
         for name, value in self._gauges().items():
-            yield GaugeMetricFamily(f"tidegate_{name}", name.replace("_", " ").capitalize() + ".", value=value)
+            yield _gauge(f"tidegate_{name}", name.replace("_", " ").capitalize() + ".", value=value)
 
-    def _traffic_metrics(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "tidegate_http_requests", "Requests, by route and status.", labels=("route", "status")
-        )
-        for (route, status), count in sorted(self._traffic.requests.items()):
+    def _http_metrics(self) -> "Iterator[Metric]":
+        requests = _counter("tidegate_http_requests", "Requests, by route and status.", labels=("route", "status"))
+        for (route, status), count in sorted(self._counters.requests.items()):
             requests.add_metric((route, str(status)), count)
         yield requests
+        from prometheus_client.core import HistogramMetricFamily
+
         total = 0
         buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, SECONDS), "+Inf"), self._traffic.buckets, strict=True):
+        for bound, count in zip((*map(str, SECONDS), "+Inf"), self._counters.buckets, strict=True):
             total += count
             buckets.append((bound, total))
         yield HistogramMetricFamily(
             "tidegate_chat_seconds",
             "From a chat request to the end of its answer.",
             buckets=buckets,
-            sum_value=self._traffic.seconds,
+            sum_value=self._counters.seconds,
         )
 
-    def _door_metrics(self, status: SessionsStatus) -> Iterator[Metric]:
+    def _session_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
+        from prometheus_client.core import SummaryMetricFamily
+
         turns, sessions = status.turns, status.sessions
-        now = GaugeMetricFamily("tidegate_turns", "Turns in this process now, by state.", labels=("state",))
+        now = _gauge("tidegate_turns", "Turns in this process now, by state.", labels=("state",))
         for state in ("running", "waiting", "asking", "delegating"):
             now.add_metric((state,), getattr(turns, state))
         yield now
-        ended = CounterMetricFamily("tidegate_turns_ended", "Turns that ended here, by state.", labels=("state",))
+        ended = _counter("tidegate_turns_ended", "Turns that ended here, by state.", labels=("state",))
         states = ("answered", "failed", "stopped")
         for state in states:
             ended.add_metric((state,), getattr(turns, state))
@@ -104,30 +140,30 @@ class Metrics:
             sum_value=turns.seconds,
         )
         for name, text in (
-            ("present", "Sessions of which something is in memory."),
+            ("present", "Sessions that are at least partly in memory."),
             ("residents", "Conversations kept ready in memory."),
-            ("resident_bytes", "Bytes that those hold."),
+            ("resident_bytes", "Bytes held by those conversations."),
         ):
-            yield GaugeMetricFamily(f"tidegate_sessions_{name}", text, value=getattr(sessions, name))
-        yield CounterMetricFamily(
+            yield _gauge(f"tidegate_sessions_{name}", text, value=getattr(sessions, name))
+        yield _counter(
             "tidegate_residents_over_cap_mid_turn",
-            "Times that a resident over the cap was kept because it was in mid-turn.",
+            "Times a resident over the cap was kept because it was in mid-turn.",
             value=sessions.over_cap_mid_turn,
         )
-        unloads = CounterMetricFamily("tidegate_unloads", "Residents unloaded, by reason.", labels=("reason",))
+        unloads = _counter("tidegate_unloads", "Residents unloaded, by reason.", labels=("reason",))
         for reason, count in sorted(sessions.unloads.items()):
             unloads.add_metric((reason,), count)
         yield unloads
-        yield GaugeMetricFamily(
+        yield _gauge(
             "tidegate_questions_waiting",
-            "Approvals and questions of running turns that wait for a person's answer.",
+            "Approvals and questions of running turns that wait for a user's answer.",
             value=status.questions.waiting,
         )
-        yield GaugeMetricFamily(
+        yield _gauge(
             "tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status.audit.rows
         )
-        smaller = CounterMetricFamily(
-            "tidegate_compactions", "Times that a request was made smaller to fit its model's window.", labels=("how",)
+        smaller = _counter(
+            "tidegate_compactions", "Times a request was made smaller to fit its model's window.", labels=("how",)
         )
         for how, count in sorted(status.context.items()):
             smaller.add_metric((how,), count)
@@ -135,47 +171,43 @@ class Metrics:
         yield from self._usage_metrics(status)
         yield from self._model_metrics(status.model_states)
 
-    def _usage_metrics(self, status: SessionsStatus) -> Iterator[Metric]:
-        """Models are those of the configuration, budgets those of the whole gateway."""
-        tokens = CounterMetricFamily(
+    def _usage_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
+        """By configured models, and by the budgets of the whole gateway."""
+        tokens = _counter(
             "tidegate_tokens",
-            "Tokens that models have used, by kind; cached and written ones are a part of the input.",
+            "Tokens used by models, by kind; cached and written ones are part of the input.",
             labels=("model", "kind"),
         )
-        cost = CounterMetricFamily("tidegate_cost_dollars", "What that has cost.", labels=("model",))
-        calls = CounterMetricFamily("tidegate_model_calls", "Model calls that were paid for.", labels=("model",))
+        cost = _counter("tidegate_cost_dollars", "The cost of those tokens.", labels=("model",))
+        calls = _counter("tidegate_model_calls", "Model calls that were paid for.", labels=("model",))
         for model, used in sorted(status.models.items()):
             for kind in ("input", "cached", "written", "output"):
                 tokens.add_metric((model, kind), getattr(used, kind))
             cost.add_metric((model,), used.cost)
             calls.add_metric((model,), used.calls)
         yield from (tokens, cost, calls)
-        ratio = GaugeMetricFamily(
+        ratio = _gauge(
             "tidegate_budget_used_ratio",
-            "Share that is spent of a budget of the whole gateway, in its current window.",
+            "The spent share of a budget of the whole gateway, in its current window.",
             labels=("budget",),
         )
         for budget in status.budgets:
             ratio.add_metric((budget.setting,), budget.used)
         yield ratio
-        yield GaugeMetricFamily(
-            "tidegate_day_tokens", "Tokens that models have used today (UTC).", value=status.budgets[0].tokens
-        )
+        yield _gauge("tidegate_day_tokens", "Tokens used by models today (UTC).", value=status.budgets[0].tokens)
 
-    def _model_metrics(self, states: dict[str, ModelStatus]) -> Iterator[Metric]:
-        """By the names of the configuration and our own kinds of failure."""
-        failures = CounterMetricFamily(
+    def _model_metrics(self, states: dict[str, ModelStatus]) -> "Iterator[Metric]":
+        """By configured models and the gateway's own kinds of failure."""
+        failures = _counter(
             "tidegate_model_failures",
-            "Requests to models that failed, also those that were tried again, by kind.",
+            "Failed requests to models, including those that were retried, by kind.",
             labels=("model", "kind"),
         )
-        fallbacks = CounterMetricFamily(
-            "tidegate_model_fallbacks", "Times that a conversation fell back to this model.", labels=("model",)
+        fallbacks = _counter(
+            "tidegate_model_fallbacks", "Times a conversation fell back to this model.", labels=("model",)
         )
-        keys = GaugeMetricFamily("tidegate_model_keys", "Keys of a model, by state.", labels=("model", "state"))
-        resting = GaugeMetricFamily(
-            "tidegate_model_resting", "1 while a model is left alone after a failure.", labels=("model",)
-        )
+        keys = _gauge("tidegate_model_keys", "Keys of a model, by state.", labels=("model", "state"))
+        resting = _gauge("tidegate_model_resting", "1 while a model is not used after a failure.", labels=("model",))
         for model, state in sorted(states.items()):
             for kind, count in sorted(state.failures.items()):
                 failures.add_metric((model, kind), count)
@@ -185,21 +217,21 @@ class Metrics:
             resting.add_metric((model,), float(state.rests_until is not None))
         yield from (failures, fallbacks, keys, resting)
 
-    def _store_metrics(self, stats: StoreStats) -> Iterator[Metric]:
+    def _store_metrics(self, stats: StoreStats) -> "Iterator[Metric]":
         for name in ("bytes", "wal_bytes", "writes_waiting", "reads_waiting", "connections"):
             text = f"The store: {name.replace('_', ' ')}."
-            yield GaugeMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
-        yield GaugeMetricFamily("tidegate_store_full", "1 while the disk takes no more.", value=float(stats.full))
-        standing = {problem.kind for problem in stats.problems}
-        stands = GaugeMetricFamily("tidegate_store_problem", "1 while a problem stands, by kind.", labels=("kind",))
-        met = CounterMetricFamily("tidegate_store_problems", "Times that a problem was met, by kind.", labels=("kind",))
+            yield _gauge(f"tidegate_store_{name}", text, value=getattr(stats, name))
+        yield _gauge("tidegate_store_full", "1 while the disk is full.", value=float(stats.full))
+        open_kinds = {problem.kind for problem in stats.problems}
+        stands = _gauge("tidegate_store_problem", "1 while a problem is open, by kind.", labels=("kind",))
+        met = _counter("tidegate_store_problems", "Times a problem occurred, by kind.", labels=("kind",))
         for kind, count in stats.problem_counts.items():
-            stands.add_metric((kind,), float(kind in standing))
+            stands.add_metric((kind,), float(kind in open_kinds))
             met.add_metric((kind,), count)
         yield from (stands, met)
         if stats.checked is not None:
             text = "When the last full check of the database ended."
-            yield GaugeMetricFamily("tidegate_store_checked_timestamp_seconds", text, value=stats.checked)
+            yield _gauge("tidegate_store_checked_timestamp_seconds", text, value=stats.checked)
         for name in (
             "writes",
             "groups",
@@ -211,17 +243,15 @@ class Metrics:
             "checkpoints",
         ):
             text = f"The store: {name.replace('_', ' ')}."
-            yield CounterMetricFamily(f"tidegate_store_{name}", text, value=getattr(stats, name))
+            yield _counter(f"tidegate_store_{name}", text, value=getattr(stats, name))
 
-    def _cache_metrics(self) -> Iterator[Metric]:
-        entries = GaugeMetricFamily("tidegate_cache_entries", "Entries of a cache.", labels=("cache",))
-        cap = GaugeMetricFamily("tidegate_cache_cap", "Entries that a cache may hold.", labels=("cache",))
-        size = GaugeMetricFamily("tidegate_cache_bytes", "Bytes of a cache that weighs its entries.", labels=("cache",))
-        hits = CounterMetricFamily("tidegate_cache_hits", "Lookups that found something.", labels=("cache",))
-        misses = CounterMetricFamily("tidegate_cache_misses", "Lookups that found nothing.", labels=("cache",))
-        evictions = CounterMetricFamily(
-            "tidegate_cache_evictions", "Entries put out by cap, bytes or age.", labels=("cache",)
-        )
+    def _cache_metrics(self) -> "Iterator[Metric]":
+        entries = _gauge("tidegate_cache_entries", "Entries of a cache.", labels=("cache",))
+        cap = _gauge("tidegate_cache_cap", "Entries that a cache may hold.", labels=("cache",))
+        size = _gauge("tidegate_cache_bytes", "Bytes of a cache that weighs its entries.", labels=("cache",))
+        hits = _counter("tidegate_cache_hits", "Lookups that found something.", labels=("cache",))
+        misses = _counter("tidegate_cache_misses", "Lookups that found nothing.", labels=("cache",))
+        evictions = _counter("tidegate_cache_evictions", "Entries evicted by cap, bytes or age.", labels=("cache",))
         for stats in self._caches():
             label = (stats.name,)
             entries.add_metric(label, stats.size)
@@ -232,18 +262,18 @@ class Metrics:
             evictions.add_metric(label, stats.evictions)
         yield from (entries, cap, size, hits, misses, evictions)
 
-    def _limit_metrics(self) -> Iterator[Metric]:
-        limits = GaugeMetricFamily("tidegate_limit", "The settings of [limits], by name.", labels=("name",))
+    def _limit_metrics(self) -> "Iterator[Metric]":
+        limits = _gauge("tidegate_limit", "The settings of [limits], by name.", labels=("name",))
         for name, value in msgspec.structs.asdict(self._limits).items():
-            if value is not None:  # chosen by the gateway itself, which tells it among its gauges
+            if value is not None:  # the gateway chooses those itself and reports them among its gauges
                 limits.add_metric((name,), value)
         yield limits
 
-    def _held_metrics(self) -> Iterator[Metric]:
-        count = GaugeMetricFamily("tidegate_held", "Things held, by kind.", labels=("kind",))
-        size = GaugeMetricFamily("tidegate_held_bytes", "Bytes held, by kind.", labels=("kind",))
-        fds = GaugeMetricFamily("tidegate_held_descriptors", "File descriptors held, by kind.", labels=("kind",))
-        children = GaugeMetricFamily("tidegate_held_children", "Child processes held, by kind.", labels=("kind",))
+    def _held_metrics(self) -> "Iterator[Metric]":
+        count = _gauge("tidegate_held", "Things held, by kind.", labels=("kind",))
+        size = _gauge("tidegate_held_bytes", "Bytes held, by kind.", labels=("kind",))
+        fds = _gauge("tidegate_held_descriptors", "File descriptors held, by kind.", labels=("kind",))
+        children = _gauge("tidegate_held_children", "Child processes held, by kind.", labels=("kind",))
         for kind, holding in self._ledger.totals().items():
             count.add_metric((kind,), holding.count)
             size.add_metric((kind,), holding.bytes)
@@ -252,13 +282,17 @@ class Metrics:
         yield from (count, size, fds, children)
 
 
-class _Reading(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+def _counter(
+    name: str, text: str, *, labels: tuple[str, ...] | None = None, value: float | None = None
+) -> "CounterMetricFamily":
+    from prometheus_client.core import CounterMetricFamily
 
-    def collect(self) -> Iterator[Metric]:
-        return self._metrics.read()
+    return CounterMetricFamily(name, text, labels=labels, value=value)
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: describing by collecting would ask the rooms before they are open."""
-        return iter(())
+
+def _gauge(
+    name: str, text: str, *, labels: tuple[str, ...] | None = None, value: float | None = None
+) -> "GaugeMetricFamily":
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(name, text, labels=labels, value=value)

@@ -1,7 +1,6 @@
-"""The OpenAPI description, made from the endpoints' own declarations and types.
+"""The OpenAPI description, generated from the endpoints' declarations and types.
 
-Guarantee: what is described is what is served, since both are read from the same table; every error is described by
-the one shape that all errors have.
+The description matches the routes, since both are read from the same table. All errors share one schema.
 """
 
 import re
@@ -17,37 +16,43 @@ from tidegate.web.app.error_responses import ErrorAnswer
 _TEMPLATE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _HEADERS = {
-    "X-Session-Id": ("Your own name for a conversation: 1 to 200 printable characters.", {"type": "string"}),
+    "X-Session-Id": ("Your name for a conversation: 1 to 200 printable characters.", {"type": "string"}),
     "X-Busy": (
-        "What happens to a message while the conversation is in a turn.",
+        "How a message is handled while the conversation is in a turn.",
         {"type": "string", "enum": ["queue", "steer", "interrupt"]},
     ),
     "X-On-Disconnect": (
-        "What happens to the turn when you disconnect.",
+        "Whether the turn is cancelled or continues when you disconnect.",
         {"type": "string", "enum": ["cancel", "continue"]},
     ),
     "X-Events": ("`full`: progress as named events instead of comments.", {"type": "string", "enum": ["full"]}),
-    "Idempotency-Key": ("The same key and body again is the same request, for 24 hours.", {"type": "string"}),
-    "Range": ("`bytes=FIRST-LAST`: a part of it.", {"type": "string", "pattern": "^bytes=[0-9]*-[0-9]*$"}),
-    "Last-Event-ID": ("The id of the last event that you saw.", {"type": "integer", "minimum": 0, "maximum": 2**53}),
+    "Idempotency-Key": (
+        "For 24 hours, a request with the same key and body is treated as the same request.",
+        {"type": "string"},
+    ),
+    "Range": ("`bytes=FIRST-LAST`: a part of the content.", {"type": "string", "pattern": "^bytes=[0-9]*-[0-9]*$"}),
+    "Last-Event-ID": (
+        "The id of the last event that you received.",
+        {"type": "integer", "minimum": 0, "maximum": 2**53},
+    ),
 }
 _PHRASES = {
-    200: "Done.",
-    201: "Made.",
+    200: "OK.",
+    201: "Created.",
     202: "Accepted.",
-    204: "Done; nothing to say.",
-    206: "The part that was asked for.",
-    400: "The request is wrong; `param` says where.",
+    204: "Done; the response has no body.",
+    206: "The requested part.",
+    400: "The request is invalid; `param` says where.",
     401: "No valid key or sign-in.",
-    403: "You may not do this.",
-    404: "There is none that you may know of.",
-    409: "It contradicts what the conversation is.",
-    413: "Larger than a limit, which is named.",
-    416: "There is no such part of it.",
-    422: "The same Idempotency-Key with another body.",
+    403: "You are not allowed to do this.",
+    404: "It does not exist, or you are not allowed to see it.",
+    409: "The request conflicts with the current state.",
+    413: "Larger than a limit; the message names the limit.",
+    416: "The requested range is not available.",
+    422: "The Idempotency-Key was used with a different body.",
     429: "Busy; `Retry-After` says when to try again.",
     502: "The model failed.",
-    503: "Not now; `Retry-After` says when to try again.",
+    503: "Temporarily unavailable; `Retry-After` says when to try again.",
     504: "The model took too long.",
 }
 
@@ -64,7 +69,7 @@ def describe_api(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "Tidegate",
             "version": __version__,
-            "description": "An agent gateway. `/v1` is OpenAI's chat API; `/api` is for conversations and the gateway.",
+            "description": "An agent gateway. `/v1` is OpenAI's chat API; `/api` is its own API.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -80,7 +85,7 @@ def _schemas(endpoints: list[Endpoint]) -> tuple[dict[Any, Any], dict[str, Any]]
     types: list[Any] = [ErrorAnswer]
     for endpoint in endpoints:
         types += [kind for kind in (endpoint.query, endpoint.body) if kind is not None]
-        types += [kind for kind in endpoint.answers.values() if kind is not None and not isinstance(kind, str)]
+        types += [kind for kind in endpoint.responses.values() if kind is not None and not isinstance(kind, str)]
     unique = list({repr(kind): kind for kind in types}.values())
     schemas, components = msgspec.json.schema_components(unique, ref_template=_TEMPLATE)
     return {repr(kind): schema for kind, schema in zip(unique, schemas, strict=True)}, components
@@ -92,9 +97,9 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any], components: dict[str, A
         "operationId": _name(endpoint),
         "parameters": [*_path(endpoint), *_query(endpoint, refs, components), *_headers(endpoint)],
         "responses": {
-            **{str(status): _answer(status, kind, refs) for status, kind in endpoint.answers.items()},
+            **{str(status): _response(status, kind, refs) for status, kind in endpoint.responses.items()},
             **{str(status): _refusal(_PHRASES.get(status, "Refused.")) for status in _refusals(endpoint)},
-            "default": _refusal("Any other refusal or failure."),
+            "default": _refusal("Any other error."),
         },
     }
     if not endpoint.is_open:
@@ -116,7 +121,7 @@ def _refusals(endpoint: Endpoint) -> list[int]:
         found |= {401, 403}
     if endpoint.query is not None or endpoint.body is not None or endpoint.headers:
         found.add(400)
-    return sorted(found - set(endpoint.answers))
+    return sorted(found - set(endpoint.responses))
 
 
 def _path(endpoint: Endpoint) -> list[dict[str, Any]]:
@@ -138,7 +143,7 @@ def _query(endpoint: Endpoint, refs: dict[Any, Any], components: dict[str, Any])
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query has no null: what may be null may be left out."""
+    """A query cannot hold null: a nullable field can be left out instead."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf" and value is not None}
     return {**choices[0], **rest} if len(choices) == 1 else schema
@@ -151,13 +156,13 @@ def _headers(endpoint: Endpoint) -> list[dict[str, Any]]:
     ]
 
 
-def _answer(status: int, kind: Any, refs: dict[Any, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": _PHRASES.get(status, "Done.")}
+def _response(status: int, kind: Any, refs: dict[Any, Any]) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": _PHRASES.get(status, "OK.")}
     if isinstance(kind, str):
-        answer["content"] = {kind: {}}
+        response["content"] = {kind: {}}
     elif kind is not None:
-        answer["content"] = {"application/json": {"schema": refs[repr(kind)]}}
-    return answer
+        response["content"] = {"application/json": {"schema": refs[repr(kind)]}}
+    return response
 
 
 def _refusal(text: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The page's files.
+"""The chat page's static files.
 
-Guarantee: only files of the folder that is shipped with the program are served, each with its content type, an ETag,
-and headers that let no foreign script, frame or origin near them; a name that is not among them is 404, however it is
-written. Files are read off the loop and kept in a bounded cache.
+Only files of the folder that ships with the program are served, each with its content type, an ETag and security
+headers that exclude foreign scripts, frames and origins. Any other name gets 404, however it is written. Files are read
+in a thread and kept in a bounded cache.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ FOLDER = Path(__file__).parents[1] / "static"
 KEPT_FILES = 64
 KEPT_BYTES = 2 * 1024 * 1024
 KEPT_SECONDS = 2.0
-"""A file that was edited is seen after this; a browser that asks again meanwhile costs no disk."""
+"""An edited file is served after this time; requests before that do not touch the disk."""
 
-SAFETY = [
+SECURITY_HEADERS = [
     (
         b"content-security-policy",
         b"default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; object-src 'none'; base-uri 'none'; "
@@ -55,37 +55,37 @@ class PageFiles:
             cap=KEPT_FILES,
             ttl=KEPT_SECONDS,
             max_bytes=KEPT_BYTES,
-            weigh=lambda answer: len(answer.body),
+            weigh=lambda response: len(response.body),
         )
 
     async def get(self, name: str, known: bytes | None) -> HttpResponse:
-        """The file, or 304 for a client whose ETag is still right."""
-        answer = await self._kept.get_or_make(name, lambda: anyio.to_thread.run_sync(self._read, name))
-        tag = next(value for key, value in answer.headers if key == b"etag")
+        """The file, or 304 for a client whose ETag is current."""
+        response = await self._kept.get_or_make(name, lambda: anyio.to_thread.run_sync(self._read, name))
+        tag = next(value for key, value in response.headers if key == b"etag")
         if known is not None and tag in (piece.strip() for piece in known.split(b",")):
             return HttpResponse(304, [(b"etag", tag), (b"cache-control", b"no-cache")], b"")
-        return answer
+        return response
 
     def stats(self) -> CacheStats:
         return self._kept.stats()
 
     def _read(self, name: str) -> HttpResponse:
-        """Names are compared with what lies in the folder; none is ever joined to a path."""
+        """Names are compared with the files of the folder and never joined to a path."""
         for path in self._folder.rglob("*"):
             if path.relative_to(self._folder).as_posix() == name and path.is_file() and not path.is_symlink():
                 kind = _TYPES.get(path.suffix)
                 if kind is not None:
-                    return _answer(path.read_bytes(), kind)
+                    return _response(path.read_bytes(), kind)
         raise NotFound("There is no such page.")
 
 
-def _answer(body: bytes, kind: bytes) -> HttpResponse:
+def _response(body: bytes, kind: bytes) -> HttpResponse:
     tag = b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode()
     headers = [
         (b"content-type", kind),
         (b"content-length", str(len(body)).encode()),
         (b"etag", tag),
         (b"cache-control", b"no-cache"),
-        *SAFETY,
+        *SECURITY_HEADERS,
     ]
     return HttpResponse(200, headers, body)

@@ -1,9 +1,8 @@
-"""From the bytes of a request to typed values.
+"""Request bodies: reading them within limits, and decoding them to typed values.
 
-Guarantee: a body that is not what it should be is refused with 400 and the path of the first wrong thing
-(`messages[2].content`), whatever it is: no JSON, nested too deeply, not UTF-8, a name given twice, a number out of
-range, more values than anybody sends. Nothing of it is guessed, nothing larger than the limit is read, and what is
-large is counted until its reader releases it.
+An invalid body is refused with 400 and the path of its first error (`messages[2].content`): not JSON, nested too
+deeply, not UTF-8, a repeated name, a number out of range, too many values. Nothing is guessed. Nothing larger than the
+limit is read, and large bodies count against a shared limit until they are released.
 """
 
 import asyncio
@@ -23,26 +22,26 @@ T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
 
 BODY_SECONDS = 60.0
-"""A client that takes longer to send its body is refused; at the default limit that is 280 KB/s."""
+"""A client that takes longer to send its body is refused. At the default limit this is 280 KB/s."""
 SMALL_BODY = 64 * 1024
-"""Bodies up to this size are not counted against what may be in memory at once."""
+"""Bodies up to this size do not count against the shared limit."""
 BODIES_AT_ONCE = 4
-"""Bodies of the largest size that may be in memory at the same time, before they have become messages."""
+"""The number of bodies of the largest size that may be in memory at the same time, before they become messages."""
 
 MOST_VALUES = 250_000
-"""In one body: several times those of the longest conversations. Millions of empty lists would be read for seconds, in
-which nobody else is answered."""
+"""JSON values of one body: several times as many as in the longest conversations. Decoding millions of empty lists
+would block all other requests for seconds."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _DIVIDERS = (b",", b"[", b"{")
 
 
-class Gone(Exception):
-    """The caller went away before its request was complete; there is nobody to answer."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its request was complete."""
 
 
 class RequestBodies:
-    """Reads bodies, each at most `limit` bytes, together at most `BODIES_AT_ONCE` times that; a body counts from its
+    """Reads bodies of at most `limit` bytes each, and `BODIES_AT_ONCE` times that together. A body counts from its
     first bytes until `release`."""
 
     def __init__(self, limit: int, *, seconds: float = BODY_SECONDS) -> None:
@@ -52,8 +51,8 @@ class RequestBodies:
         self.held = 0
 
     async def read(self, length: bytes | None, receive: Receive, most: int | None = None) -> bytes:
-        """The whole body, to be released when it has become something else. `length` is what Content-Length says;
-        `most` is a limit below the general one."""
+        """Read a complete body; `release` it once it is decoded. `length` is the value of Content-Length, `most` a
+        limit below the general one."""
         limit = self._limit if most is None else min(most, self._limit)
         if length is not None and length.isdigit() and int(length[:20]) > limit:
             raise self._too_large(limit)
@@ -61,7 +60,7 @@ class RequestBodies:
             async with asyncio.timeout(self.seconds):
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Gone
+                    raise ClientDisconnected
                 if not message.get("more_body"):
                     body: bytes = message.get("body", b"")
                     if len(body) > limit:
@@ -74,7 +73,7 @@ class RequestBodies:
             raise _Slow(f"The body did not arrive within {self.seconds:g} s; send it again.") from None
 
     def release(self, size: int) -> None:
-        """A body of this size that was read is in memory no more, or belongs to somebody else."""
+        """Stop counting a body of this size: it is no longer in memory, or counted elsewhere."""
         if size > SMALL_BODY:
             self.held -= size
 
@@ -94,7 +93,7 @@ class RequestBodies:
                     return b"".join(pieces)
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Gone
+                    raise ClientDisconnected
                 piece = message.get("body", b"")
                 pieces.append(piece)
                 size += len(piece)
@@ -106,14 +105,14 @@ class RequestBodies:
     def _count(self, size: int) -> None:
         if self.held + size > self._budget:
             raise Busy(
-                f"Requests of {self._budget} bytes together are being taken in ({BODIES_AT_ONCE} times "
-                "limits.body_bytes); send this one again.",
+                f"The request bodies being read have reached {self._budget} bytes ({BODIES_AT_ONCE} times "
+                "limits.body_bytes); try again.",
                 code="bodies_busy",
             )
         self.held += size
 
     def _too_large(self, limit: int) -> TooLarge:
-        name = "limits.body_bytes" if limit == self._limit else "what is read here"
+        name = "limits.body_bytes" if limit == self._limit else "the limit of this endpoint"
         return TooLarge(f"The body is larger than {name} ({limit} bytes).", limit=name, value=limit)
 
 
@@ -123,17 +122,17 @@ class _Slow(Refused):
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """The typed value of a body, or `Refused` with where it is wrong."""
+    """The typed value of a body; raises `Refused` with the path of its first error."""
     if _is_crowded(body):
-        raise Refused(f"The body holds more than {MOST_VALUES} values; send fewer.", code="too_many_values")
+        raise Refused(f"The body contains more than {MOST_VALUES} values; send fewer.", code="too_many_values")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise refuse(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         text = str(error).removeprefix("JSON is malformed: ")
-        if repair_json(body) != body:  # what the decoder says of it depends on what follows
-            text = "it holds a lone surrogate or bytes that are not UTF-8; send valid Unicode"
+        if repair_json(body) != body:  # the decoder's own message would depend on the text after it
+            text = "it contains a lone surrogate or bytes that are not UTF-8; send valid Unicode"
         raise Refused(f"The body is not valid JSON: {text[:1].lower()}{text[1:]}.", code="invalid_json") from None
     except UnicodeDecodeError:
         raise Refused("The body is not valid JSON: it is not UTF-8.", code="invalid_json") from None
@@ -142,8 +141,8 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _is_crowded(body: bytes) -> bool:
-    """Whether a body holds more than `MOST_VALUES`, found without reading it. Texts are looked through only when there
-    are commas and brackets enough in them."""
+    """Whether a body contains more than `MOST_VALUES` values, found without decoding it. Strings are removed first only
+    if the body has that many commas and brackets."""
     if len(body) <= MOST_VALUES or sum(map(body.count, _DIVIDERS)) <= MOST_VALUES:
         return False
     most = 2 * MOST_VALUES  # a value and its name
@@ -152,17 +151,17 @@ def _is_crowded(body: bytes) -> bool:
 
 
 def refuse_duplicates(body: bytes) -> None:
-    """Refuse an object that gives one name twice: which of the two was meant cannot be known."""
+    """Refuse an object that repeats a name, since the intended value is unknown."""
 
     def once(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise Refused(f"The body gives {name[:100]!r} twice in one object.", param=name[:100])
+                raise Refused(f"The body repeats {name[:100]!r} in one object.", param=name[:100])
             seen.add(name)
 
     try:
-        json.loads(body, object_pairs_hook=once, parse_int=str, parse_float=str)  # numbers of any length
+        json.loads(body, object_pairs_hook=once, parse_int=str, parse_float=str)  # str: numbers may have any length
     except RecursionError:
         raise Refused("The body is nested too deeply.", code="invalid_json") from None
     except ValueError as error:
@@ -170,14 +169,14 @@ def refuse_duplicates(body: bytes) -> None:
 
 
 def refuse(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -> Refused:
-    """What a validation error means to a caller; see `wording`."""
-    from tidegate.web.app.validation_errors import refusal  # only mistakes need it
+    """The refusal for a validation error; see `validation_errors`."""
+    from tidegate.web.app.validation_errors import refusal  # imported only when a request is invalid
 
     return refusal(text, kind, root=root, texts_only=texts_only)
 
 
-def moment(param: str, text: str, now: float) -> float:
-    """A time that a caller named: a time span up to now, or a date or time of UTC."""
+def parse_time(param: str, text: str, now: float) -> float:
+    """A time in a query: a span before now, or a date or time in UTC."""
     try:
         return now - float(Duration().read(text.strip()) or 0.0)
     except InvalidValue:

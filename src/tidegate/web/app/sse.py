@@ -1,9 +1,10 @@
-"""Server-sent events: a writer that begins its response late, and the pulse that keeps quiet ones alive.
+"""Server-sent events: response streams, and the keep-alive comments that idle ones get.
 
-Guarantee: the response begins with the first thing that is said, so that a failure before it still gets its own status;
-what is written arrives in the order written; a stream that says nothing gets a comment before `interval` seconds have
-passed; a reader that takes nothing delays nobody but itself (and its connection lets it go). A stream belongs to its
-request; the pulse holds it only while it is open.
+A stream's response begins with its first event, so a failure before that still gets its own status. Events arrive in
+the order in which they were written. An idle stream gets a comment before `interval` seconds have passed. A slow reader
+delays only itself, and its connection drops it when it stops reading.
+
+A stream belongs to its request. `OpenStreams` refers to it only while it is open.
 """
 
 import asyncio
@@ -17,9 +18,8 @@ import anyio
 Send = Callable[[Any], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 15.0
-BEATS = 5
-"""Looks at the open streams per interval."""
-_PULSE_PATIENCE = 0.05  # the pulse passes by a stream whose reader is slow: such a reader has enough to read
+CHECKS_PER_INTERVAL = 5
+_KEEP_ALIVE_PATIENCE = 0.05  # a stream with a slow reader is skipped: that reader has enough to read
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -27,75 +27,75 @@ HEADERS = [
 ]
 
 
-class Pulse:
-    """Knows the open streams and speaks for those that are silent."""
+class OpenStreams:
+    """The open streams of the gateway. `run` sends keep-alive comments to the idle ones."""
 
     def __init__(self, interval: float = KEEP_ALIVE_SECONDS, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.every = interval / BEATS
-        """Seconds between two looks."""
-        self._quiet = interval - self.every
+        self.check_interval = interval / CHECKS_PER_INTERVAL
+        """Seconds between two checks for idle streams."""
+        self._idle_seconds = interval - self.check_interval
         self.clock = clock
         self.open: set[Stream] = set()
 
     async def run(self) -> None:
         while True:
-            await anyio.sleep(self.every)
-            await self.beat()
+            await anyio.sleep(self.check_interval)
+            await self.send_keep_alives()
 
-    async def beat(self) -> None:
-        """One look at the open streams."""
+    async def send_keep_alives(self) -> None:
+        """Send a comment to each stream that is idle now."""
         now = self.clock()
-        for stream in [stream for stream in self.open if now - stream.spoke >= self._quiet]:
+        for stream in [stream for stream in self.open if now - stream.last_write >= self._idle_seconds]:
             await stream.keep_alive()
 
 
 class Stream:
     """One response of server-sent events."""
 
-    __slots__ = ("__weakref__", "_headers", "_lock", "_pulse", "_send", "spoke", "started")
+    __slots__ = ("__weakref__", "_headers", "_lock", "_send", "_streams", "last_write", "started")
 
-    def __init__(self, send: Send, pulse: Pulse, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, streams: OpenStreams, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
-        self._pulse = pulse
+        self._streams = streams
         self._headers = headers
         self._lock = asyncio.Lock()
-        self.spoke = pulse.clock()
+        self.last_write = streams.clock()
         self.started = False
 
     @property
-    def speaks(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the response has begun and not ended."""
-        return self.started and self in self._pulse.open
+        return self.started and self in self._streams.open
 
     async def __aenter__(self) -> "Stream":
-        self._pulse.open.add(self)
+        self._streams.open.add(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pulse.open.discard(self)
+        self._streams.open.discard(self)
 
     async def write(self, data: bytes) -> None:
-        """Send whole events."""
+        """Send complete events."""
         async with self._lock:
-            await self._say(data, more=True)
+            await self._send_body(data, more=True)
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last events and end the response."""
-        self._pulse.open.discard(self)
+        self._streams.open.discard(self)
         async with self._lock:
-            await self._say(data, more=False)
+            await self._send_body(data, more=False)
 
     async def keep_alive(self) -> None:
-        if self._lock.locked() or self not in self._pulse.open:
+        if self._lock.locked() or self not in self._streams.open:
             return
         async with self._lock:
-            with anyio.move_on_after(_PULSE_PATIENCE):
-                await self._say(b": keep-alive\n\n", more=True)
+            with anyio.move_on_after(_KEEP_ALIVE_PATIENCE):
+                await self._send_body(b": keep-alive\n\n", more=True)
 
-    async def _say(self, data: bytes, *, more: bool) -> None:
-        self.spoke = self._pulse.clock()
+    async def _send_body(self, data: bytes, *, more: bool) -> None:
+        self.last_write = self._streams.clock()
         if not self.started:
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS + self._headers})
             self.started = True
@@ -103,11 +103,11 @@ class Stream:
 
 
 def event(name: str, data: bytes, *, id: int | None = None) -> bytes:
-    """A named event; `data` is JSON, which has no line breaks of its own."""
+    """A named event. `data` is JSON, which contains no line breaks."""
     head = b"id: %d\n" % id if id is not None else b""
     return b"%bevent: %b\ndata: %b\n\n" % (head, name.encode(), data)
 
 
 def comment(text: str) -> bytes:
-    """A line that every client passes over."""
+    """A line that every client ignores."""
     return b": " + " ".join(text.split()).encode() + b"\n\n"

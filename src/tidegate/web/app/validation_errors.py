@@ -1,7 +1,7 @@
-"""What a validation error says to a person.
+"""Validation errors in plain English.
 
-Guarantee: each becomes one sentence that names the wrong thing by its path in the request, says what it must be and,
-where that helps, what it was; whatever was given is quoted only in part. Loaded when somebody makes a mistake.
+Each becomes one sentence that names the invalid value by its path in the request, says what it must be and, where that
+helps, what it was. Values are quoted only in part. This module is imported when the first invalid request arrives.
 """
 
 import re
@@ -13,7 +13,7 @@ from msgspec import inspect
 from tidegate.errors import Refused
 
 QUOTED_CHARACTERS = 100
-"""Of a wrong value, so that nobody gets a megabyte of his own back."""
+"""The most that is quoted of an invalid value, so that an error does not return a megabyte of the request."""
 
 _AT = re.compile(r" - at (`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
@@ -36,8 +36,8 @@ _UNITS = {"str": "character", "array": "entry", "object": "entry"}
 
 
 def refusal(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -> Refused:
-    """`text` is the validator's, about a value that was to be a `kind` and is called `root` in the request.
-    `texts_only`: everything was given as a text, as in a query, so that to say so would not help."""
+    """The refusal for the validator's message `text` about a value of type `kind`, called `root` in the request.
+    `texts_only`: all values are strings, as in a query, so the message does not mention that."""
     path, of_key = "", False
     if found := _AT.search(text):
         path, of_key, text = found[2], found[1] is not None, text[: found.start()]
@@ -55,7 +55,7 @@ def refusal(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -
 def _predicate(text: str, kind: Any, path: str, texts_only: bool) -> str:
     if found := _TYPE.fullmatch(text):
         must = f"must be {_either(found[1].split(' | '))}"
-        return must if texts_only else f"{must}, not {_given(found[2], found[1])}"
+        return must if texts_only else f"{must}, not {_actual(found[2], found[1])}"
     if found := _BOUND.fullmatch(text):
         number = found[4].removesuffix(".0")
         unit = ""
@@ -81,7 +81,7 @@ def _either(kinds: list[str]) -> str:
     return _listed(words)
 
 
-def _given(kind: str, expected: str) -> str:
+def _actual(kind: str, expected: str) -> str:
     if kind == "float" and "int" in expected:
         return "a number with a fraction"
     return "a number" if kind == "int" else _KINDS.get(kind, kind)
@@ -91,7 +91,7 @@ def _listed(words: list[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-# -- what would have been right ----------------------------------------------------------------------------------------
+# -- the allowed values ------------------------------------------------------------------------------------------------
 
 
 def _allowed(kind: Any, path: str) -> list[str]:

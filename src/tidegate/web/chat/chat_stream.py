@@ -1,8 +1,8 @@
-"""What a turn's events become in a streamed chat answer.
+"""A turn's events as a streamed chat completion.
 
-Guarantee: a plain client sees only OpenAI's chunks and comments; the text it has been shown is never taken back, so
-that an answer which begins anew after visible text ends with an error event instead; a client that asked for all
-events is told of everything, text that is void too. One object per reader, with no more state than where it is.
+A plain client gets only OpenAI's chunks and SSE comments. Text that was sent cannot be withdrawn from it, so an answer
+that restarts after visible text ends with an error event instead. A client that requested all events gets every event,
+including withdrawn text. There is one object per reader; its only state is the position in the stream.
 """
 
 import msgspec
@@ -26,27 +26,27 @@ from tidegate.web.app import sse
 from tidegate.web.chat.response import Chunks
 
 _STEP_GAP = "\n\n"
-"""Between what the model said before its tools ran and what it says after."""
+"""Separates the model's text before its tool calls from the text after them."""
 
 
 class ChatStream:
-    __slots__ = ("_chunks", "_full", "_gap", "_last_said", "_opened", "_said", "broken", "outcome")
+    __slots__ = ("_chunks", "_full", "_gap", "_has_text", "_last_has_text", "_opened", "broken", "outcome")
 
     def __init__(self, chunks: Chunks, *, full: bool) -> None:
         self._chunks = chunks
         self._full = full
         self._opened = False
-        self._said = False
-        """Whether text of the answer that is being written was shown."""
-        self._last_said = False
-        """Whether text of the last committed answer was shown."""
+        self._has_text = False
+        """Whether text of the current model answer was sent."""
+        self._last_has_text = False
+        """Whether text of the last committed model answer was sent."""
         self._gap = False
         self.outcome: Outcome | None = None
         self.broken = ""
-        """Why this stream cannot go on although its turn does."""
+        """The reason why this stream must end although its turn continues; empty otherwise."""
 
-    def of(self, events: list[Event]) -> bytes:
-        """The bytes for a batch; pieces of text that arrived together leave together."""
+    def encode(self, events: list[Event]) -> bytes:
+        """The bytes for a batch of events. Consecutive pieces of text become one chunk."""
         out: list[bytes] = []
         pieces: list[str] = []
         for event in events:
@@ -64,9 +64,9 @@ class ChatStream:
         return b"".join(out)
 
     def ending(self, outcome: Outcome) -> bytes:
-        """The last chunks of an answered turn, with whatever of its text was not yet shown."""
+        """The last chunks of an answered turn, including its text if none was sent."""
         out = b""
-        if outcome.text and not (self._said or self._last_said):
+        if outcome.text and not (self._has_text or self._last_has_text):
             out = self._text(outcome.text)
         elif not self._opened:
             out = self._open()
@@ -78,7 +78,7 @@ class ChatStream:
         if self._gap:
             text = _STEP_GAP + text
             self._gap = False
-        self._said = True
+        self._has_text = True
         opening = b"" if self._opened else self._open()
         return opening + self._chunks.text(text)
 
@@ -90,13 +90,13 @@ class ChatStream:
         match event:
             case MessageAdded():
                 if event.message.role == "assistant":
-                    self._gap = self._gap or self._said
-                    self._last_said, self._said = self._said, False
+                    self._gap = self._gap or self._has_text
+                    self._last_has_text, self._has_text = self._has_text, False
                 return b""
             case TextReset():
-                if self._said and not self._full:
+                if self._has_text and not self._full:
                     self.broken = event.reason
-                self._said = False
+                self._has_text = False
                 return self._named("text_reset", event) if self._full else b""
             case ToolStarted():
                 return self._progress("tool_started", event, f"tool {event.name} started")
@@ -106,8 +106,8 @@ class ChatStream:
             case ToolProgress():
                 return self._named("tool_progress", event) if self._full else b""
             case QuestionAsked():
-                waits = "an approval" if event.kind == "approval" else "an answer"
-                return self._progress("asked", event, f"waiting for {waits}")
+                awaited = "an approval" if event.kind == "approval" else "an answer"
+                return self._progress("asked", event, f"waiting for {awaited}")
             case QuestionAnswered():
                 return self._progress("answered", event, f"the question was {event.state}")
             case Notice():

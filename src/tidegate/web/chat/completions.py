@@ -1,8 +1,8 @@
-"""`POST /v1/chat/completions`: a message in, an answer out, whole or streamed.
+"""`POST /v1/chat/completions`, complete or streamed.
 
-Guarantee: the caller is known before a byte of the body is read; the message is durable before anything is answered;
-the answer is OpenAI's shape; a turn whose reader went away is given to the door, which stops it or lets it go on. The
-request's own bytes are dropped as soon as the message is accepted, however long the turn takes.
+The caller is authenticated before the body is read. The message is durable before anything is sent. Responses are in
+OpenAI's format. When the client disconnects, the session service decides whether the turn stops or continues. The
+request's bytes are dropped as soon as the message is accepted, however long the turn takes.
 """
 
 import hashlib
@@ -18,23 +18,32 @@ from tidegate.engine import TurnLog
 from tidegate.errors import NotFound, Refused, Stopping, TidegateError
 from tidegate.sessions import Sessions
 from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Acceptance, Failure, Inbound, Outcome, Receipt
-from tidegate.web.app import headers as given
 from tidegate.web.app.auth import Caller, Credentials
-from tidegate.web.app.disconnect import unless_gone
+from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint
-from tidegate.web.app.error_responses import ErrorResponses, HttpResponse, json_answer, send_answer
+from tidegate.web.app.error_responses import ErrorResponses, HttpResponse, json_response, send_response
+from tidegate.web.app.headers import (
+    Headers,
+    busy_mode,
+    client_attempt,
+    disconnect_mode,
+    idempotency_key,
+    parse_headers,
+    session_name,
+    wants_all_events,
+)
 from tidegate.web.app.request_body import RequestBodies, decode, refuse_duplicates
-from tidegate.web.app.sse import Pulse, Stream
+from tidegate.web.app.sse import OpenStreams, Stream
 from tidegate.web.chat.chat_stream import ChatStream
 from tidegate.web.chat.request import (
     ChatRequest,
-    brings_tools,
-    call_of,
-    conversation,
-    extras_of,
-    is_given,
-    new_message,
-    other_names,
+    field_aliases,
+    has_tools,
+    is_present,
+    parse_call,
+    parse_conversation,
+    parse_extras,
+    parse_new_messages,
 )
 from tidegate.web.chat.response import Chunks, Completion, completion
 
@@ -42,8 +51,8 @@ IDEMPOTENCY_SECONDS = 86400.0
 RETRY_SECONDS = 600.0
 
 _STOPPING = Failure(
-    message="The gateway is stopping; a turn of a named session or with an Idempotency-Key goes on after its next "
-    "start: fetch it by its X-Turn-Id.",
+    message="The gateway is stopping. A turn of a named session or with an Idempotency-Key continues after the "
+    "restart; fetch it by its X-Turn-Id.",
     code="stopping",
     status=503,
     retry=True,
@@ -55,7 +64,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class SteeredAnswer(msgspec.Struct, frozen=True):
-    """The message joined a turn that runs; that turn's own response tells its answer."""
+    """The message joined the running turn; the answer is sent in that turn's own response."""
 
     id: str
     session: str
@@ -66,17 +75,17 @@ class SteeredAnswer(msgspec.Struct, frozen=True):
 CHAT = Endpoint(
     method="POST",
     path="/v1/chat/completions",
-    summary="Ask an agent: OpenAI's chat completions",
+    summary="Send messages to an agent (OpenAI's chat completions)",
     body=ChatRequest,
-    answers={200: Completion, 202: SteeredAnswer},
+    responses={200: Completion, 202: SteeredAnswer},
     refusals=(404, 409, 413, 422, 429, 502, 503, 504),
     headers=("X-Session-Id", "X-Busy", "X-On-Disconnect", "X-Events", "Idempotency-Key"),
 )
-"""Described here, but served before any routing: it is the hot path."""
+"""Only the description: the app dispatches to it before any routing, since it is the hot path."""
 
 
-class ResponseWish(msgspec.Struct, frozen=True):
-    """How a caller wants to be answered."""
+class ResponseOptions(msgspec.Struct, frozen=True):
+    """How the client wants the response."""
 
     model: str
     stream: bool
@@ -84,214 +93,216 @@ class ResponseWish(msgspec.Struct, frozen=True):
     old_functions: bool
     full: bool
     may_cancel: bool
-    """Whether a caller that goes away may mean that the turn is stopped."""
+    """Whether the turn may be stopped when the client disconnects."""
     ignores_tools: bool = False
-    """Whether the request has tools that the agent does not take."""
+    """Whether the request has tools that the agent ignores."""
     names: dict[str, str] = msgspec.field(default_factory=dict)
-    """Fields that the request has under another of their names."""
+    """The request's own names for fields that `Call` names differently."""
 
 
 class AcceptedRequest(msgspec.Struct, frozen=True):
-    """What is left of a request once its message is accepted."""
+    """A request whose message is accepted: its turn, and how to respond."""
 
-    accepted: Acceptance
-    wish: ResponseWish
+    acceptance: Acceptance
+    options: ResponseOptions
 
 
 class ChatCompletions:
     def __init__(
         self,
         service: Sessions,
-        keyring: Credentials,
+        credentials: Credentials,
         bodies: RequestBodies,
         errors: ErrorResponses,
-        pulse: Pulse,
+        streams: OpenStreams,
         config: Config,
     ) -> None:
         self._service = service
-        self._keyring = keyring
+        self._credentials = credentials
         self._bodies = bodies
         self._errors = errors
-        self._pulse = pulse
+        self._streams = streams
         self._agents = config.agents
         self._message_bytes = config.limits.message_bytes
         self._decoder = msgspec.json.Decoder(ChatRequest)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = given.headers_of(scope["headers"])
-        await self._keyring.caller("POST", headers)
-        asked = await self._accept(headers, receive)
-        if asked.accepted.how == "steered":
-            answer = SteeredAnswer(id=asked.accepted.turn, session=asked.accepted.session)
-            await send_answer(send, json_answer(answer, status=202, headers=_turn_headers(asked)))
+        headers = parse_headers(scope["headers"])
+        await self._credentials.caller("POST", headers)
+        request = await self._accept(headers, receive)
+        if request.acceptance.how == "steered":
+            steered = SteeredAnswer(id=request.acceptance.turn, session=request.acceptance.session)
+            await send_response(send, json_response(steered, status=202, headers=_turn_headers(request)))
             return
-        if not asked.wish.may_cancel:
-            await self._answer(asked, send)
+        if not request.options.may_cancel:
+            await self._respond(request, send)
             return
-        if await unless_gone(receive, partial(self._answer, asked, send)):
-            await self._service.abandon(asked.accepted.turn)
+        if await run_until_disconnect(receive, partial(self._respond, request, send)):
+            await self._service.abandon(request.acceptance.turn)
 
-    # -- in --
+    # -- the request --
 
-    async def _accept(self, headers: given.Headers, receive: Receive) -> AcceptedRequest:
+    async def _accept(self, headers: Headers, receive: Receive) -> AcceptedRequest:
         body = await self._bodies.read(headers.get(b"content-length"), receive)
         size = len(body)
         try:
-            caller = await self._keyring.caller("POST", headers)  # who may have been revoked while the body was awaited
-            inbound, wish = self._understand(caller, headers, body)
-            del body  # what waits for the store is the message, not also the bytes that it came in
-            return AcceptedRequest(await self._service.accept(inbound), wish)
+            caller = await self._credentials.caller("POST", headers)  # the key may have been revoked meanwhile
+            inbound, options = self._parse(caller, headers, body)
+            del body  # while the store is awaited, only the message stays in memory
+            return AcceptedRequest(await self._service.accept(inbound), options)
         finally:
             self._bodies.release(size)
 
-    def _understand(self, caller: Caller, headers: given.Headers, body: bytes) -> tuple[Inbound, ResponseWish]:
+    def _parse(self, caller: Caller, headers: Headers, body: bytes) -> tuple[Inbound, ResponseOptions]:
         request = decode(body, self._decoder)
         extras = b""
         if not _is_plain(body, request):
             refuse_duplicates(body)
-            extras = extras_of(body)
+            extras = parse_extras(body)
         if request.model not in caller.agents:
             raise NotFound(
                 f"There is no model {request.model[:100]!r}; this key may use: {', '.join(caller.agents) or 'none'}.",
                 code="model_not_found",
                 param="model",
             )
-        name = given.session_name(headers)
-        call = call_of(request, self._agents[request.model].caller_tools, extras)
+        name = session_name(headers)
+        call = parse_call(request, self._agents[request.model].caller_tools, extras)
         if caller.via == "cookie":
-            call = msgspec.structs.replace(call, attended=False)  # whoever waits for this answer reads no questions
-        understand = conversation if name is None else new_message
-        understood = understand(request.messages, self._message_bytes)
-        key = given.idempotency_key(headers)
-        leaving = given.on_disconnect(headers)
-        full = given.all_events(headers)
+            call = msgspec.structs.replace(call, attended=False)  # the page cannot show questions for this response
+        parse_messages = parse_conversation if name is None else parse_new_messages
+        parsed = parse_messages(request.messages, self._message_bytes)
+        key = idempotency_key(headers)
+        on_disconnect = disconnect_mode(headers)
+        full = wants_all_events(headers)
         inbound = Inbound(
             principal=caller.principal.id,
             channel=caller.channel(attended=False),
             agent=request.model,
-            messages=understood.messages,
+            messages=parsed.messages,
             name=name,
-            extra_prompt=understood.extra_prompt,
-            brought=understood.brought,
+            extra_prompt=parsed.extra_prompt,
+            brought=parsed.attachments,
             call=call,
-            busy=given.busy(headers),
-            on_disconnect=leaving,
-            receipts=_receipts(key, given.retries(headers), name, body),
+            busy=busy_mode(headers),
+            on_disconnect=on_disconnect,
+            receipts=_receipts(key, client_attempt(headers), name, body),
         )
-        return inbound, ResponseWish(
+        return inbound, ResponseOptions(
             model=request.model,
             stream=bool(request.stream),
             usage=bool(request.stream_options and request.stream_options.include_usage),
-            old_functions=is_given(request.functions),
+            old_functions=is_present(request.functions),
             full=full,
-            may_cancel=leaving == "cancel" or (leaving is None and name is None and key is None),
-            ignores_tools=call.caller_tools is None and brings_tools(request),
-            names=other_names(request),
+            may_cancel=on_disconnect == "cancel" or (on_disconnect is None and name is None and key is None),
+            ignores_tools=call.caller_tools is None and has_tools(request),
+            names=field_aliases(request),
         )
 
-    # -- out --
+    # -- the response --
 
-    async def _answer(self, asked: AcceptedRequest, send: Send) -> None:
-        if asked.wish.stream:
-            await self._stream(asked, send)
+    async def _respond(self, request: AcceptedRequest, send: Send) -> None:
+        if request.options.stream:
+            await self._stream(request, send)
             return
         try:
-            outcome = await self._outcome(asked)
+            outcome = await self._outcome(request)
         except TidegateError as error:
-            await self._refuse(self._errors.of(error), asked, send)
+            await self._send_error(self._errors.from_error(error), request, send)
         else:
-            await self._whole(outcome, asked, send)
+            await self._send_completion(outcome, request, send)
 
-    async def _outcome(self, asked: AcceptedRequest) -> Outcome:
-        if asked.accepted.how == "replayed":
-            return await self._service.outcome(asked.accepted.turn)
-        return await self._service.wait(asked.accepted.turn)
+    async def _outcome(self, request: AcceptedRequest) -> Outcome:
+        if request.acceptance.how == "replayed":
+            return await self._service.outcome(request.acceptance.turn)
+        return await self._service.wait(request.acceptance.turn)
 
-    async def _whole(self, outcome: Outcome, asked: AcceptedRequest, send: Send) -> None:
+    async def _send_completion(self, outcome: Outcome, request: AcceptedRequest, send: Send) -> None:
         if outcome.error is not None and not _is_partial(outcome):
-            await self._refuse(self._errors.of_failure(_named(outcome.error, asked.wish)), asked, send)
+            await self._send_error(
+                self._errors.from_failure(_with_caller_names(outcome.error, request.options)), request, send
+            )
             return
-        headers = _turn_headers(asked)
+        headers = _turn_headers(request)
         if outcome.state == "stopped":
             headers.append((b"x-turn-state", b"stopped"))
-        value = completion(outcome, asked.wish.model, old_functions=asked.wish.old_functions)
-        await send_answer(send, json_answer(value, headers=headers))
+        value = completion(outcome, request.options.model, old_functions=request.options.old_functions)
+        await send_response(send, json_response(value, headers=headers))
 
-    async def _refuse(self, answer: HttpResponse, asked: AcceptedRequest, send: Send) -> None:
-        """The turn exists, whatever became of it: its id is told."""
-        answer.headers.extend(_turn_headers(asked))
-        await send_answer(send, answer)
+    async def _send_error(self, response: HttpResponse, request: AcceptedRequest, send: Send) -> None:
+        """The error with the turn's id: the turn exists, whatever its outcome."""
+        response.headers.extend(_turn_headers(request))
+        await send_response(send, response)
 
-    async def _stream(self, asked: AcceptedRequest, send: Send) -> None:
-        log = self._service.turn_log(asked.accepted.turn)
+    async def _stream(self, request: AcceptedRequest, send: Send) -> None:
+        log = self._service.turn_log(request.acceptance.turn)
         outcome: Outcome | None = None
         if log is None:
-            outcome = await self._outcome(asked)
-        created = int(outcome.accepted if outcome is not None else self._service.now())
-        wish = asked.wish
-        chunks = Chunks(asked.accepted.turn, wish.model, created, usage=wish.usage, old_functions=wish.old_functions)
-        telling = ChatStream(chunks, full=wish.full)
+            outcome = await self._outcome(request)
+        created = int(outcome.acceptance if outcome is not None else self._service.now())
+        options = request.options
+        chunks = Chunks(request.acceptance.turn, options.model, created, usage=options.usage, old_functions=options.old_functions)
+        chat_stream = ChatStream(chunks, full=options.full)
         broke = False
-        async with Stream(send, self._pulse, _turn_headers(asked)) as stream:
+        async with Stream(send, self._streams, _turn_headers(request)) as stream:
             try:
                 if log is not None:
-                    await self._follow(log, telling, asked, stream, send)
+                    await self._follow(log, chat_stream, request, stream, send)
                 else:
-                    await self._end(telling, outcome, asked, stream, send, b"")
+                    await self._end(chat_stream, outcome, request, stream, send, b"")
             except Exception as error:
-                if not stream.speaks:
-                    raise  # there is a status left to send, or nothing at all
+                if not stream.is_active:
+                    raise  # the response has not begun, or is already complete
                 broke = True
-                await stream.finish(self._errors.event_of(error))
-        if telling.broken or broke:
-            await self._service.abandon(asked.accepted.turn)
+                await stream.finish(self._errors.error_event(error))
+        if chat_stream.broken or broke:
+            await self._service.abandon(request.acceptance.turn)
 
     async def _follow(
-        self, log: TurnLog, telling: ChatStream, asked: AcceptedRequest, stream: Stream, send: Send
+        self, log: TurnLog, chat_stream: ChatStream, request: AcceptedRequest, stream: Stream, send: Send
     ) -> None:
         async with aclosing(log.read()) as batches:
             async for batch in batches:
-                data = telling.of(batch)
-                if telling.broken or telling.outcome is not None:
-                    await self._end(telling, telling.outcome, asked, stream, send, data)
+                data = chat_stream.encode(batch)
+                if chat_stream.broken or chat_stream.outcome is not None:
+                    await self._end(chat_stream, chat_stream.outcome, request, stream, send, data)
                     return
                 if data:
                     await stream.write(data)
-        await self._end(telling, None, asked, stream, send, b"")
+        await self._end(chat_stream, None, request, stream, send, b"")
 
     async def _end(
         self,
-        telling: ChatStream,
+        chat_stream: ChatStream,
         outcome: Outcome | None,
-        asked: AcceptedRequest,
+        request: AcceptedRequest,
         stream: Stream,
         send: Send,
         data: bytes,
     ) -> None:
-        if telling.broken:
+        if chat_stream.broken:
             failure = Failure(
-                message=f"The model's answer broke off after text was shown ({telling.broken}); the turn began it "
-                f"anew. Fetch it with GET /api/turns/{asked.accepted.turn}.",
+                message=f"The model's answer was interrupted after text was sent ({chat_stream.broken}), and the turn "
+                f"restarted it. Fetch the new answer with GET /api/turns/{request.acceptance.turn}.",
                 type="model_error",
                 code="answer_restarted",
                 status=502,
             )
         elif outcome is None:
-            failure = await self._unended(asked)
+            failure = await self._missing_outcome(request)
         elif outcome.error is None or _is_partial(outcome):
-            await stream.finish(data + telling.ending(outcome))
+            await stream.finish(data + chat_stream.ending(outcome))
             return
         else:
-            failure = _named(outcome.error, asked.wish)
-        if stream.started or telling.broken:
-            await stream.finish(data + self._errors.event(failure))
+            failure = _with_caller_names(outcome.error, request.options)
+        if stream.started or chat_stream.broken:
+            await stream.finish(data + self._errors.failure_event(failure))
             return
-        await self._refuse(self._errors.of_failure(failure), asked, send)
+        await self._send_error(self._errors.from_failure(failure), request, send)
 
-    async def _unended(self, asked: AcceptedRequest) -> Failure:
-        """Why a turn's log was closed without its end: the gateway stops, or the session was deleted under it."""
+    async def _missing_outcome(self, request: AcceptedRequest) -> Failure:
+        """The reason why a turn's log was closed early: the gateway is stopping, or the session was deleted."""
         try:
-            outcome = await self._service.wait(asked.accepted.turn)
+            outcome = await self._service.wait(request.acceptance.turn)
         except Stopping:
             return _STOPPING
         except Refused as error:
@@ -300,34 +311,34 @@ class ChatCompletions:
 
 
 def _is_partial(outcome: Outcome) -> bool:
-    """Stopped by somebody after it had said something: that is its answer."""
+    """Whether the turn was stopped after it had produced text, which then is its answer."""
     return outcome.state == "stopped" and bool(outcome.text)
 
 
-def _named(failure: Failure, wish: ResponseWish) -> Failure:
-    """The failure with the name by which this caller knows the field that is wrong."""
-    name = wish.names.get(failure.param or "")
+def _with_caller_names(failure: Failure, options: ResponseOptions) -> Failure:
+    """The failure, with the request's own name for the invalid field."""
+    name = options.names.get(failure.param or "")
     if name is None:
         return failure
     message = failure.message.replace(f"`{failure.param}`", f"`{name}`")
     return msgspec.structs.replace(failure, param=name, message=message)
 
 
-def _turn_headers(asked: AcceptedRequest) -> list[tuple[bytes, bytes]]:
-    headers = [(b"x-turn-id", asked.accepted.turn.encode())]
-    told = ["ignored"] if asked.wish.ignores_tools else []
-    if asked.accepted.tools.changed:
-        told.append("changed")
-    if asked.accepted.tools.shadowed:
-        told.append(f"shadowed={' '.join(asked.accepted.tools.shadowed)}")
-    if told:
-        headers.append((b"x-caller-tools", ", ".join(told).encode()))
+def _turn_headers(request: AcceptedRequest) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-turn-id", request.acceptance.turn.encode())]
+    notes = ["ignored"] if request.options.ignores_tools else []
+    if request.acceptance.tools.changed:
+        notes.append("changed")
+    if request.acceptance.tools.shadowed:
+        notes.append(f"shadowed={' '.join(request.acceptance.tools.shadowed)}")
+    if notes:
+        headers.append((b"x-caller-tools", ", ".join(notes).encode()))
     return headers
 
 
 def _is_plain(body: bytes, request: ChatRequest) -> bool:
-    """Whether the body holds nothing but the model, messages of a role and a text, and perhaps `stream`: there are no
-    more strings in it than those take once each, so that no name can be there twice. Any other body is read again."""
+    """Whether the body has nothing but the model, messages with a role and a text, and perhaps `stream`. It then has
+    exactly as many strings as those fields need, so no name is repeated. Any other body is decoded again to check."""
     if b"\\" in body:
         return False
     strings = 3 if request.stream is None else 4
@@ -339,24 +350,24 @@ def _is_plain(body: bytes, request: ChatRequest) -> bool:
 
 
 def _canonical(body: bytes) -> bytes:
-    """The same bytes for the same JSON, however it was written; the bytes themselves where a number in a field that we
-    ignore is larger than any we could read."""
+    """The same bytes for equal JSON, however it is formatted. Returns the body unchanged if an ignored field has a
+    number that is too large to decode."""
     try:
         return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     except (msgspec.DecodeError, ValueError, OverflowError):
         return body
 
 
-def _receipts(key: str | None, retries: str, name: str | None, body: bytes) -> tuple[Receipt, ...]:
-    """The outer identities of this request: the caller's own key, and an official client's retry."""
-    found: list[Receipt] = []
+def _receipts(key: str | None, attempt: str, name: str | None, body: bytes) -> tuple[Receipt, ...]:
+    """The identities by which a repeated request is recognised: the idempotency key, and an official client's retry."""
+    receipts: list[Receipt] = []
     where = (name or "").encode()
     if key is not None:
         digest = hashlib.sha256(b"%d:%b" % (len(where), where) + _canonical(body)).digest()
-        found.append(Receipt(source=IDEMPOTENCY, key=key, digest=digest, keep=IDEMPOTENCY_SECONDS))
-    if retries != "none":
+        receipts.append(Receipt(source=IDEMPOTENCY, key=key, digest=digest, keep=IDEMPOTENCY_SECONDS))
+    if attempt != "none":
         hashed = hashlib.sha256(b"%d:%b" % (len(where), where))
         hashed.update(body)
-        source = RETRY if retries == "again" else RETRY_MARK
-        found.append(Receipt(source=source, key=hashed.hexdigest(), digest=hashed.digest(), keep=RETRY_SECONDS))
-    return tuple(found)
+        source = RETRY if attempt == "again" else RETRY_MARK
+        receipts.append(Receipt(source=source, key=hashed.hexdigest(), digest=hashed.digest(), keep=RETRY_SECONDS))
+    return tuple(receipts)

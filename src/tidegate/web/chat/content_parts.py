@@ -1,7 +1,7 @@
-"""The parts of a message: text, and of a user's message or a tool's result also pictures, sounds and files.
+"""The content parts of a message: text, and in user messages and tool results also pictures, sounds and files.
 
-A part is what its first bytes say it is; everything else is refused with the path of the part. A file of text becomes
-text; a picture, a sound or a PDF stays one, however it is sent. Nothing is fetched from an address that a caller names.
+The type of a part is detected from its first bytes; a mismatch is refused with the path of the part. A text file
+becomes text; a picture, a sound or a PDF becomes an attachment, however it is sent. Nothing is fetched from a URL.
 """
 
 import binascii
@@ -16,7 +16,7 @@ from tidegate.values import PDF, Attachment
 
 MEDIA_PARTS = ("image_url", "input_audio", "file")
 NAME_CHARACTERS = 200
-"""Of a file's name that is told."""
+"""The longest file name shown to a model."""
 FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 
 _DATA_URL = re.compile(r"data:image/(png|jpe?g|gif|webp);base64,", re.IGNORECASE)
@@ -46,8 +46,8 @@ class ContentPart(msgspec.Struct):
     file: File | None = None
 
 
-def brought_by(part: ContentPart, where: str, message: int) -> Attachment | None:
-    """The media of a part of one of `MEDIA_PARTS`; none of a file that is text."""
+def attachment_of(part: ContentPart, where: str, message: int) -> Attachment | None:
+    """The attachment of a part whose type is in `MEDIA_PARTS`; None for a text file."""
     filename = ""
     if part.type == "input_audio":
         data = _sound(part.input_audio, f"{where}.input_audio")
@@ -65,7 +65,7 @@ def brought_by(part: ContentPart, where: str, message: int) -> Attachment | None
 
 
 def text_of_file(part: ContentPart, where: str) -> str:
-    """The text of a file with its name above it; empty for media."""
+    """The text of a file, below a line with its name; empty for media."""
     data = _file(part.file, f"{where}.file")
     if media_type_of(data):
         return ""
@@ -73,67 +73,67 @@ def text_of_file(part: ContentPart, where: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Refused(
-            f"`{where}.file` is no text in UTF-8, PDF, picture or sound, which are the files that are taken.",
+            f"`{where}.file` is not UTF-8 text, a PDF, a picture or a sound; other files are not supported.",
             param=f"{where}.file.file_data",
         ) from None
     name = (part.file.filename if part.file is not None else None) or "without a name"
     return f"File {name[:NAME_CHARACTERS]!r}:\n{text}\n"
 
 
-def _file(given: File | None, where: str) -> bytes:
-    if given is None:
+def _file(file: File | None, where: str) -> bytes:
+    if file is None:
         raise Refused(f"`{where}` is missing.", param=where)
-    if given.file_data is None:
+    if file.file_data is None:
         raise Refused(
-            f"`{where}.file_data` is missing: files come with their message, none are kept under an id.",
+            f"`{where}.file_data` is missing; files are sent with their message, not by id.",
             param=f"{where}.file_data",
         )
-    # Some clients send the bytes alone, others a data URL.
-    encoded = given.file_data
+    # Some clients send only the encoded bytes, others a data URL.
+    encoded = file.file_data
     if encoded.startswith("data:"):
         _, mark, encoded = encoded.partition(";base64,")
         if not mark:
             raise Refused(
-                f"`{where}.file_data` is a data URL without ;base64, in it; send the file's bytes in base64.",
+                f"`{where}.file_data` is a data URL without `;base64,`; send the file's bytes in base64.",
                 param=f"{where}.file_data",
             )
     return _decoded(encoded, f"{where}.file_data")
 
 
-def _sound(given: InputAudio | None, where: str) -> bytes:
-    if given is None:
+def _sound(audio: InputAudio | None, where: str) -> bytes:
+    if audio is None:
         raise Refused(f"`{where}` is missing.", param=where)
     where = f"{where}.data"
-    _bound(len(given.data) // 4 * 3 - given.data[-2:].count("="), SOUND_BYTES, "a sound's bytes", where)
-    data = _decoded(given.data, where)
-    if media_type_of(data) != FORMATS[given.format]:
-        raise Refused(f"`{where}` is no {given.format.upper()}, as its `format` says that it is.", param=where)
+    _bound(len(audio.data) // 4 * 3 - audio.data[-2:].count("="), SOUND_BYTES, "a sound's bytes", where)
+    data = _decoded(audio.data, where)
+    if media_type_of(data) != FORMATS[audio.format]:
+        raise Refused(f"`{where}` is not {audio.format.upper()} data, which its `format` says.", param=where)
     return data
 
 
-def _picture(given: ImageUrl | str | None, where: str) -> bytes:
-    if given is None:
+def _picture(image: ImageUrl | str | None, where: str) -> bytes:
+    if image is None:
         raise Refused(f"`{where}` is missing.", param=where)
-    if isinstance(given, ImageUrl):
-        given, where = given.url, f"{where}.url"
-    found = _DATA_URL.match(given)
+    if isinstance(image, ImageUrl):
+        image, where = image.url, f"{where}.url"
+    found = _DATA_URL.match(image)
     if found is None:
         raise Refused(
-            f"`{where}` must be a data URL (data:image/png;base64,…) of a PNG, JPEG, GIF or WebP picture: nothing is "
-            "fetched from addresses.",
+            f"`{where}` must be a data URL (data:image/png;base64,…) of a PNG, JPEG, GIF or WebP picture; pictures are "
+            "not fetched from URLs.",
             param=where,
         )
-    data = _decoded(given[found.end() :], where)
+    data = _decoded(image[found.end() :], where)
     kind = "jpeg" if found[1].lower() == "jpg" else found[1].lower()
     if media_type_of(data) != f"image/{kind}":
-        raise Refused(f"`{where}` is no {kind.upper()}, as it says that it is.", param=where)
+        raise Refused(f"`{where}` is not {kind.upper()} data, which its type says.", param=where)
     return data
 
 
 def _bound(size: int, most: int, limit: str, where: str) -> None:
     if size > most:
         raise TooLarge(
-            f"`{where}` is larger than the {most} bytes that a model can be given.",
+            f"`{where}` is larger than {most} bytes, the most that can be sent to a model.",
             limit=limit,
             value=most,
             param=where,
@@ -143,5 +143,5 @@ def _bound(size: int, most: int, limit: str, where: str) -> None:
 def _decoded(text: str, where: str) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError:  # of binascii, and what is not ASCII
+    except ValueError:  # of binascii, and for text that is not ASCII
         raise Refused(f"`{where}` is not valid base64.", param=where) from None

@@ -1,8 +1,8 @@
-"""OpenAI's chat request: its fields, its messages, and their translation into our values.
+"""OpenAI's chat request: its fields, its messages, and their conversion to the gateway's values.
 
-Every field that is honoured is checked, and a refusal names the path of the wrong one. Fields that cannot be honoured
-and would change the answer are refused; unknown fields are ignored. Messages are taken in every shape that OpenAI
-takes; in the conversation that comes out, every tool result has its call and every call its result.
+Every supported field is validated, and an error names the path of the invalid one. Unsupported fields that would change
+the answer are refused; unknown fields are ignored. Messages are accepted in every form that OpenAI accepts. In the
+resulting conversation, every tool result has its call and every call its result.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 from tidegate.errors import Refused, TooLarge
 from tidegate.values import Attachment, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
 from tidegate.web.app.request_body import refuse
-from tidegate.web.chat.content_parts import MEDIA_PARTS, ContentPart, brought_by, text_of_file
+from tidegate.web.chat.content_parts import MEDIA_PARTS, ContentPart, attachment_of, text_of_file
 
 REASONING = {
     "none": "off",
@@ -33,7 +33,7 @@ MAX_STOP_CHARACTERS = 500
 MAX_METADATA = 16
 MAX_METADATA_CHARACTERS = 512
 MAX_BIASES = 1024
-"""OpenAI's own bounds, which its clients keep to."""
+"""OpenAI's own limits."""
 
 EXTRAS: dict[str, Any] = {
     "cache_prompt": bool,
@@ -60,19 +60,19 @@ EXTRAS: dict[str, Any] = {
     "transforms": list[Any],
     "typical_p": float,
 }
-"""Fields that only some servers of OpenAI's API know, with their types. They are passed on where they may be known.
-Where they are not, those that change the answer are refused (`refuse_extras`)."""
+"""Fields that only some providers of OpenAI's API support, with their types. They are forwarded to providers that may
+support them. For other providers, those that change the answer are refused (`refuse_extras`)."""
 
 SYSTEM_ALONE = "The caller sent a system message and nothing else."
-"""Stands for the user's message in a named session, whose system message is part of its prompt."""
+"""Replaces the missing user message in a named session, whose system message is part of its prompt."""
 
 MOST_MEDIA = 50
-"""Pictures, sounds and documents of one request: most are looked at by a process of its own."""
+"""Pictures, sounds and documents of one request: most are examined by a separate process each."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Tokens = Annotated[int, Meta(ge=-1, le=100_000_000)]
-"""-1 is how some clients say that there is no limit."""
+"""Some clients send -1 for no limit."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Label = Annotated[str, Meta(max_length=512)]
 
@@ -154,35 +154,35 @@ class _Tool(msgspec.Struct):
     function: _Function
 
 
-def is_given(raw: Raw) -> bool:
+def is_present(raw: Raw) -> bool:
     return bool(raw) and _ABSENT.fullmatch(raw) is None
 
 
-def brings_tools(request: ChatRequest) -> bool:
-    return is_given(request.tools) or is_given(request.functions)
+def has_tools(request: ChatRequest) -> bool:
+    return is_present(request.tools) or is_present(request.functions)
 
 
-def other_names(request: ChatRequest) -> dict[str, str]:
-    """The names that this request has for fields which `Call` knows by another."""
+def field_aliases(request: ChatRequest) -> dict[str, str]:
+    """The request's own names for fields that `Call` names differently."""
     names: dict[str, str] = {}
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    if is_given(request.functions):
+    if is_present(request.functions):
         names.update(tools="functions", tool_choice="function_call")
     return names
 
 
-def call_of(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
-    """The parameters of this one call. What cannot be honoured is refused, not left out. `mode` is the agent's setting
-    `caller_tools`; `extras` is what `extras_of` found."""
+def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
+    """The parameters of one call. Unsupported ones are refused, not dropped. `mode` is the agent's setting
+    `caller_tools`; `extras` is the result of `parse_extras`."""
     if request.n is not None and request.n != 1:
-        raise Refused(f"`n` is {request.n}: one answer is given per request; send 1 or leave it out.", param="n")
-    if is_given(request.audio) or "audio" in (request.modalities or ()):
-        param = "audio" if is_given(request.audio) else "modalities"
-        raise Refused("Answers are text; leave out `audio` and the modality of that name.", param=param)
-    if is_given(request.web_search_options):
+        raise Refused(f"`n` is {request.n}; each request gets one answer: send 1 or leave it out.", param="n")
+    if is_present(request.audio) or "audio" in (request.modalities or ()):
+        param = "audio" if is_present(request.audio) else "modalities"
+        raise Refused("Answers are text only; leave out `audio` and the modality `audio`.", param=param)
+    if is_present(request.web_search_options):
         raise Refused(
-            "An agent searches the web with tools of its own; leave `web_search_options` out.",
+            "Agents search the web with their own tools; leave out `web_search_options`.",
             param="web_search_options",
         )
     if request.top_logprobs and not request.logprobs:
@@ -207,7 +207,7 @@ def call_of(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
         prompt_cache_key=request.prompt_cache_key,
         extras=extras,
         caller_tools=tools,
-        tool_choice=b"" if tools is None and brings_tools(request) else _choice(request),
+        tool_choice=b"" if tools is None and has_tools(request) else _choice(request),
         response_format=_response_format(request),
     )
 
@@ -223,37 +223,37 @@ def _reasoning(effort: str | None) -> str | None:
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise Refused(f"`stop` has {len(stops)} texts; at most {MAX_STOPS} are taken.", param="stop")
+        raise Refused(f"`stop` has {len(stops)} strings; the limit is {MAX_STOPS}.", param="stop")
     if "" in stops:
         raise Refused("`stop` must not be empty.", param="stop")
     if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
-        raise Refused(f"A text of `stop` is longer than {MAX_STOP_CHARACTERS} characters.", param="stop")
+        raise Refused(f"A string in `stop` is longer than {MAX_STOP_CHARACTERS} characters.", param="stop")
     return stops
 
 
 def _most_tokens(request: ChatRequest) -> int | None:
-    """The newer name of the limit goes first."""
+    """The limit of the answer's tokens. The newer name of the field has priority."""
     for param in ("max_completion_tokens", "max_tokens"):
-        given: int | None = getattr(request, param)
-        if given == 0:
+        value: int | None = getattr(request, param)
+        if value == 0:
             raise Refused(f"`{param}` must be at least 1, or -1 for no limit.", param=param)
-        if given is not None:
-            return None if given < 0 else given
+        if value is not None:
+            return None if value < 0 else value
     return None
 
 
-def _biases(given: dict[str, float] | None) -> dict[str, float] | None:
-    if given is not None and len(given) > MAX_BIASES:
-        raise Refused(f"`logit_bias` has {len(given)} entries; at most {MAX_BIASES} are taken.", param="logit_bias")
-    return given or None
+def _biases(biases: dict[str, float] | None) -> dict[str, float] | None:
+    if biases is not None and len(biases) > MAX_BIASES:
+        raise Refused(f"`logit_bias` has {len(biases)} entries; the limit is {MAX_BIASES}.", param="logit_bias")
+    return biases or None
 
 
 def _metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """As texts, which is what providers take: other values as JSON."""
+    """The metadata as strings, which providers require. Other values are encoded as JSON."""
     if not metadata:
         return None
     if len(metadata) > MAX_METADATA:
-        raise Refused(f"`metadata` has {len(metadata)} entries; at most {MAX_METADATA} are taken.", param="metadata")
+        raise Refused(f"`metadata` has {len(metadata)} entries; the limit is {MAX_METADATA}.", param="metadata")
     texts = {
         key: value if isinstance(value, str) else msgspec.json.encode(value).decode() for key, value in metadata.items()
     }
@@ -265,8 +265,9 @@ def _metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
     return texts
 
 
-def extras_of(body: bytes) -> bytes:
-    """The fields of a request that only some providers know, a JSON object; empty without any. A null is no value."""
+def parse_extras(body: bytes) -> bytes:
+    """The fields of a request that only some providers support, as a JSON object. Empty if there are none; null counts
+    as absent."""
     found = {name: value for name, value in _decode_fields(body).items() if name in EXTRAS and bytes(value) != b"null"}
     for name, value in found.items():
         _checked(name, value, EXTRAS[name])
@@ -277,13 +278,13 @@ def extras_of(body: bytes) -> bytes:
 
 
 def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
-    """The tools that the request brings, as far as the agent takes any (`caller_tools` of its settings is `mode`)."""
-    param = "functions" if is_given(request.functions) else "tools"
+    """The tools in the request, if the agent accepts them. `mode` is the agent's setting `caller_tools`."""
+    param = "functions" if is_present(request.functions) else "tools"
     raw = request.functions if param == "functions" else request.tools
-    if not is_given(raw):
+    if not is_present(raw):
         return None
     if mode == "refuse":
-        raise Refused(f"This agent takes no `{param}` from callers (its setting caller_tools is refuse).", param=param)
+        raise Refused(f"This agent does not accept `{param}` (its setting caller_tools is refuse).", param=param)
     if param == "functions":
         functions = _checked(param, raw, list[_Function])
     else:
@@ -298,22 +299,22 @@ def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
 
 
 def _definition(function: "_Function", param: str) -> ToolDefinition:
-    given = bytes(function.parameters).strip()
+    parameters = bytes(function.parameters).strip()
     definition = ToolDefinition(
         name=function.name, description=function.description or "", strict=bool(function.strict)
     )
-    if given in (b"", b"null", b"{}"):
+    if parameters in (b"", b"null", b"{}"):
         return definition
-    if not given.startswith(b"{"):
+    if not parameters.startswith(b"{"):
         raise Refused(f"The parameters of the tool {function.name!r} must be an object.", param=param)
-    return msgspec.structs.replace(definition, parameters=msgspec.Raw(given))  # a copy of its own, not the whole body
+    return msgspec.structs.replace(definition, parameters=msgspec.Raw(parameters))  # a copy: it outlives the body
 
 
 def _choice(request: ChatRequest) -> bytes:
-    """Without tools of the caller's it is about the agent's own."""
-    if is_given(request.functions):
+    """The tool choice. In a request without tools it applies to the agent's own."""
+    if is_present(request.functions):
         return _old_choice(request.function_call)
-    return _tool_choice(request.tool_choice) if is_given(request.tool_choice) else b""
+    return _tool_choice(request.tool_choice) if is_present(request.tool_choice) else b""
 
 
 def _checked(param: str, raw: Raw, kind: Any) -> Any:
@@ -329,7 +330,7 @@ def _unique(param: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise Refused(f"`{param}` gives the name {name!r} twice.", param=param)
+            raise Refused(f"`{param}` repeats the name {name!r}.", param=param)
         seen.add(name)
 
 
@@ -348,7 +349,7 @@ def _tool_choice(raw: Raw) -> bytes:
 
 
 def _old_choice(raw: Raw) -> bytes:
-    if not is_given(raw):
+    if not is_present(raw):
         return b""
     choice = _checked("function_call", raw, Literal["none", "auto"] | _ChosenFunction)
     if isinstance(choice, str):
@@ -362,12 +363,12 @@ class _Format(msgspec.Struct):
 
 
 def _response_format(request: ChatRequest) -> bytes:
-    if not is_given(request.response_format):
+    if not is_present(request.response_format):
         return b""
-    given = _checked("response_format", request.response_format, _Format)
-    if given.type == "text":
+    response_format = _checked("response_format", request.response_format, _Format)
+    if response_format.type == "text":
         return b""
-    if given.type == "json_schema" and given.json_schema is None:
+    if response_format.type == "json_schema" and response_format.json_schema is None:
         raise Refused("`response_format.json_schema` is missing.", param="response_format.json_schema")
     return bytes(request.response_format)
 
@@ -376,31 +377,31 @@ def _response_format(request: ChatRequest) -> bytes:
 
 
 class ParsedMessages(Frozen, frozen=True):
-    """What a request's messages mean: those that are taken in, the extra prompt, and what users' messages bring."""
+    """A request's messages after parsing: those to add, the extra prompt, and the attachments."""
 
     messages: tuple[Message, ...]
     extra_prompt: str | None
-    brought: tuple[Attachment, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
 
-def new_message(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
-    """For a named session, whose history is ours: what follows the last assistant message is new. Results of the tools
-    that the caller runs come first, then what the user says becomes one message."""
+def parse_new_messages(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
+    """For a named session, whose history the gateway has: the messages after the last assistant message are new.
+    Results of the caller's tools come first, then all user messages become one."""
     last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
     prompts: list[str] = []
     results: list[Message] = []
-    said: list[int] = []
-    brought: list[Attachment] = []
+    user_indexes: list[int] = []
+    attachments: list[Attachment] = []
     for index, message in enumerate(messages):
         if message.role in ("system", "developer"):
             prompts.append(_text(message, index))
         elif index > last and message.role == "user":
-            said.append(index)
+            user_indexes.append(index)
         elif index > last:
             where = f"messages[{index}]"
-            if said:
+            if user_indexes:
                 raise Refused(
-                    f"`{where}` is a tool's result after a user message; send results first.", param=f"{where}.role"
+                    f"`{where}` is a tool result after a user message; send the results first.", param=f"{where}.role"
                 )
             id, name = message.tool_call_id or "", message.name or ""
             missing = "tool_call_id" if message.role == "tool" else "name"
@@ -408,16 +409,16 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
                 raise Refused(f"`{where}.{missing}` is missing.", param=f"{where}.{missing}")
             text, more = _content(message, index, len(results), limit)
             results.append(Message(role="tool", text=text, call_id=id, name="" if id else name))
-            brought += more
+            attachments += more
     texts: list[str] = []
-    for index in said:
-        text, more = _said(messages[index], index, len(results), limit)
+    for index in user_indexes:
+        text, more = _user_content(messages[index], index, len(results), limit)
         texts.append(text)
-        brought += more
+        attachments += more
     if last == len(messages) - 1:
         raise Refused(
-            f"`messages[{last}]` is the assistant's: a named session has no answer to be continued; send a user "
-            "message, or leave out X-Session-Id.",
+            f"`messages[{last}]` is an assistant message. The answers of a named session cannot be continued; send a "
+            "user message, or leave out X-Session-Id.",
             param=f"messages[{last}].role",
         )
     found = results
@@ -426,15 +427,15 @@ def new_message(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
     elif texts:
         text = "\n\n".join(filter(str.strip, texts))
         _bound(text, len(messages) - 1, limit)
-        names = {messages[index].name or "" for index in said}
+        names = {messages[index].name or "" for index in user_indexes}
         found = [*results, Message(role="user", text=text, name=names.pop() if len(names) == 1 else "")]
-    return _understood(tuple(found), "\n\n".join(filter(None, prompts)), brought)
+    return _parsed(tuple(found), "\n\n".join(filter(None, prompts)), attachments)
 
 
-def conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
-    """For an ephemeral session: the whole conversation."""
+def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
+    """For an ephemeral session: the complete conversation."""
     prompts: list[str] = []
-    brought: list[Attachment] = []
+    attachments: list[Attachment] = []
     found: list[Message] = []
     open_calls: dict[str, str] = {}
     taken: set[str] = set()
@@ -442,7 +443,7 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
         if message.role in ("tool", "function"):
             text, more = _content(message, index, len(found), limit)
             found.append(Message(role="tool", text=text, call_id=_call_id(message, index, open_calls)))
-            brought += more
+            attachments += more
             continue
         if open_calls:
             raise _unanswered(index, open_calls)
@@ -455,32 +456,32 @@ def conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
             else:
                 prompts.append(text)
         elif message.role == "user":
-            text, more = _said(message, index, len(found), limit)
+            text, more = _user_content(message, index, len(found), limit)
             found.append(Message(role="user", text=text, name=message.name or ""))
-            brought += more
+            attachments += more
         else:
             found.append(_assistant(message, index, open_calls, taken))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
-    if not found:  # a system message alone is what there is to answer
+    if not found:  # a request with only a system message is answered to that message
         found.append(Message(role="system", text=prompts.pop()) if prompts else Message(role="user"))
-    return _understood(tuple(found), "\n\n".join(prompts), brought)
+    return _parsed(tuple(found), "\n\n".join(prompts), attachments)
 
 
-def _understood(messages: tuple[Message, ...], prompt: str, brought: list[Attachment]) -> ParsedMessages:
-    if len(brought) > MOST_MEDIA:
+def _parsed(messages: tuple[Message, ...], prompt: str, attachments: list[Attachment]) -> ParsedMessages:
+    if len(attachments) > MOST_MEDIA:
         raise TooLarge(
-            f"`messages` bring {len(brought)} pictures, sounds and documents; at most {MOST_MEDIA} are taken at once.",
+            f"`messages` contain {len(attachments)} pictures, sounds and documents; the limit is {MOST_MEDIA}.",
             limit="pictures, sounds and documents of a request",
             value=MOST_MEDIA,
             param="messages",
         )
-    return ParsedMessages(messages=messages, extra_prompt=prompt or None, brought=tuple(brought))
+    return ParsedMessages(messages=messages, extra_prompt=prompt or None, attachments=tuple(attachments))
 
 
 def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], taken: set[str]) -> Message:
-    """Calls are told apart by the message they are of, as OpenAI does, so that an id may come again; with other
-    providers it may not, and is given an end. `open_calls` says what each of them is called then."""
+    """An assistant message. OpenAI allows a call id to be reused in a later message; other providers do not, so a
+    repeated id gets a suffix. `open_calls` maps each id to the one used here."""
     text = _text(message, index) or message.refusal or ""
     calls = [
         ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
@@ -490,7 +491,7 @@ def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], tak
         old = message.function_call
         calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
     if len({call.id for call in calls}) != len(calls):
-        raise Refused(f"`messages[{index}].tool_calls` has an id twice.", param=f"messages[{index}].tool_calls")
+        raise Refused(f"`messages[{index}].tool_calls` repeats an id.", param=f"messages[{index}].tool_calls")
     named: list[ToolCall] = []
     for call in calls:
         own = call.id
@@ -504,13 +505,13 @@ def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], tak
 
 
 def _call_id(message: ChatMessage, index: int, open_calls: dict[str, str]) -> str:
-    """The call that a tool's result answers, by the name that it has in our conversation."""
+    """The id, in the resulting conversation, of the call that a tool result belongs to."""
     call_id = message.tool_call_id
     if message.role == "function" and call_id is None and open_calls:
         call_id = next(iter(open_calls))
     if call_id is None or call_id not in open_calls:
         raise Refused(
-            f"`messages[{index}].tool_call_id` names no tool call of the assistant message before it.",
+            f"`messages[{index}].tool_call_id` does not match a tool call of the assistant message before it.",
             param=f"messages[{index}].tool_call_id",
         )
     return open_calls.pop(call_id)
@@ -523,22 +524,22 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
     )
 
 
-def _said(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
-    """What a user's message says, and what it brings; it will be the one of this number."""
+def _user_content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
+    """The text and attachments of a user message, which will have this number."""
     if message.content is None:
         raise Refused(f"`messages[{index}].content` is missing.", param=f"messages[{index}].content")
     return _content(message, index, number, limit)
 
 
 def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
-    """The text of a user's message or a tool's result, and the media that it brings."""
-    brought: list[Attachment] = []
+    """The text and attachments of a user message or a tool result."""
+    attachments: list[Attachment] = []
     for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.type in MEDIA_PARTS and (media := brought_by(part, f"messages[{index}].content[{place}]", number)):
-            brought.append(media)
+        if part.type in MEDIA_PARTS and (media := attachment_of(part, f"messages[{index}].content[{place}]", number)):
+            attachments.append(media)
     text = _text(message, index)
     _bound(text, index, limit)
-    return text, brought
+    return text, attachments
 
 
 def _text(message: ChatMessage, index: int) -> str:
@@ -559,7 +560,7 @@ def _text(message: ChatMessage, index: int) -> str:
             where = f"messages[{index}].content[{place}]"
             known = "', '".join(("text", *media))
             raise Refused(
-                f"`{where}` is of type {part.type[:100]!r}; only parts of type '{known}' are taken here.",
+                f"`{where}` is of type {part.type[:100]!r}; only parts of type '{known}' are supported here.",
                 param=f"{where}.type",
             )
         elif part.text is None:
@@ -571,7 +572,7 @@ def _text(message: ChatMessage, index: int) -> str:
 
 
 def _bound(text: str, index: int, limit: int) -> None:
-    """`limit` is limits.message_bytes, everywhere in this module."""
+    """Refuse a text larger than `limit`, which is limits.message_bytes everywhere in this module."""
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise TooLarge(
             f"`messages[{index}].content` is larger than limits.message_bytes ({limit} bytes).",

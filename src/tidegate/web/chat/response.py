@@ -1,7 +1,6 @@
-"""OpenAI's chat answers, whole and in chunks, as we give them.
+"""OpenAI's chat completion responses, complete and in chunks.
 
-Guarantee: the official client's types accept every byte of it. What is the same in all chunks of an answer is encoded
-once per answer.
+The official client's types accept every response. The fields common to all chunks of a response are encoded once.
 """
 
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import msgspec
 from tidegate.values import Outcome, ToolCall, Usage
 
 _FINISH = {"stopped": "stop", "error": "stop", "": "stop"}
-"""Our own words for how an answer ended that OpenAI has no word for."""
+"""Finish reasons of the gateway that OpenAI does not have."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
@@ -25,8 +24,8 @@ class ReasoningTokens(msgspec.Struct, frozen=True):
 
 
 class UsageOut(msgspec.Struct, frozen=True):
-    """Tokens, summed over the steps of the turn. `estimated` is there when the provider did not count them all: a call
-    that was cut off has no count."""
+    """Tokens, summed over the steps of the turn. `estimated` is present if the provider did not report all of them: an
+    interrupted call has no count."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -68,7 +67,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The answer of a turn, as one object."""
+    """The complete answer of a turn."""
 
     id: str
     created: int
@@ -77,7 +76,7 @@ class Completion(msgspec.Struct, frozen=True):
     usage: UsageOut
     object: Literal["chat.completion"] = "chat.completion"
     notices: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Ours: what a person should know beside the answer."""
+    """Notices for the user besides the answer; not part of OpenAI's format."""
 
 
 def completion_id(turn: str) -> str:
@@ -162,7 +161,7 @@ class Chunks:
         return b'%b{"index":0,"delta":{%b%b' % (self._head, piece, self._tail)
 
     def ending(self, outcome: Outcome) -> bytes:
-        """The chunk that says how it ended, the usage for those who asked for it, and the end mark."""
+        """The chunk with the finish reason, the usage if it was requested, and the end marker."""
         reason = finish_reason(outcome, old_functions=self._old_functions).encode()
         logprobs = b'{"content":%b,"refusal":null}' % bytes(outcome.logprobs) if outcome.logprobs else b"null"
         last = b'{"index":0,"delta":{},"logprobs":%b,"finish_reason":"%b"}' % (logprobs, reason)

@@ -1,6 +1,6 @@
-// The page: sign-in, the list, the open conversation, and the keys that work everywhere. Guarantee: one conversation is
-// open at a time and the one before is closed, stream and all; the address names the open conversation and nothing
-// secret, so that reloading shows it again.
+// The page: sign-in, the list of conversations, the open conversation, and the global keyboard shortcuts. One
+// conversation is open at a time; opening another closes it and its stream. The URL contains the id of the open
+// conversation and no secret, so reloading shows the conversation again.
 
 import { get, pageToken, post } from "./api.js";
 import { Browsers } from "./browsers.js";
@@ -13,8 +13,8 @@ import { SignIn, signIn, takeCode } from "./signin.js";
 import { Transcript } from "./transcript.js";
 import { batch, effect, html, render, signal } from "./ui.js";
 
-const REFRESH_EVERY = 15_000; // milliseconds, while the page is looked at: another device may have begun something
-const MOST_KEPT = 20; // unsent texts remembered while moving between conversations
+const REFRESH_EVERY = 15_000; // milliseconds, while the page is visible: another device may have started something
+const MOST_DRAFTS = 20; // unsent texts kept while moving between conversations
 
 const phase = signal("starting"); // starting | out | in
 const problem = signal("");
@@ -26,7 +26,7 @@ const drawer = signal(false);
 const browsers = signal(false); // whether the list of signed-in browsers is shown
 const list = new List({ failed });
 
-/** Texts that were written and not sent, by conversation; bounded, the oldest is forgotten. */
+/** Unsent texts by conversation. Bounded: the oldest is dropped. */
 class Unsent {
   #texts = new Map();
 
@@ -35,12 +35,12 @@ class Unsent {
   set = (conversation, text) => {
     this.#texts.delete(conversation.id.value);
     if (text) this.#texts.set(conversation.id.value, text);
-    if (this.#texts.size > MOST_KEPT) this.#texts.delete(this.#texts.keys().next().value);
+    if (this.#texts.size > MOST_DRAFTS) this.#texts.delete(this.#texts.keys().next().value);
   };
 }
 const unsent = new Unsent();
 
-/** The list keeps what it showed; that the connection is lost is told by the conversation itself. */
+/** The list keeps its entries; the conversation itself shows that the connection is lost. */
 function failed(error, isWanted) {
   if (error.status === 401) signedOut(error.message);
   else if (isWanted && open.value) open.value.problem.value = error.message;
@@ -61,7 +61,7 @@ function show(id, { push = true, note = "" } = {}) {
   const conversation = new Conversation(id, {
     begun: (session) => window.history.replaceState(null, "", `#/${session}`),
     changed: refreshSoon,
-    back: () => learn().catch(() => {}), // gone again: the next time tells
+    back: () => loadCatalogue().catch(() => {}), // lost again: the next reconnection retries
     moved: (session, text) => show(session, { note: text }),
     unsent: unsent.set,
     signedOut,
@@ -105,20 +105,20 @@ function neighbour(step) {
 
 // -- signing in and out ---------------------------------------------------------------------------------------------
 
-/** Asks what there is; a gateway that was restarted may have other agents than before. */
-async function learn() {
-  const [known, words] = await Promise.all([get("/api/agents"), get("/api/commands")]);
-  const names = known.agents.map(({ name }) => name);
+/** Loads the agents and commands. A restarted gateway may have different ones. */
+async function loadCatalogue() {
+  const [listed, available] = await Promise.all([get("/api/agents"), get("/api/commands")]);
+  const names = listed.agents.map(({ name }) => name);
   batch(() => {
-    agents.value = known.agents;
+    agents.value = listed.agents;
     agent.value = [agent.value, "main"].find((name) => names.includes(name)) ?? names[0] ?? "";
-    commands.value = words.commands;
+    commands.value = available.commands;
   });
 }
 
 async function enter() {
   try {
-    await learn();
+    await loadCatalogue();
     batch(() => {
       problem.value = "";
       phase.value = "in";
@@ -127,7 +127,7 @@ async function enter() {
     list.refresh();
   } catch (error) {
     batch(() => {
-      // Nothing has gone wrong for somebody who was never signed in.
+      // A user who was never signed in sees no error.
       if (error.status !== 401 || error.code === "signed_out") problem.value ||= error.message;
       phase.value = "out";
     });
@@ -140,7 +140,7 @@ async function start() {
     try {
       await signIn(code);
     } catch (error) {
-      // A link opened twice is no trouble for somebody who is signed in already: `enter` finds out.
+      // Opening a link twice is harmless for a user who is already signed in: `enter` finds out.
       problem.value = error.message;
     }
   }
@@ -159,7 +159,7 @@ function signedOut(why = "") {
   });
 }
 
-/** This browser is signed out, which its other tabs learn from the token's absence. */
+/** Signs out this browser's tabs; the others notice that the token is gone. */
 function leave(why) {
   pageToken.clear();
   signedOut(why);
@@ -198,39 +198,39 @@ function pressed(event) {
   event.preventDefault();
 }
 
-// -- drawing --------------------------------------------------------------------------------------------------------
+// -- rendering ------------------------------------------------------------------------------------------------------
 
 function Banner({ conversation }) {
   const lost = conversation.connection.value === "lost";
-  const told = lost ? "The connection to the gateway is lost; it is taken up again by itself." : conversation.problem.value;
-  return html`<div class="banner" role="status" data-shown=${told ? "yes" : null}>
-    ${told && html`<p class=${lost ? "note" : "note error"}>${told}
+  const text = lost ? "Connection lost. Reconnecting…" : conversation.problem.value;
+  return html`<div class="banner" role="status" data-shown=${text ? "yes" : null}>
+    ${text && html`<p class=${lost ? "note" : "note error"}>${text}
       ${!lost && html` <button type="button" class="quiet" onClick=${() => { conversation.problem.value = ""; }}>Close</button>`}</p>`}
   </div>`;
 }
 
 const empty = html`<div class="empty">
-  <h3>What can I do for you?</h3>
-  <p>Write below and press Enter. A slash shows what else can be said: <code>/help</code> lists it.</p>
+  <h3>How can I help?</h3>
+  <p>Type a message and press Enter. Type <code>/</code> to see the commands; <code>/help</code> lists them all.</p>
   <p>Try: <q>what time is it?</q> or <q>what can you do?</q></p>
 </div>`;
 
-/** One line for who talks to the demo model, and does not know it. */
+/** A line that tells the user that the demo model answers. */
 function Demo({ model }) {
-  return html`<p class="hint demo">The demo model answers. For a real one, set <code>[models.${model}]</code> in <code>tidegate.toml</code>.</p>`;
+  return html`<p class="hint demo">You are using the demo model. To use a real one, set <code>[models.${model}]</code> in <code>tidegate.toml</code>.</p>`;
 }
 
-function Room({ conversation }) {
+function Chat({ conversation }) {
   const id = conversation.id.value;
   const view = conversation.view.value;
   const session = list.sessions.value.find((other) => other.id === id) ?? view;
   const title = session ? titleOf(session) : id ? "Conversation" : "New conversation";
-  const asking = list.asking.value.size; // conversations that wait for an answer, so that a hidden page shows it
+  const asking = list.asking.value.size; // conversations that wait for an answer: shown in the title of a hidden page too
   document.title = `${asking ? `(${asking}) ` : ""}${id ? `${title} · Tidegate` : "Tidegate"}`;
   const options = { agent: agent.value };
   const answering = id ? (view ?? session) : agents.value.find(({ name }) => name === agent.value);
   const waiting = Math.max(0, (session?.waiting ?? 0) - conversation.record.value.pending.length);
-  return html`<main class="room">
+  return html`<main class="chat">
     <header>
       <button type="button" id="menu" class="quiet" aria-expanded=${drawer.value} aria-controls="sidebar"
         onClick=${() => { drawer.value = !drawer.value; }}>Conversations</button>
@@ -240,9 +240,9 @@ function Room({ conversation }) {
     <${Transcript} key=${conversation} conversation=${conversation} empty=${empty}
       onCommand=${(line) => conversation.send(line, options)} onAgain=${(key) => conversation.retry(key, options)} />
     <${Banner} conversation=${conversation} />
-    ${waiting > 0 && html`<p class="note waiting-count">${waiting === 1 ? "One more message waits" : `${waiting} more messages wait`} to be answered.</p>`}
+    ${waiting > 0 && html`<p class="note waiting-count">${waiting === 1 ? "1 more message is" : `${waiting} more messages are`} waiting to be answered.</p>`}
     ${view?.ended
-      ? html`<p class="note ended">This conversation has ended and can be read only. <button type="button" class="quiet" onClick=${startNew}>New conversation</button></p>`
+      ? html`<p class="note ended">This conversation has ended and is read-only. <button type="button" class="quiet" onClick=${startNew}>New conversation</button></p>`
       : html`<${Composer} conversation=${conversation} commands=${commands.value} agents=${agents.value} agent=${agent.value}
           onAgent=${(name) => { agent.value = name; }} keep=${unsent} />
         ${answering?.demo && html`<${Demo} model=${answering.model} />`}`}
@@ -250,13 +250,13 @@ function Room({ conversation }) {
 }
 
 function App() {
-  if (phase.value === "starting") return html`<p class="starting">Opening…</p>`;
+  if (phase.value === "starting") return html`<p class="starting">Loading…</p>`;
   if (phase.value === "out") return html`<${SignIn} problem=${problem.value} onSignedIn=${enter} />`;
-  return html`<div class="house" data-drawer=${drawer.value ? "open" : null}>
+  return html`<div class="layout" data-drawer=${drawer.value ? "open" : null}>
     <${Sidebar} list=${list} current=${open.value.id.value} onOpen=${(id) => show(id)} onNew=${startNew}
       onSearched=${endSearch} onBrowsers=${() => { browsers.value = true; }} onSignOut=${signOut} />
     <div class="shade" onClick=${() => { drawer.value = false; }}></div>
-    <${Room} conversation=${open.value} />
+    <${Chat} conversation=${open.value} />
     ${browsers.value && html`<${Browsers} onClose=${() => { browsers.value = false; }} onLeft=${leave} />`}
   </div>`;
 }

@@ -1,5 +1,5 @@
-// The signed-in browsers, in a dialog: shows where somebody is signed in, and signs out one browser or all of their own.
-// Guarantee: the list is what the gateway said last. Keys pressed in the dialog do nothing outside of it.
+// The dialog of signed-in browsers: lists them and signs out one of them, or all of the user's own. The list is the
+// gateway's latest. Keys pressed in the dialog have no effect outside it.
 
 import { del, get } from "./api.js";
 import { ago } from "./sidebar.js";
@@ -19,7 +19,7 @@ function Browser({ browser, isShared, onSignOut }) {
   </li>`;
 }
 
-/** `onClose()` is told that the dialog was closed, `onLeft(why)` that this very browser is signed out. */
+/** `onClose()` is called when the dialog was closed, `onLeft(why)` when this browser itself was signed out. */
 export function Browsers({ onClose, onLeft }) {
   const [browsers, setBrowsers] = useState(null);
   const [problem, setProblem] = useState("");
@@ -56,6 +56,6 @@ export function Browsers({ onClose, onLeft }) {
       <button type="button" onClick=${() => dialog.current.close()}>Close</button>
       <button type="button" class="stop" onClick=${signOutEverywhere}>Sign out everywhere</button>
     </footer>
-    <p class="hint">Sign out everywhere signs out all of your browsers, this one too. API keys keep working.</p>
+    <p class="hint">“Sign out everywhere” signs out all of your browsers, including this one. API keys keep working.</p>
   </dialog>`;
 }

@@ -1,10 +1,10 @@
-// Where a person writes. Guarantee: the text stays in the box until the gateway has taken it or said why not; keys do
-// what their label says (Enter sends, Shift+Enter breaks the line, Tab completes a command) and never trap the focus:
-// Tab is taken only while the list of commands is open.
+// The message box. The text stays in the box until the gateway has accepted or refused it. Enter sends, Shift+Enter
+// inserts a line break, Tab completes a command. The focus is never trapped: Tab is handled only while the list of
+// commands is open.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
-/** The commands that a text could become; none once it has more than one word. */
+/** The commands that match a text; none once it has more than one word. */
 export function matching(commands, text) {
   const typed = /^\/(\S*)$/.exec(text);
   if (!typed) return [];
@@ -28,9 +28,9 @@ function Suggestions({ found, chosen, onPick }) {
 }
 
 const BUSY = [
-  ["queue", "Answer it next"],
-  ["steer", "Join this answer"],
-  ["interrupt", "Stop this first"],
+  ["queue", "Answer next"],
+  ["steer", "Add to this answer"],
+  ["interrupt", "Interrupt this answer"],
 ];
 
 function grow(box) {
@@ -56,7 +56,7 @@ export function Composer({ conversation, commands, agents, agent, onAgent, keep 
     setChosen(0);
     grow(box.current);
   };
-  // Before the page is painted: what is typed from then on belongs to this conversation and must not be replaced.
+  // Before the page is painted: text typed from then on belongs to this conversation and must not be replaced.
   useLayoutEffect(() => {
     put(keep.get(conversation) ?? "");
     if (window.matchMedia("(pointer: fine)").matches) box.current.focus();
@@ -100,17 +100,17 @@ export function Composer({ conversation, commands, agents, agent, onAgent, keep 
   return html`<form class="composer" onSubmit=${(event) => { event.preventDefault(); send(); }}>
     ${isOpen && html`<${Suggestions} found=${found} chosen=${chosen} onPick=${pick} />`}
     <div class="box">
-      <textarea ref=${box} rows="1" id="composer" aria-label="Message" placeholder="Write a message, or / for commands"
+      <textarea ref=${box} rows="1" id="composer" aria-label="Message" placeholder="Type a message, or / for commands"
         aria-autocomplete="list" aria-controls=${isOpen ? "suggestions" : null} aria-activedescendant=${isOpen ? `suggestion-${chosen}` : null}
         enterkeyhint="send" autocomplete="off" onInput=${input} onKeyDown=${key}></textarea>
       <div class="actions">
         ${!conversation.id.value && agents.length > 1 && html`<label><span class="unseen">Agent</span>
           <select value=${agent} onChange=${(event) => onAgent(event.target.value)}>
             ${agents.map(({ name }) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`}
-        ${running && html`<label class="busy"><span class="unseen">A message sent now will</span>
+        ${running && html`<label class="busy"><span class="unseen">While the agent is answering</span>
           <select id="busy" value=${busy} onChange=${(event) => setBusy(event.target.value)}>
             ${BUSY.map(([value, words]) => html`<option key=${value} value=${value}>${words}</option>`)}</select></label>`}
-        <span class="hint" aria-hidden="true">${running ? "Esc stops" : "Enter sends, Shift+Enter breaks the line"}</span>
+        <span class="hint" aria-hidden="true">${running ? "Esc to stop" : "Enter to send, Shift+Enter for a new line"}</span>
         ${running && html`<button type="button" id="stop" class="stop" onClick=${() => conversation.stop()}>Stop</button>`}
         <button type="submit" id="send" class="send" disabled=${!text.trim()}>Send</button>
       </div>

@@ -1,30 +1,30 @@
-// One open conversation: its record, its stream, and what a person does in it. Guarantee: opening starts one stream and
-// closing ends it; a message whose fate is unknown keeps its key, so that sending it again cannot make it two; what a
-// person wrote is never dropped, it is either accepted or still there to be sent again. Owned by the page's `app.js`.
+// One open conversation: its record, its event stream and the user's actions. Opening starts one stream and closing ends
+// it. A message with an unknown outcome keeps its key, so that sending it again cannot duplicate it. The user's text is
+// never lost: it is accepted, or stays there to be sent again. Owned by `app.js`.
 
 import { get, post } from "./api.js";
-import * as known from "./record.js";
+import * as records from "./record.js";
 import { follow } from "./stream.js";
 import { batch, newKey, signal } from "./ui.js";
 
-const DRAW_EVERY = 40; // milliseconds between drawings of a growing answer: smooth to the eye, cheap for the machine
-const DRAW_LONG_EVERY = 200; // the same once the answer is long and a drawing costs more
+const DRAW_EVERY = 40; // milliseconds between renderings of a growing answer: smooth to the eye, cheap for the machine
+const DRAW_LONG_EVERY = 200; // the same for a long answer, which costs more to render
 const LONG = 20_000; // characters
-const ASK_AFTER = 1_000; // milliseconds until a sent message's turn is asked after, if the stream says nothing of it; …
+const ASK_AFTER = 1_000; // milliseconds until the state of a sent message's turn is requested, if the stream does not report it; …
 const ASK_EVERY = 15_000; // … the pause doubles up to this
-const HIDDEN_FOR = 60_000; // a hidden, idle page gives its connection back: a browser has only six for one address
+const HIDDEN_FOR = 60_000; // a hidden, idle page closes its connection: a browser has only six per host
 
-const TELLING = new Set(["turn_started", "turn_ended", "asked", "answered"]); // what the list shows of a conversation
+const LIST_EVENTS = new Set(["turn_started", "turn_ended", "asked", "answered"]); // events that change the list's entry
 
-const COMMAND = /^\/\p{L}+(?:\s|$)/u; // a slash and a word, as the gateway sees it: `/usr/bin` is a path, not a command
+const COMMAND = /^\/\p{L}+(?:\s|$)/u; // a slash and a word, as in the gateway: `/usr/bin` is a path, not a command
 
 const questionPath = (id) => `/api/approvals/${encodeURIComponent(id)}`;
 
 export class Conversation {
-  /** `id` is null for one that has not begun; `on` is told of what concerns the page around it. */
+  /** `id` is null for a new conversation; `on` has the callbacks of the page around it. */
   constructor(id, on) {
     this.id = signal(id);
-    this.record = signal(known.EMPTY);
+    this.record = signal(records.EMPTY);
     this.connection = signal(id ? "connecting" : "idle"); // idle | connecting | open | lost | gone
     this.view = signal(null); // the session as the gateway shows it
     this.loading = signal(Boolean(id));
@@ -32,8 +32,8 @@ export class Conversation {
     this.on = on;
     this.life = new AbortController();
     this.stream = null;
-    this.text = ""; // of the draft, not drawn yet
-    this.told = null; // the last turn that the stream told of
+    this.text = ""; // of the draft, not rendered yet
+    this.lastStarted = null; // the last turn that the stream reported
     this.timer = 0;
     this.hiding = 0;
   }
@@ -59,27 +59,27 @@ export class Conversation {
   }
 
   note(kind, text, extra = {}) {
-    this.change((record) => known.withNote(record, { id: newKey(), kind, text, ...extra }));
+    this.change((record) => records.withNote(record, { id: newKey(), kind, text, ...extra }));
   }
 
   // -- reading ------------------------------------------------------------------------------------------------------
 
-  /** Reads the newest rows again (at opening, after a command that may have changed them) and follows from there. */
+  /** Loads the newest rows (when opened, or after a command that may have changed them) and follows from there. */
   async reload() {
     this.loading.value = true;
-    const noted = known.notedTurns(this.record.value);
+    const noted = records.notedTurns(this.record.value);
     try {
       const [page, view] = await Promise.all([this.#page(null), get(this.#path())]);
       if (this.closed) return;
       batch(() => {
         this.view.value = view;
-        this.change((record) => known.withLatest({ ...record, head: 0 }, page.rows, page.earlier));
-        this.change((record) => known.withoutUndone(record, noted, page.rows, page.earlier));
+        this.change((record) => records.withLatest({ ...record, head: 0 }, page.rows, page.earlier));
+        this.change((record) => records.withoutUndone(record, noted, page.rows, page.earlier));
         this.problem.value = "";
       });
       this.#follow();
-      // Why it has no answer is no row, and nobody may have been listening when it was told.
-      const turn = known.unanswered(page.rows);
+      // The reason for a missing answer is not a row, and its event may have been missed.
+      const turn = records.unanswered(page.rows);
       if (turn && turn !== view.running) this.#settle(turn);
     } catch (error) {
       this.#failed(error);
@@ -94,7 +94,7 @@ export class Conversation {
     this.loading.value = true;
     try {
       const page = await this.#page(first);
-      if (!this.closed) this.change((record) => known.withEarlier(record, page.rows, page.earlier));
+      if (!this.closed) this.change((record) => records.withEarlier(record, page.rows, page.earlier));
     } catch (error) {
       this.#failed(error);
     } finally {
@@ -108,7 +108,7 @@ export class Conversation {
 
   async #page(before) {
     const query = before === null ? "" : `&before=${before}`;
-    const answer = await get(this.#path(`/messages?limit=${known.PAGE}${query}`));
+    const answer = await get(this.#path(`/messages?limit=${records.PAGE}${query}`));
     const rows = answer.messages.map(({ seq, message, turn }) => ({ seq, message, turn }));
     return { rows, earlier: answer.next !== null };
   }
@@ -144,12 +144,12 @@ export class Conversation {
     });
   }
 
-  /** Whether the session has ended, as far as the gateway can be asked. */
+  /** Whether the session has ended; false if the gateway does not respond. */
   async #isOver() {
     try {
       this.view.value = await get(this.#path());
     } catch {
-      return false; // it is stopping: the stream is tried again, and that tells more
+      return false; // it is stopping: the stream reconnects and finds out
     }
     if (this.view.value.ended === null) return false;
     batch(() => {
@@ -166,7 +166,7 @@ export class Conversation {
     batch(() => {
       this.connection.value = "open";
       this.problem.value = "";
-      this.change(known.reopened);
+      this.change(records.reopened);
     });
     const turns = new Set([unsettled, ...this.record.value.pending.map((item) => item.turn)]);
     for (const turn of turns) if (turn) this.#settle(turn);
@@ -174,7 +174,7 @@ export class Conversation {
     this.on.changed();
   }
 
-  /** The gateway may be another one than before: its configuration too. */
+  /** The gateway may have been restarted with a different configuration. */
   async #back() {
     this.on.back();
     try {
@@ -184,18 +184,18 @@ export class Conversation {
     }
   }
 
-  /** Asks how a turn ended that may have ended while nobody listened. */
+  /** Requests the outcome of a turn that may have ended while the stream was not connected. */
   async #settle(turn) {
     try {
       const outcome = await get(`/api/turns/${encodeURIComponent(turn)}`);
       const over = outcome.state !== "queued" && outcome.state !== "running";
       if (!over) return;
-      // Its rows may not have been heard either; all of them are there now.
+      // Its rows may have been missed too; all of them are stored now.
       const page = await this.#page(null);
       if (this.closed || this.record.value.ended.includes(turn)) return;
-      this.change((record) => known.apply(known.withMissing(record, page.rows), { type: "turn_ended", outcome }));
+      this.change((record) => records.apply(records.withMissing(record, page.rows), { type: "turn_ended", outcome }));
     } catch (error) {
-      // Gone from the gateway's memory: then nothing runs under this name any more.
+      // The gateway no longer knows this turn, so it is not running.
       if (error.status === 404 && this.record.value.running === turn) {
         this.change((record) => ({ ...record, running: null, draft: "", live: {} }));
       }
@@ -208,9 +208,9 @@ export class Conversation {
         if (event.type === "text") this.text += event.text;
         else {
           this.#flush();
-          this.change((record) => known.apply(record, event));
-          if (event.type === "turn_started") this.told = event.turn;
-          if (TELLING.has(event.type)) this.on.changed();
+          this.change((record) => records.apply(record, event));
+          if (event.type === "turn_started") this.lastStarted = event.turn;
+          if (LIST_EVENTS.has(event.type)) this.on.changed();
         }
       }
     });
@@ -225,7 +225,7 @@ export class Conversation {
     this.timer = 0;
     const text = this.text;
     this.text = "";
-    if (text) this.change((record) => known.apply(record, { type: "text", text }));
+    if (text) this.change((record) => records.apply(record, { type: "text", text }));
   }
 
   #visibility() {
@@ -241,23 +241,23 @@ export class Conversation {
     }, HIDDEN_FOR);
   }
 
-  // -- doing --------------------------------------------------------------------------------------------------------
+  // -- actions ------------------------------------------------------------------------------------------------------
 
-  /** Sends a message or a command. Resolves to false when it was refused and its text should go back to the writer. */
+  /** Sends a message or a command. Resolves to false when it was refused and its text should return to the box. */
   async send(text, { busy, agent }) {
     if (COMMAND.test(text)) return this.#command(text.trim(), agent);
     const key = newKey();
-    this.change((record) => known.withPending(record, key, text));
+    this.change((record) => records.withPending(record, key, text));
     return this.#deliver(key, { busy, agent });
   }
 
   async retry(key, options) {
-    this.change((record) => known.changePending(record, key, { state: "sending", error: "" }));
+    this.change((record) => records.changePending(record, key, { state: "sending", error: "" }));
     await this.#deliver(key, options);
   }
 
   discard(key) {
-    this.change((record) => known.dropPending(record, key));
+    this.change((record) => records.dropPending(record, key));
   }
 
   #body(text, agent, busy) {
@@ -281,7 +281,7 @@ export class Conversation {
         this.problem.value = error.message;
         return false;
       }
-      this.change((record) => known.changePending(record, key, { state: "failed", error: error.message }));
+      this.change((record) => records.changePending(record, key, { state: "failed", error: error.message }));
       return true;
     }
     this.#accepted(key, accepted);
@@ -292,7 +292,7 @@ export class Conversation {
     batch(() => {
       this.problem.value = "";
       this.change((record) => {
-        const next = known.changePending(record, key, { state: "accepted", turn, how, ahead });
+        const next = records.changePending(record, key, { state: "accepted", turn, how, ahead });
         const runs = how === "started" && !next.running && !next.ended.includes(turn);
         return runs ? { ...next, running: turn } : next;
       });
@@ -307,11 +307,11 @@ export class Conversation {
     this.#watchOver(turn);
   }
 
-  /** A turn that is over before the stream looks is told by its rows alone: then its end is asked for. */
+  /** A turn that ends before the stream connects is reported only by its rows, so its outcome is requested. */
   async #watchOver(turn) {
     for (let wait = ASK_AFTER; !this.closed; wait = Math.min(2 * wait, ASK_EVERY)) {
       await new Promise((resolve) => setTimeout(resolve, wait));
-      if (this.closed || this.told === turn || this.record.value.ended.includes(turn)) return;
+      if (this.closed || this.lastStarted === turn || this.record.value.ended.includes(turn)) return;
       if (this.connection.value === "open") await this.#settle(turn);
     }
   }
@@ -328,7 +328,7 @@ export class Conversation {
     }
   }
 
-  /** A reply names the conversation where the person is now; none, after there was one, means that it has ended. */
+  /** A reply names the current conversation. None, where there was one, means that it has ended. */
   async #replied({ text, session = null }) {
     if (session !== this.id.value) {
       this.on.moved(session, text);
@@ -338,7 +338,7 @@ export class Conversation {
     this.note("reply", text);
   }
 
-  /** Answers what the agent asks. Whoever was first, the question is closed then; resolves to whether it is. */
+  /** Answers an approval or a question. Resolves to whether it is closed, by this answer or another one. */
   async answer(id, decision, text = "") {
     try {
       await post(questionPath(id), { decision, text });
@@ -346,19 +346,19 @@ export class Conversation {
       this.#failed(error);
       if (error.status !== 404 && error.status !== 409) return false;
     }
-    this.change((record) => known.apply(record, { type: "answered", id }));
+    this.change((record) => records.apply(record, { type: "answered", id }));
     this.on.changed();
     return true;
   }
 
-  /** A question may have been answered elsewhere while nobody listened. */
+  /** Checks a question, which may have been answered elsewhere while the stream was not connected. */
   async #ask(id) {
     try {
       if ((await get(questionPath(id))).state === "open") return;
     } catch (error) {
-      if (error.status !== 404) return; // the next opening asks again
+      if (error.status !== 404) return; // checked again at the next reconnection
     }
-    if (!this.closed) this.change((record) => known.apply(record, { type: "answered", id }));
+    if (!this.closed) this.change((record) => records.apply(record, { type: "answered", id }));
   }
 
   async stop() {

@@ -1,32 +1,32 @@
-// The conversations that the page lists: the live ones, the ended ones once they are asked for, and what a search found.
-// Guarantee: each list is what the gateway said last, an answer that comes late never replaces a newer one, and what is
-// left out can be asked for. Owned by the page's `app.js`.
+// The lists of conversations: the active ones, the ended ones once they are requested, and search results. Each list is
+// the gateway's latest; a late response never replaces a newer one. Entries that are left out can be requested. Owned by
+// `app.js`.
 
 import { get } from "./api.js";
 import { batch, signal } from "./ui.js";
 
 const AT_A_TIME = 50; // conversations
-export const MOST = 500; // as many as one answer of the gateway holds; a search finds those beyond
-const REFRESH_AFTER = 150; // milliseconds: changes that come together, and letters typed together, cost one request
+export const MOST = 500; // the most that one response contains; a search finds older ones
+const REFRESH_AFTER = 150; // milliseconds: changes that occur together, and letters typed quickly, cause one request
 
-/** Conversations that wait and are not listed, as entries of the list, the oldest question first. */
+/** Conversations that wait for an answer and are not listed, as entries of the list, the oldest question first. */
 function unlisted(approvals, sessions) {
   const found = new Map();
   for (const { conversation, tool } of approvals) {
     if (found.has(conversation) || sessions.some(({ id }) => id === conversation)) continue;
-    found.set(conversation, { id: conversation, title: `Asks for ${tool || "an answer"}` });
+    found.set(conversation, { id: conversation, title: tool ? `Approval for ${tool}` : "Question" });
   }
   return [...found.values()];
 }
 
 export class List {
   #limit = AT_A_TIME;
-  #overLimit = 0; // 0: nobody has asked for ended ones
+  #overLimit = 0; // 0: ended ones were not requested
   #timer = 0;
-  #asked = 0; // requests so far, by which a late answer is known
-  #wanted = false; // a person waits for the next answer
+  #asked = 0; // requests so far; identifies late responses
+  #wanted = false; // the user waits for the next response
 
-  /** `on.failed(error, isWanted)` is told what went wrong, and whether a person had asked. */
+  /** `on.failed(error, isWanted)` is called with each error, and whether the user made the request. */
   constructor(on) {
     this.on = on;
     this.sessions = signal([]);
@@ -34,13 +34,13 @@ export class List {
     this.over = signal([]);
     this.overHasMore = signal(false);
     this.query = signal("");
-    this.found = signal(null); // null: nothing is searched for
+    this.found = signal(null); // null: no search
     this.foundAll = signal(true);
     this.asking = signal(new Set()); // ids of conversations that wait for an answer, listed or not
-    this.waiting = signal([]); // those of them that are not among the listed: older ones, and other people's
+    this.waiting = signal([]); // those of them that are not listed: older ones, and those of other users
   }
 
-  /** What a person sees, in its order. */
+  /** The visible entries, in order. */
   get shown() {
     return this.found.value ?? this.sessions.value;
   }
@@ -70,7 +70,7 @@ export class List {
     return this.refresh();
   }
 
-  /** The ended ones, or more of them. */
+  /** Loads the ended conversations, or more of them. */
   moreOver() {
     this.#overLimit = Math.min(this.#overLimit + AT_A_TIME, MOST);
     this.#wanted = true;
@@ -101,7 +101,7 @@ export class List {
         this.hasMore.value = live.next !== null;
         this.over.value = over ? over.sessions : [];
         this.overHasMore.value = Boolean(over?.next);
-        if (query !== this.query.value.trim()) return; // typed on meanwhile: the answer to that is on its way
+        if (query !== this.query.value.trim()) return; // the query has changed: its own response will follow
         this.found.value = found ? found.sessions : null;
         this.foundAll.value = found ? found.all : true;
       });
@@ -115,7 +115,7 @@ export class List {
 
 const page = (limit, more = "") => get(`/api/sessions?limit=${limit}${more}`);
 
-/** Live ones first; `all` is false when there may be more than were given. */
+/** Active ones first. `all` is false when there may be more. */
 async function search(query) {
   const words = `&q=${encodeURIComponent(query)}`;
   const [live, over] = await Promise.all([page(AT_A_TIME, words), page(AT_A_TIME, `${words}&ended=true`)]);

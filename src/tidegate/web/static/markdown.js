@@ -1,10 +1,10 @@
-// Markdown as models write it, drawn as elements. Guarantee: text stays text. Nothing is ever parsed as HTML, nothing is
-// fetched (an image becomes a link), and only absolute http and https addresses become links. Work is linear in the
-// text for every input, and nesting is bounded.
+// Renders Markdown as models write it. Text stays text: nothing is parsed as HTML, nothing is fetched (an image becomes
+// a link), and only absolute http and https URLs become links. The time is linear in the text for every input, and
+// nesting is bounded.
 
 import { html, memo, useState } from "./ui.js";
 
-const DEEPEST = 6; // levels of lists, quotes and emphasis; deeper ones are shown as they were written
+const DEEPEST = 6; // levels of lists, quotes and emphasis; deeper ones are shown as plain text
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
@@ -13,13 +13,13 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,12})([-*+]|\d{1,9}[.)])( +|$)/;
 const TABLE_RULE = /^ {0,3}\|?(?:\s*:?-+:?\s*\|)+\s*(?::?-+:?\s*)?$/;
 
-/** The address to link to, or null when it is not plainly http or https. */
+/** The URL to link to, or null when it is not a plain http or https one. */
 export function safeAddress(text) {
   if (!/^https?:\/\//i.test(text)) return null;
   try {
     const address = new URL(text);
     const web = address.protocol === "http:" || address.protocol === "https:";
-    // A user name in front of the host is the classic disguise of another host.
+    // A user name in front of the host is a common way to disguise another host.
     return web && !address.username && !address.password ? address.href : null;
   } catch {
     return null;
@@ -47,7 +47,7 @@ function closing(text, marker, from) {
 /** Parses inline markup to a list of strings and `{kind, …}` nodes. */
 export function inline(text, depth = 0) {
   const nodes = [];
-  const hopeless = new Set(); // markers that have no partner further on: looked for once, so that work stays linear
+  const hopeless = new Set(); // markers without a closing partner: searched for once, so that the time stays linear
   let from = 0;
   let at = 0;
   const put = (node, end) => {
@@ -118,7 +118,7 @@ function emphasis(marker, nodes) {
 
 function label(link, depth) {
   const words = link[1].trim() || link[2];
-  // A bare address inside a label would become a link inside a link.
+  // A bare URL inside a label would become a link inside a link.
   return /https?:\/\//i.test(words) ? [words] : inline(words, depth + 1).filter((node) => node.kind !== "link");
 }
 
@@ -138,7 +138,7 @@ function cells(line) {
   return row.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
-/** A heading's words without the signs that may close it. */
+/** A heading's text without its closing signs. */
 function title(words) {
   const text = words.trimEnd();
   let end = text.length;
@@ -218,12 +218,12 @@ function blocks(lines, depth) {
   return found;
 }
 
-/** Parses a whole text to blocks: plain values, no elements. */
+/** Parses a text to blocks: plain values, no elements. */
 export function parse(text) {
   return blocks(text.replaceAll("\r\n", "\n").replaceAll("\t", "    ").split("\n"), 0);
 }
 
-// -- drawing --------------------------------------------------------------------------------------------------------
+// -- rendering ------------------------------------------------------------------------------------------------------
 
 function drawInline(nodes) {
   return nodes.map((node) => {
@@ -278,7 +278,7 @@ function draw(block) {
 
 const Block = memo(({ source }) => draw(JSON.parse(source)));
 
-/** Draws a text. While it grows, only its last block is drawn again. */
+/** Renders a text. While it grows, only its last block is rendered again. */
 export const Markdown = memo(({ text }) => {
   return html`<div class="markdown">${parse(text).map((block, place) => html`<${Block} key=${place} source=${JSON.stringify(block)} />`)}</div>`;
 });

@@ -1,7 +1,7 @@
-// Pictures, sounds and documents of a row. Guarantee: they come from the gateway alone, by the row's place, and only
-// kinds that are known are shown. They are fetched with the page token, which an `img` or a link could not send, and held
-// as objects of the page until their row is gone: a picture when it comes near the view, a sound when it is played,
-// never by itself, a document when it is saved. What cannot be shown is told in words.
+// The pictures, sounds and documents of a row. They are loaded only from the gateway, by the row's sequence number, and
+// only known types are shown. They are fetched with the page token, which an `img` or a link could not send, and kept as
+// object URLs until their row is removed. A picture is loaded when it is near the visible area, a sound when the user
+// plays it, a document when the user saves it. Other types are described in words.
 
 import { getBlob } from "./api.js";
 import { html, memo, useEffect, useRef, useState } from "./ui.js";
@@ -11,7 +11,7 @@ const SOUNDS = new Set(["audio/wav", "audio/mpeg"]);
 const DOCUMENT = "application/pdf";
 const NEAR = "400px"; // to the view, when a picture is fetched
 
-/** What it is, in a few words, as the gateway says it to models and in the terminal. */
+/** A short description, the same as for models and in the terminal. */
 export function about({ media_type, width = 0, height = 0, seconds = 0, note = "", name = "" }) {
   let detail = `${width} x ${height}`;
   if (media_type === DOCUMENT) detail = name;
@@ -19,7 +19,7 @@ export function about({ media_type, width = 0, height = 0, seconds = 0, note = "
   return [media_type, detail, note].filter(Boolean).join(", ");
 }
 
-/** What lies at `source`, once `load` was called: the `url` of an object of this page, or that it is lost. */
+/** The content of `source` once `load` was called: an object URL, or `lost` if it cannot be loaded. */
 function useObject(source) {
   const [object, setObject] = useState({ url: "", lost: false });
   const asked = useRef(null);
@@ -29,7 +29,7 @@ function useObject(source) {
     asked.current ??= getBlob(source).then(
       (blob) => ({ url: URL.createObjectURL(blob), lost: false }),
       () => {
-        asked.current = null; // it may be tried again
+        asked.current = null; // it can be retried
         return { url: "", lost: true };
       },
     );
@@ -42,10 +42,10 @@ function useObject(source) {
 }
 
 function Caption({ kind, words, lost }) {
-  return html`<figcaption>${kind}: ${words}${lost && " (it cannot be loaded)"}</figcaption>`;
+  return html`<figcaption>${kind}: ${words}${lost && " (cannot be loaded)"}</figcaption>`;
 }
 
-/** Of the picture's own proportions, so that nothing moves when it comes. */
+/** An empty picture of the same proportions, so that the layout does not shift when the picture arrives. */
 const blank = (width, height) => `data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}"/>`)}`;
 
 function Picture({ media, source }) {
@@ -92,7 +92,7 @@ function drawnBy({ media_type }) {
   return PICTURES.has(media_type) ? Picture : SOUNDS.has(media_type) ? Sound : Unknown;
 }
 
-/** The media of one row; `seq` is its place in the transcript. */
+/** The media of one row; `seq` is its sequence number in the transcript. */
 export const MediaOf = memo(({ session, seq, media }) => {
   if (!media?.length || !session) return null;
   const path = `/api/sessions/${encodeURIComponent(session)}/messages/${seq}/media`;

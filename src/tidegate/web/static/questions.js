@@ -1,12 +1,12 @@
-// Draws what an agent asks: an action to approve or deny, or a question to answer. Guarantee: what is asked about is
-// shown whole, as text; nothing is answered by a key that was meant for something else, since keys count only while the
-// card itself has the focus; an answer is sent once, and what was written stays until the gateway has taken it.
+// The cards of approvals and questions. The action or question is shown completely, as text. Keys work only while the
+// card itself has the focus, so that a key meant for something else answers nothing. An answer is sent once, and its
+// text stays until the gateway has accepted it.
 
 import { html, useRef, useState } from "./ui.js";
 
-const MOST_KEYS = 9; // choices that have a key of their own
+const MOST_KEYS = 9; // choices that have a number key
 
-/** Goes to the first question, if there is one; whether there is. */
+/** Focuses the first question. Returns whether there is one. */
 export function goToQuestion() {
   const card = document.querySelector(".question");
   card?.focus();
@@ -20,8 +20,8 @@ function until(expires) {
   return time.toLocaleString(undefined, isToday ? { timeStyle: "short" } : { dateStyle: "medium", timeStyle: "short" });
 }
 
-/** A box for words, and what sends them. */
-function Words({ label, button, kind, needed, busy, onSend }) {
+/** A text field with its button. */
+function TextAnswer({ label, button, kind, needed, busy, onSend }) {
   const box = useRef(null);
   const [text, setText] = useState("");
   const send = () => (text.trim() || !needed ? onSend(text.trim()) : box.current.focus());
@@ -44,7 +44,7 @@ export function Question({ question, onAnswer }) {
   };
   const key = (event) => {
     if (event.key === "Escape") {
-      event.preventDefault(); // or it would stop the turn that asks
+      event.preventDefault(); // otherwise it would stop the turn
       document.getElementById("composer")?.focus();
       return;
     }
@@ -56,18 +56,18 @@ export function Question({ question, onAnswer }) {
     else return;
     event.preventDefault();
   };
-  const keys = isApproval ? "Y approves, N denies" : choices.length ? `1 to ${Math.min(choices.length, MOST_KEYS)} answer` : "";
+  const keys = isApproval ? "Y to approve, N to deny" : choices.length ? `1–${Math.min(choices.length, MOST_KEYS)} to choose` : "";
   return html`<section class="question" role="group" tabindex="0" data-kind=${kind} aria-busy=${busy} aria-keyshortcuts="Alt+Q"
     aria-labelledby=${`asks-${id}`} aria-describedby=${`about-${id}`} onKeyDown=${key}>
     <h3 id=${`asks-${id}`}>${`The agent${agent ? ` ${agent}` : ""} asks${isApproval ? ` for ${forOwner ? "the owner's" : "your"} approval` : ""}`}</h3>
     <pre id=${`about-${id}`} class=${isApproval ? "action" : "asked"}>${summary}</pre>
     ${isApproval
       ? html`<div class="choices"><button type="button" class="send approve" disabled=${busy} onClick=${() => answer("approved")}>Approve</button>
-          <${Words} label="Why not, if you like" button="Deny" kind="stop deny" busy=${busy} onSend=${(text) => answer("denied", text)} /></div>`
+          <${TextAnswer} label="Reason (optional)" button="Deny" kind="stop deny" busy=${busy} onSend=${(text) => answer("denied", text)} /></div>`
       : choices.length
         ? html`<div class="choices">${choices.map((choice, place) => html`<button type="button" key=${place} disabled=${busy}
             onClick=${() => answer("answered", choice)}>${place < MOST_KEYS && html`<kbd aria-hidden="true">${place + 1}</kbd> `}${choice}</button>`)}</div>`
-        : html`<${Words} label="Your answer" button="Answer" kind="send" needed busy=${busy} onSend=${(text) => answer("answered", text)} />`}
-    <p class="hint">${["Alt+Q comes here", keys, until(expires) && `until ${until(expires)}`].filter(Boolean).join(" · ")}</p>
+        : html`<${TextAnswer} label="Your answer" button="Answer" kind="send" needed busy=${busy} onSend=${(text) => answer("answered", text)} />`}
+    <p class="hint">${["Alt+Q to focus", keys, until(expires) && `expires ${until(expires)}`].filter(Boolean).join(" · ")}</p>
   </section>`;
 }

@@ -1,41 +1,40 @@
-// What the page knows of one conversation, as one immutable value, and how each event changes it. Guarantee: applying
-// the same events twice, as happens when a stream is taken up again, shows everything once; the number of rows, notes,
-// questions and pending messages kept is bounded, and so is what is kept of a running tool's output. Nothing here
-// touches the network or the document.
+// The state of one conversation as an immutable value, and how each event changes it. Applying the same events twice, as
+// happens when a stream reconnects, shows everything once. Rows, notes, questions, pending messages and the output of
+// running tools are bounded. Nothing here uses the network or the document.
 
-export const PAGE = 200; // rows asked for at a time
-export const MOST_ROWS = 400; // rows kept and drawn; older ones are fetched again when asked for
+export const PAGE = 200; // rows per request
+export const MOST_ROWS = 400; // rows kept and rendered; older ones are loaded again on request
 const MOST_NOTES = 50;
 const MOST_ENDED = 50;
 const MOST_ASKED = 50;
-const MOST_PROGRESS = 8_000; // characters of what a running tool puts out: the last ones
+const MOST_PROGRESS = 8_000; // characters of a running tool's output: the last ones
 
 export const EMPTY = Object.freeze({
   rows: [], // {seq, message}, ascending
   earlier: false, // rows before the first one exist
   later: false, // rows after the last one exist: the window was moved back
-  draft: "", // text of the model answer that is in flight
-  reset: "", // why the draft was begun again
+  draft: "", // text of the model answer that is being written
+  reset: "", // why the draft was restarted
   live: {}, // call id → {name, arguments, state, excerpt, progress}: tools of the running step
-  asked: [], // {id, turn, kind, tool, summary, choices, expires, agent, for_owner}: what waits for a person's answer, the oldest first
-  notes: [], // {id, after, kind, text, retry, turn}: what is told beside the transcript; `turn` is whose it is, if any
+  asked: [], // {id, turn, kind, tool, summary, choices, expires, agent, for_owner}: open questions, the oldest first
+  notes: [], // {id, after, kind, text, retry, turn}: texts beside the transcript; `turn` is the turn they belong to, if any
   pending: [], // {key, text, since, turn, how, ahead, state, error}: sent, not yet a row; `since` is the row before it
   running: null, // id of the running turn
-  notices: 0, // notices seen in the running turn, which numbers them
-  ended: [], // turns known to be over
-  head: 0, // highest row seen
+  notices: 0, // notices received in the running turn; numbers them
+  ended: [], // turns known to have ended
+  head: 0, // highest row received
 });
 
 const trim = (list, most) => (list.length > most ? list.slice(list.length - most) : list);
 
-/** The turns that have notes, or had ended, by the time of asking: what `withoutUndone` may judge. */
+/** The turns that have notes now, except the running one: the ones that `withoutUndone` may remove. */
 export function notedTurns(record) {
   return new Set(record.notes.map((note) => note.turn).filter((turn) => turn && turn !== record.running));
 }
 
 /**
- * Takes away the notes of turns that were undone: those among `noted`, noted before the page was asked for, that have no
- * row in it although their place is in its range.
+ * Removes the notes of turns that were undone: those among `noted`, read before the page was requested, that have no row
+ * in the page although their position is in its range.
  */
 export function withoutUndone(record, noted, rows, earlier) {
   const there = new Set(rows.map((row) => row.turn));
@@ -44,14 +43,14 @@ export function withoutUndone(record, noted, rows, earlier) {
   return { ...record, notes: record.notes.filter((note) => !isUndone(note)) };
 }
 
-/** The turn of the last row if it has left no answer there: it runs, or has failed or was stopped before it had one. */
+/** The turn of the last row if it has no answer: it is running, or it failed or was stopped before it had one. */
 export function unanswered(rows) {
   const last = rows.at(-1);
   if (!last?.turn) return null;
   return last.message.role === "assistant" && !last.message.calls?.length ? null : last.turn;
 }
 
-/** Adds a note once: the same id again changes nothing. */
+/** Adds a note; one with the same id is added only once. */
 export function withNote(record, note) {
   if (record.notes.some((other) => other.id === note.id)) return record;
   return { ...record, notes: trim([...record.notes, { after: record.head, retry: false, ...note }], MOST_NOTES) };
@@ -68,13 +67,13 @@ function withRow(record, seq, message) {
   return { ...record, rows: rows.slice(rows.length - MOST_ROWS), earlier: true, head };
 }
 
-/** Takes the pending message away that this row is: sent since, of the same text, of its own turn if there is a choice. */
+/** Removes the pending message that became this row: sent before it, with the same text, preferably of the same turn. */
 function withoutPending(record, seq, text) {
   const same = record.pending.filter((item) => item.since < seq && item.text.trim() === text.trim());
   if (!same.length) return record;
   const taken = same.find((item) => item.turn !== null && item.turn === record.running) ?? same[0];
   const rest = record.pending.filter((item) => item !== taken);
-  // An equal text that still waits must not be taken for this row when it is told again.
+  // Another pending message with the same text must not be removed when this row is received again.
   return { ...record, pending: rest.map((item) => (same.includes(item) ? { ...item, since: seq } : item)) };
 }
 
@@ -95,13 +94,13 @@ function added(record, { seq, message }) {
   return next;
 }
 
-/** What is left of a pending message when a turn has ended: steered too late, it becomes a turn of its own. */
+/** A pending message after its turn has ended: one that came too late to join it becomes a turn of its own. */
 function settled(item, turn) {
   if (item.turn !== turn) return [item];
   return item.how === "steered" ? [{ ...item, turn: null, how: "queued", ahead: 1 }] : [];
 }
 
-/** Adds a question once; told again, it changes nothing. */
+/** Adds a question; the same one is added only once. */
 function withAsked(record, { id, turn, kind, tool = "", summary, choices = [], expires = null, agent = "", for_owner = false }) {
   if (record.asked.length >= MOST_ASKED || record.asked.some((question) => question.id === id)) return record;
   return { ...record, asked: [...record.asked, { id, turn, kind, tool, summary, choices, expires, agent, for_owner }] };
@@ -123,26 +122,26 @@ function turnEnded(record, outcome) {
   }
   next = { ...next, ended: trim([...next.ended.filter((id) => id !== turn), turn], MOST_ENDED) };
   next = { ...next, pending: next.pending.flatMap((item) => settled(item, turn)) };
-  // What had been said when it was stopped is a row, under which that stands already.
+  // The text of a stopped turn is a row, which already shows that it was stopped.
   const isSaid = state === "stopped" && next.rows.at(-1)?.message.finish === "stopped";
   if (!error || isSaid) return next;
   const kind = state === "stopped" ? "notice" : "error";
   return withNote(next, { id: `${turn}:end`, kind, text: error.message, retry: state === "failed", turn });
 }
 
-/** How a tool's call ended, by its result or by the event that told of it. */
+/** The state of a tool call, from its result or its `tool_ended` event. */
 export function stateOf({ failed, interrupted }) {
   if (interrupted) return "interrupted";
   return failed ? "failed" : "done";
 }
 
-/** The record after one event of the session's stream. An event of a kind that is not known changes nothing. */
+/** The record after one event of the session's stream. Unknown events change nothing. */
 export function apply(record, event) {
   switch (event.type) {
     case "turn_started": {
       const fresh = { ...record, running: event.turn, draft: "", reset: "", live: {}, notices: 0 };
       if (!event.resumed) return fresh;
-      const text = "The gateway was restarted; the answer goes on from its last finished step.";
+      const text = "The gateway was restarted; the answer continues from its last completed step.";
       return withNote(fresh, { id: `${event.turn}:resumed`, kind: "notice", text, turn: event.turn });
     }
     case "text":
@@ -153,7 +152,7 @@ export function apply(record, event) {
       return added(record, { seq: event.seq, message: event.message });
     case "tool_started": {
       const tool = { name: event.name, arguments: event.arguments, state: "running", excerpt: "", progress: "" };
-      // A tool starts when the answer that asked for it is a row: what is left of a draft was that answer, told again.
+      // A tool starts after the answer that calls it became a row, so any remaining draft is a repetition of that answer.
       return { ...record, draft: "", live: { ...record.live, [event.call_id]: tool } };
     }
     case "tool_progress": {
@@ -183,12 +182,12 @@ export function apply(record, event) {
   }
 }
 
-/** The stream was (re)opened: what was live will be told again from its beginning. */
+/** The stream was (re)opened: the events of the running turn will be repeated from its beginning. */
 export function reopened(record) {
   return { ...record, draft: "", reset: "", live: {}, notices: 0 };
 }
 
-/** The newest page of rows, as read from the gateway, replaces the window. */
+/** Replaces the rows with the newest page from the gateway. */
 export function withLatest(record, rows, earlier) {
   const head = Math.max(record.head, rows.at(-1)?.seq ?? 0);
   let next = { ...record, rows, earlier, later: false, head };
@@ -198,14 +197,14 @@ export function withLatest(record, rows, earlier) {
   return next;
 }
 
-/** The newest rows that were not heard of yet, if nothing lies between: then the stream tells them in their order. */
+/** Adds the newest rows that were missed, unless there is a gap; then the stream delivers them in order. */
 export function withMissing(record, rows) {
   const missing = rows.filter((row) => row.seq > record.head);
   const isNext = missing.length > 0 && (missing.length < rows.length || missing[0].seq === record.head + 1);
   return isNext ? missing.reduce((next, row) => added(next, row), record) : record;
 }
 
-/** An older page in front; the window then loses its newest rows if it has grown too long. */
+/** Adds an older page in front, and drops the newest rows if there are too many. */
 export function withEarlier(record, rows, earlier) {
   const all = [...rows, ...record.rows];
   return { ...record, rows: all.slice(0, MOST_ROWS), earlier, later: record.later || all.length > MOST_ROWS };
@@ -224,17 +223,17 @@ export function dropPending(record, key) {
   return { ...record, pending: record.pending.filter((item) => item.key !== key) };
 }
 
-/** What a person is told of a message that was accepted; it says what will happen, as the gateway said it. */
+/** The status shown below a sent message, as the gateway reported it. */
 export function acknowledgement({ state, how, ahead, error }) {
   if (state === "sending") return "Sending…";
   if (state === "failed") return error;
   switch (how) {
     case "queued":
-      return ahead > 1 ? `Queued: ${ahead} messages are answered before it.` : "Queued: it is answered next.";
+      return ahead > 1 ? `Queued behind ${ahead} messages.` : "Queued; it will be answered next.";
     case "steered":
-      return "Joins the running answer at its next step.";
+      return "Will join the current answer at its next step.";
     case "interrupting":
-      return "Stops the running answer, then is answered.";
+      return "Stopping the current answer first.";
     default:
       return "";
   }

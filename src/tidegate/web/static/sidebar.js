@@ -1,5 +1,5 @@
-// Draws the list of conversations. Guarantee: it shows what `list.js` holds, newest first, and marks what runs and what
-// waits for an answer; it holds nothing of its own.
+// The sidebar with the list of conversations. Shows the entries of `list.js`, newest first, and marks those that are
+// running or waiting for an answer. Has no state of its own.
 
 import { MOST } from "./list.js";
 import { html } from "./ui.js";
@@ -8,7 +8,7 @@ const MINUTE = 60;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
 
-/** How long ago a time in seconds was, in few words. */
+/** The time since `then`, which is in seconds, in a short form. */
 export function ago(then, now = Date.now() / 1000) {
   const past = Math.max(0, now - then);
   if (past < MINUTE) return "now";
@@ -21,8 +21,8 @@ export function ago(then, now = Date.now() / 1000) {
 export const titleOf = (session) => session.title || session.name || "Untitled conversation";
 
 function Side({ session, isAsking }) {
-  if (isAsking) return html`<span class="asking" title="It waits for your answer">?<span class="unseen"> waits for your answer</span></span>`;
-  if (session.running) return html`<span class="running" title="An answer is being written"><span class="unseen">running</span></span>`;
+  if (isAsking) return html`<span class="asking" title="Waiting for your answer">?<span class="unseen"> waiting for your answer</span></span>`;
+  if (session.running) return html`<span class="running" title="Answering"><span class="unseen">running</span></span>`;
   return ago(session.active);
 }
 
@@ -38,7 +38,7 @@ function Entry({ session, isCurrent, isAsking, onOpen }) {
 function Search({ list, onSearched }) {
   const key = (event) => {
     if (event.key !== "Escape") return;
-    event.preventDefault(); // or it would stop the running answer
+    event.preventDefault(); // otherwise it would stop the running answer
     onSearched();
   };
   return html`<input type="search" id="search" class="search" placeholder="Search" aria-label="Search conversations" aria-keyshortcuts="Alt+S"
@@ -47,8 +47,8 @@ function Search({ list, onSearched }) {
 }
 
 function More({ sessions, onMore }) {
-  if (sessions.length >= MOST) return html`<p class="hint">Older ones are found by a search.</p>`;
-  return html`<button type="button" class="quiet" onClick=${onMore}>Show older ones</button>`;
+  if (sessions.length >= MOST) return html`<p class="hint">Use the search to find older conversations.</p>`;
+  return html`<button type="button" class="quiet" onClick=${onMore}>Show older conversations</button>`;
 }
 
 export function Sidebar({ list, current, onOpen, onNew, onSearched, onBrowsers, onSignOut }) {
@@ -64,7 +64,7 @@ export function Sidebar({ list, current, onOpen, onNew, onSearched, onBrowsers, 
     <div class="entries">
       ${found
         ? html`<ul>${found.map(entry)}</ul>
-          <p class="hint" role="status">${!found.length ? "No conversation has these words." : list.foundAll.value ? "" : "There may be more: search for more words."}</p>`
+          <p class="hint" role="status">${!found.length ? "No matching conversations." : list.foundAll.value ? "" : "There may be more results; add words to narrow the search."}</p>`
         : html`<ul>${[...list.waiting.value, ...sessions].map(entry)}</ul>
           ${!sessions.length && html`<p class="hint">No conversations yet.</p>`}
           ${list.hasMore.value && html`<${More} sessions=${sessions} onMore=${() => list.more()} />`}

@@ -1,11 +1,11 @@
-// Signing in with a one-time code. Guarantee: the code is taken out of the address bar before anything is sent, travels
-// only in the body of one POST, and is kept nowhere. What it is exchanged for are a cookie that no script can read, and
-// a page token that no other origin can.
+// Signing in with a one-time code. The code is removed from the address bar before any request, is sent only in the body
+// of one POST, and is not stored. It is exchanged for a cookie that no script can read and a page token that no other
+// origin can read.
 
 import { pageToken, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
-/** The code in the address's fragment, which is removed from the address and from the history on the way. */
+/** Returns the code in the URL's fragment and removes it from the URL and the history. */
 export function takeCode() {
   const found = /^#code=(.+)$/.exec(window.location.hash);
   if (!found) return null;
@@ -25,23 +25,23 @@ export async function signIn(code) {
 const PROGRAMS = { "Edg/": "Edge", "OPR/": "Opera", "Firefox/": "Firefox", "Chrome/": "Chrome", "Safari/": "Safari" };
 const SYSTEMS = { Android: "Android", iPhone: "iPhone", iPad: "iPad", Windows: "Windows", "Mac OS": "macOS", CrOS: "ChromeOS", Linux: "Linux" };
 
-/** The name under which this browser is listed; the order of the tables matters. */
+/** The name shown for this browser in the list. The order of the tables matters. */
 export function browserName(agent) {
   const [program, system] = [PROGRAMS, SYSTEMS].map((names) => Object.entries(names).find(([word]) => agent.includes(word))?.[1]);
   return [program ?? "Browser", system].filter(Boolean).join(" on ");
 }
 
-/** Accepts the code alone or the whole link that contains it. */
+/** Accepts the code or the complete link that contains it. */
 function codeIn(text) {
   return text.trim().replace(/^.*#code=/, "");
 }
 
 export function SignIn({ problem, onSignedIn }) {
-  const [told, setTold] = useState(problem);
+  const [message, setMessage] = useState(problem);
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
   useEffect(() => field.current.focus(), []);
-  useEffect(() => setTold(problem), [problem]);
+  useEffect(() => setMessage(problem), [problem]);
   const submit = async (event) => {
     event.preventDefault();
     const code = codeIn(field.current.value);
@@ -51,7 +51,7 @@ export function SignIn({ problem, onSignedIn }) {
       await signIn(code);
       onSignedIn();
     } catch (error) {
-      setTold(error.message);
+      setMessage(error.message);
       field.current.value = "";
       field.current.focus();
     } finally {
@@ -62,10 +62,10 @@ export function SignIn({ problem, onSignedIn }) {
     <form onSubmit=${submit}>
       <div class="brand"><img src="/static/favicon.svg" alt="" width="28" height="28" /><h1>Tidegate</h1></div>
       <p>Open the one-time link that <code>tidegate up</code> printed, or paste its code here.${" "}
-        <code>tidegate status --link</code> prints a new one.</p>
-      ${told && html`<p class="note error" role="alert" id="sign-in-problem">${told}</p>`}
+        <code>tidegate status --link</code> prints a new link.</p>
+      ${message && html`<p class="note error" role="alert" id="sign-in-problem">${message}</p>`}
       <label for="code">One-time code</label>
-      <input id="code" ref=${field} type="password" autocomplete="off" spellcheck="false" required aria-describedby=${told ? "sign-in-problem" : null} />
+      <input id="code" ref=${field} type="password" autocomplete="off" spellcheck="false" required aria-describedby=${message ? "sign-in-problem" : null} />
       <button type="submit" class="send" disabled=${busy}>Sign in</button>
     </form>
   </main>`;

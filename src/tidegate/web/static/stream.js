@@ -1,16 +1,16 @@
-// A session's events, for as long as its conversation is open. Guarantee: after any break (a restarted gateway, a lost
-// network, a sleeping machine) the stream comes back by itself and goes on behind the last row that was seen; it ends
-// when its signal is aborted, and then holds no connection and no timer.
+// The event stream of a session, for as long as its conversation is open. After any interruption (a restarted gateway, a
+// lost network, a sleeping machine) the stream reconnects and resumes after the last row it received. It ends when its
+// signal is aborted, and then holds no connection and no timer.
 
 import { refusalOf, send } from "./api.js";
 
-const SILENCE = 45_000; // the gateway sends a comment every 15 s; three missing ones mean that nobody is there
-const FIRST_PAUSE = 250; // milliseconds before the first new attempt; doubled up to …
-const LONGEST_PAUSE = 4_000; // … this, so that a restarted gateway is found again within seconds
-const STEADY = 5_000; // a connection that lasted so long was a good one: the next pause is short again
+const SILENCE = 45_000; // the gateway sends a comment every 15 s; three missing ones mean that the connection is dead
+const FIRST_PAUSE = 250; // milliseconds before the first reconnection attempt; doubled up to …
+const LONGEST_PAUSE = 4_000; // … this, so that the page reconnects to a restarted gateway within seconds
+const STEADY = 5_000; // after a connection that lasted this long, the next pause is short again
 const LONGEST_EVENT = 64 * 1024 * 1024; // characters; far above the largest message a gateway accepts
 
-/** Splits the text of an event stream into `{id, data}`; call it with each piece as it arrives. */
+/** Parses the text of an event stream into `{id, data}`. Call the result with each piece as it arrives. */
 export function eventParser(onEvent) {
   let rest = "";
   let id = null;
@@ -31,7 +31,7 @@ export function eventParser(onEvent) {
   return (piece) => {
     const lines = (rest + piece).split("\n");
     rest = lines.pop();
-    if (rest.length > LONGEST_EVENT) throw new Error("an event is longer than the page can take");
+    if (rest.length > LONGEST_EVENT) throw new Error("an event is too long for the page");
     for (const text of lines) line(text.endsWith("\r") ? text.slice(0, -1) : text);
   };
 }
@@ -82,9 +82,9 @@ async function once({ path, last, onOpen, onEvents, signal }) {
 }
 
 /**
- * Follows the stream until `signal` is aborted or the gateway ends or refuses it for good.
- * `last()` is the highest row seen; `onOpen()` and `onLost()` tell of the connection, `onRefused(refusal)` of its end;
- * `isOver()` is asked when the stream was open and has ended: because the gateway stops, or because the session ended.
+ * Follows the stream until `signal` is aborted, the session has ended, or the gateway refuses it permanently.
+ * `last()` returns the highest row received. `onOpen()`, `onLost()` and `onRefused(refusal)` report the connection's
+ * state. `isOver()` is called when an open stream has ended: either the gateway is stopping or the session has ended.
  */
 export async function follow({ path, last, onOpen, onEvents, onLost, onRefused, isOver, signal }) {
   let wait = FIRST_PAUSE;

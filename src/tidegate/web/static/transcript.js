@@ -1,6 +1,6 @@
-// Draws a conversation's record: rows, tools, notes, the growing answer, what is pending. Guarantee: a row is drawn
-// again only when it changed; very long texts are drawn in part until they are asked for; the reader's place is kept
-// unless he was at the end, where new text keeps him.
+// Renders a conversation's record: rows, tools, notes, the growing answer and pending messages. A row is rendered again
+// only when it changes. Very long texts are shown in part until the user expands them. The scroll position is kept; a
+// user at the end stays at the end when text is added.
 
 import { Markdown } from "./markdown.js";
 import { MediaOf } from "./media.js";
@@ -8,8 +8,8 @@ import { Question } from "./questions.js";
 import { acknowledgement, stateOf } from "./record.js";
 import { html, memo, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
-const LONGEST_DRAWN = 60_000; // characters of one text; the rest is one press away
-const DRAFT_TAIL = 30_000; // characters drawn of an answer that grows beyond the above
+const LONGEST_DRAWN = 60_000; // characters of one text; a button shows the rest
+const DRAFT_TAIL = 30_000; // characters shown of a growing answer that is longer than that
 const NEAR_END = 48; // pixels from the end that still count as "at the end"
 const LONGEST_ANNOUNCED = 2_000; // characters read aloud of an answer
 
@@ -20,7 +20,7 @@ function Long({ text, draw }) {
   if (whole || text.length <= LONGEST_DRAWN) return draw(text);
   const hidden = Math.ceil((text.length - LONGEST_DRAWN) / 1000);
   return html`${draw(text.slice(0, LONGEST_DRAWN))}
-    <button type="button" class="quiet more" onClick=${() => setWhole(true)}>Show the other ${hidden} thousand characters</button>`;
+    <button type="button" class="quiet more" onClick=${() => setWhole(true)}>Show ${hidden} thousand more characters</button>`;
 }
 
 const asMarkdown = (text) => html`<${Markdown} text=${text} />`;
@@ -41,14 +41,14 @@ function pretty(text) {
       return pairs.join(", ");
     }
   } catch {
-    // The model's own text is kept verbatim, and not every model writes JSON: then it is shown as it is.
+    // Not every model writes valid JSON; other text is shown unchanged.
   }
   return text ?? "";
 }
 
 const STATES = { running: "running", done: "done", failed: "failed", interrupted: "interrupted", none: "no result" };
 
-/** What a running tool puts out, its newest lines in sight. */
+/** The output of a running tool, scrolled to its newest lines. */
 function Progress({ text }) {
   const box = useRef(null);
   useLayoutEffect(() => {
@@ -64,7 +64,7 @@ const Tool = memo(({ call, row, session, live, waits }) => {
   return html`<details class="tool" data-state=${state}>
     <summary><span class="dot" aria-hidden="true"></span><span class="tool-name">${call.name}</span>
       <span class="tool-words">${summary(pretty(call.arguments))}</span>
-      <span class="tool-state">${state === "running" && waits ? "waits for you" : STATES[state]}</span></summary>
+      <span class="tool-state">${state === "running" && waits ? "waiting for you" : STATES[state]}</span></summary>
     ${call.arguments && call.arguments !== "{}" && html`<pre tabindex="0">${call.arguments}</pre>`}
     ${excerpt && html`<${Long} text=${excerpt} draw=${(text) => html`<pre tabindex="0">${text}</pre>`} />`}
   </details>
@@ -75,12 +75,12 @@ const Tool = memo(({ call, row, session, live, waits }) => {
 // -- rows -----------------------------------------------------------------------------------------------------------
 
 const FINISHES = {
-  length: "The answer reached its length limit here.",
-  content_filter: "The model's provider cut this answer.",
-  stopped: "Stopped here.",
+  length: "The answer reached its length limit.",
+  content_filter: "The provider's content filter ended this answer.",
+  stopped: "Stopped.",
 };
 
-const UNANSWERED = "Not answered: the conversation ended first. Send it again in a new one.";
+const UNANSWERED = "Not answered because the conversation ended. Send it again in a new conversation.";
 
 const UserRow = memo(({ seq, message, session }) => {
   if (!message.text && !message.media?.length) return message.aside ? html`<p class="note">${message.aside}</p>` : null;
@@ -100,7 +100,7 @@ const AnswerRow = memo(({ message, tools }) => {
   </article>`;
 });
 
-/** The tools of each answer with the rows of their results: one belongs to the nearest call of its id before it. */
+/** The rows of tool results by their calls. A result belongs to the nearest call with its id before it. */
 function resultsOf(rows) {
   const results = new Map();
   const calls = new Map();
@@ -123,10 +123,10 @@ function drawRow({ seq, message }, results, session, { live, asked }) {
   return html`<${AnswerRow} key=${`row-${seq}`} message=${message} tools=${tools} />`;
 }
 
-// -- what is beside the rows ----------------------------------------------------------------------------------------
+// -- notes, drafts and pending messages -----------------------------------------------------------------------------
 
-/** A command's reply. Replies are written for terminals: columns set with spaces become columns that can wrap, and a
- * line that only begins with spaces goes on in the second. Numbers stand to the right, a bar in letters of one width. */
+/** A command's reply. Replies are formatted for terminals: columns aligned with spaces become table cells that can wrap,
+ * and an indented line continues in the second column. Numbers are right-aligned; bars use a monospaced font. */
 function Reply({ text }) {
   const rows = text.split("\n").map((line) => (/^ {2,}\S/.test(line) ? ["", ...cellsOf(line)] : cellsOf(line)));
   const columns = Math.max(...rows.map((row) => row.length));
@@ -151,20 +151,20 @@ function kindOf(cell) {
 
 function Note({ note, isLast, onRetry }) {
   if (note.kind === "unfinished") {
-    return html`<article class="answer unfinished">${asWritten(note.text.slice(-LONGEST_DRAWN))}<p class="finish">Not finished, and not kept.</p></article>`;
+    return html`<article class="answer unfinished">${asWritten(note.text.slice(-LONGEST_DRAWN))}<p class="finish">Unfinished; not saved.</p></article>`;
   }
   if (note.kind === "reply") return html`<${Reply} text=${note.text} />`;
   const role = note.kind === "error" ? "alert" : null;
   return html`<p class=${`note ${note.kind}`} role=${role}>${note.text}
-    ${note.retry && isLast && html` <button type="button" class="quiet" onClick=${onRetry}>Try again</button>`}</p>`;
+    ${note.retry && isLast && html` <button type="button" class="quiet" title="Retry the last message" onClick=${onRetry}>Try again</button>`}</p>`;
 }
 
 function Pending({ item, onAgain, onDiscard }) {
-  const told = acknowledgement(item);
+  const status = acknowledgement(item);
   return html`<article class="mine pending" data-state=${item.state} data-how=${item.how}>
     <h3 class="unseen">You</h3>
     <p class="plain">${item.text}</p>
-    ${told && html`<p class="ack" role="status">${told}
+    ${status && html`<p class="ack" role="status">${status}
       ${item.state === "failed" && html` <button type="button" class="quiet" onClick=${() => onAgain(item.key)}>Send again</button>
         <button type="button" class="quiet" onClick=${() => onDiscard(item.key)}>Discard</button>`}</p>`}
   </article>`;
@@ -177,14 +177,14 @@ function Draft({ record }) {
   const busyTool = Object.values(record.live).some((tool) => tool.state === "running");
   return html`<article class="answer draft" aria-busy="true">
     <h3 class="unseen">Answer, being written</h3>
-    ${reset && html`<p class="note">Begun again: ${reset}</p>`}
-    ${cut && html`<p class="note">The beginning is shown when the answer is complete.</p>`}
+    ${reset && html`<p class="note">Restarted: ${reset}</p>`}
+    ${cut && html`<p class="note">The beginning will be shown when the answer is complete.</p>`}
     ${draft && html`<${Markdown} text=${cut ? draft.slice(-DRAFT_TAIL) : draft} />`}
     ${!draft && !busyTool && !record.asked.length && html`<p class="waiting"><span class="unseen">Waiting for the answer</span><i></i><i></i><i></i></p>`}
   </article>`;
 }
 
-/** Says a finished answer once to assistive technology; a text that grows word by word cannot be listened to. */
+/** Announces a finished answer once to assistive technology; text that grows word by word cannot be followed. */
 function Announcer({ record }) {
   const [said, setSaid] = useState("");
   const before = useRef(false);
@@ -195,18 +195,18 @@ function Announcer({ record }) {
       setSaid("Answering.");
     } else if (before.current) {
       const answer = last?.message.role === "assistant" && last.message.text;
-      before.current = !answer; // its row may come after its end was known
+      before.current = !answer; // its row may arrive after its end
       setSaid(answer ? `Answer: ${answer.slice(0, LONGEST_ANNOUNCED)}` : "Done.");
     }
   }, [record.running, last?.seq]);
   const asked = record.asked[0];
   useEffect(() => {
-    if (asked) setSaid(`The agent asks: ${asked.summary.slice(0, LONGEST_ANNOUNCED)}. Alt Q goes there.`);
+    if (asked) setSaid(`The agent asks: ${asked.summary.slice(0, LONGEST_ANNOUNCED)}. Press Alt+Q to answer.`);
   }, [asked?.id]);
   return html`<div class="unseen" aria-live="polite" id="announcer">${said}</div>`;
 }
 
-// -- the whole ------------------------------------------------------------------------------------------------------
+// -- the transcript -------------------------------------------------------------------------------------------------
 
 function timeline(record, results, session, onRetry) {
   const drawn = [];
@@ -215,7 +215,7 @@ function timeline(record, results, session, onRetry) {
   const notesUpTo = (seq) => {
     while (notes.length && notes[0].after <= seq) {
       const note = notes.shift();
-      // What is tried again is the last turn, so that an earlier failure offers nothing.
+      // Only the last turn can be retried, so earlier failures have no button.
       const isLast = note.after >= record.head && !record.running && !record.pending.length;
       if (note.after >= first - 1 || !record.earlier) drawn.push(html`<${Note} key=${`note-${note.id}`} note=${note} isLast=${isLast} onRetry=${onRetry} />`);
     }
@@ -243,13 +243,13 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   };
   const sent = useRef(0);
   useLayoutEffect(() => {
-    // Who sends something wants to see it, wherever he was reading.
+    // A user who sends a message wants to see it, whatever the scroll position.
     if (record.pending.length > sent.current) following.current = true;
     sent.current = record.pending.length;
     if (following.current) follow();
   });
   useEffect(() => {
-    // The writer's box or a banner may take room: who was at the end stays there.
+    // The message box or a banner may take space: a user at the end stays there.
     const watcher = new ResizeObserver(() => {
       if (!box.current) return;
       height.current = box.current.clientHeight;
@@ -265,11 +265,11 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
     else follow();
   };
   const scrolled = () => {
-    if (!box.current) return; // the browser tells of a scroll a moment later, when the conversation may be closed
+    if (!box.current) return; // scroll events arrive late, when the conversation may already be closed
     const { scrollTop, scrollHeight, clientHeight } = box.current;
     const lowest = scrollHeight - clientHeight;
     const resized = clientHeight !== height.current;
-    // A change of size moves the text no further than to the lowest place; a place above that is the reader's choice.
+    // A change of size scrolls no further than to the lowest position; a position above that is the user's choice.
     if (resized && scrollTop >= Math.min(top.current, lowest) - 1) return;
     top.current = scrollTop;
     following.current = !record.later && lowest - scrollTop < NEAR_END;
@@ -277,7 +277,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   };
   const earlier = () => {
     following.current = false;
-    // Browsers keep the reader's place when something is put in front of it, except at the very top.
+    // Browsers keep the scroll position when content is added above it, except at the very top.
     if (box.current.scrollTop === 0) box.current.scrollTop = 1;
     conversation.loadEarlier();
   };
@@ -286,7 +286,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
   const now = record.pending.filter((item) => !record.running || item.turn === record.running || item.turn === null);
   const queued = record.pending.filter((item) => !now.includes(item));
   const pending = (item) => html`<${Pending} key=${item.key} item=${item} onAgain=${onAgain} onDiscard=${(key) => conversation.discard(key)} />`;
-  const answer = (...given) => conversation.answer(...given);
+  const answer = (...details) => conversation.answer(...details);
   const question = (asked) => html`<${Question} key=${asked.id} question=${asked} onAnswer=${answer} />`;
   const isEmpty = !record.rows.length && !record.pending.length && !record.notes.length && !record.asked.length && !record.running && !loading;
   return html`<div class="transcript-frame">
@@ -299,7 +299,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
         ${loading && !record.rows.length && html`<p class="note">Loading…</p>`}
       </div>
     </div>
-    ${(away || record.later) && !isEmpty && html`<button type="button" class="to-end" onClick=${toEnd}>To the latest</button>`}
+    ${(away || record.later) && !isEmpty && html`<button type="button" class="to-end" onClick=${toEnd}>Jump to latest</button>`}
     <${Announcer} record=${record} />
   </div>`;
 }

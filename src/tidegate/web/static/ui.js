@@ -1,5 +1,5 @@
-// The page's one way to build elements. Guarantee: whatever text is put into a template becomes a text node or a plain
-// attribute; no module of the page sets HTML from a string.
+// Templates and hooks for all modules of the page. Text in a template always becomes a text node or a plain attribute;
+// no module sets HTML from a string.
 
 import { Component, h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
@@ -10,7 +10,7 @@ export { batch, computed, effect, signal } from "./vendor/signals.js";
 
 export const html = htm.bind(h);
 
-/** A component that is drawn again only when one of its properties is another value. */
+/** A component that is rendered again only when one of its properties has changed. */
 export function memo(draw) {
   return class extends Component {
     shouldComponentUpdate(next) {
@@ -24,7 +24,7 @@ export function memo(draw) {
   };
 }
 
-/** A key that nobody can guess. `crypto.randomUUID` is missing on plain http beyond loopback, this is not. */
+/** A random key. `crypto.randomUUID` is not available on plain http except on loopback; this is. */
 export function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

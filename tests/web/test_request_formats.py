@@ -10,7 +10,7 @@ import pytest
 from tests.in_process import InProcessGateway, in_process_gateway
 from tests.random_model import FORMATS, KEY, Moody, toml
 from tests.spool.pictures import plain, saved
-from tests.web.asking import chat
+from tests.web.client import chat
 
 PDF = b"%PDF-1.7\n" + bytes(range(256)) * 4
 LARGE_PDF = b"%PDF-1.4\n" + bytes(300_000)
@@ -63,7 +63,7 @@ async def gateway(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_openai_takes_is_taken_and_answered(
+async def test_requests_that_openai_accepts_are_accepted(
     gateway: InProcessGateway, server: Moody, messages: list[Any], stream: bool
 ) -> None:
     """H04, H20: empty messages, a trailing assistant message, a system message alone; no model refuses what becomes of
@@ -75,7 +75,7 @@ async def test_what_openai_takes_is_taken_and_answered(
     assert server.stats()["refusals"] == []
 
 
-async def test_our_own_empty_answer_can_be_sent_back(gateway: InProcessGateway, server: Moody) -> None:
+async def test_an_empty_answer_can_be_sent_back(gateway: InProcessGateway, server: Moody) -> None:
     """H04: it used to break every later call."""
     empty = await chat(gateway, "hello [say]")
     assert (empty.status, empty.text) == (200, "")
@@ -84,7 +84,7 @@ async def test_our_own_empty_answer_can_be_sent_back(gateway: InProcessGateway, 
     assert server.stats()["refusals"] == []
 
 
-async def test_a_named_session_has_no_answer_to_go_on_with_and_takes_a_system_message_alone(
+async def test_a_named_session_refuses_a_last_assistant_message_and_accepts_a_system_message_alone(
     gateway: InProcessGateway, server: Moody
 ) -> None:
     """H05, H20: the history is ours."""
@@ -96,7 +96,7 @@ async def test_a_named_session_has_no_answer_to_go_on_with_and_takes_a_system_me
 
 
 @pytest.mark.parametrize("content", ["", " \n", []])
-async def test_an_empty_user_message_is_taken_in_a_named_session(
+async def test_an_empty_user_message_is_accepted_in_a_named_session(
     gateway: InProcessGateway, server: Moody, content: Any
 ) -> None:
     """H04, H05: also after others, and what is said later has it in its history."""
@@ -120,7 +120,7 @@ async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
     assert server.stats()["refusals"] == []
 
 
-async def test_loose_values_that_other_servers_take_are_taken(gateway: InProcessGateway, server: Moody) -> None:
+async def test_loose_values_that_other_servers_accept_are_accepted(gateway: InProcessGateway, server: Moody) -> None:
     """H08: no limit as -1, a number as the user, metadata that is no text."""
     reply = await chat(gateway, max_tokens=-1, user=17, metadata={"n": 1, "deep": {"a": [True]}})
     assert reply.status == 200, reply.body
@@ -170,7 +170,7 @@ async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
         ("frequency_penalty", 0, ()),
     ],
 )
-async def test_a_field_is_honoured_or_refused_by_name(
+async def test_a_field_is_supported_or_refused_by_name(
     gateway: InProcessGateway, server: Moody, api: str, field: str, value: Any, refused_by: tuple[str, ...]
 ) -> None:
     """H08, H20: a caller's mistake is 400 with `param`, and is not tried again or elsewhere."""
@@ -185,7 +185,7 @@ async def test_a_field_is_honoured_or_refused_by_name(
     assert server.stats()["refusals"] == []
 
 
-async def test_a_value_that_only_the_provider_refuses_is_the_callers_mistake(
+async def test_a_value_refused_by_the_provider_is_a_client_error(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08, H20: 400 with the caller's own name for the field, asked once and of no other model; a good one works."""
@@ -240,7 +240,7 @@ async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
         assert asked["metadata"] == {"user_id": "ada"}
 
 
-async def test_a_schema_that_breaks_the_rules_of_strict_is_the_callers_mistake(
+async def test_a_schema_that_violates_strict_mode_is_a_client_error(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08, H20: 400 with `param` and the provider's words; nobody else is asked."""
@@ -258,7 +258,7 @@ async def test_a_schema_that_breaks_the_rules_of_strict_is_the_callers_mistake(
     assert (await chat(gateway, response_format=shape)).status == 200
 
 
-async def test_json_is_refused_by_name_where_the_provider_wants_it_mentioned(
+async def test_json_mode_without_the_word_json_is_refused_where_the_provider_requires_it(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08, H20: OpenAI gives no `json_object` for messages without that word; the mistake is the caller's."""
@@ -284,7 +284,7 @@ async def test_a_refused_field_is_named_as_the_caller_named_it(
         assert reply.status == 200, reply.body
 
 
-async def test_a_name_tells_the_model_who_speaks(gateway: InProcessGateway, server: Moody, api: str) -> None:
+async def test_a_message_name_reaches_the_model(gateway: InProcessGateway, server: Moody, api: str) -> None:
     """H04: in the format that has a place for it, without the characters that OpenAI refuses."""
     messages = [
         {"role": "user", "name": "Ann Lee", "content": "hi"},
@@ -301,7 +301,7 @@ async def test_a_name_tells_the_model_who_speaks(gateway: InProcessGateway, serv
         assert [message.get("name") for message in second] == ["bob"]
 
 
-async def test_a_picture_may_stand_in_a_tools_result(gateway: InProcessGateway, server: Moody) -> None:
+async def test_a_tool_result_may_contain_a_picture(gateway: InProcessGateway, server: Moody) -> None:
     """H04, D3: as LangChain sends what a tool has drawn."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
     asked = {"id": "c1", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
@@ -352,7 +352,7 @@ def settings_with_vision(server: Moody, api: str) -> str:
     return toml(server.base_url, formats=(api, api, api), each="vision = true")
 
 
-async def test_a_pdf_reaches_the_model_as_it_is_also_after_a_restart(
+async def test_a_pdf_reaches_the_model_unchanged_even_after_a_restart(
     tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H04, D3, B4: under its name, small ones and large ones, in a named conversation and in a single call."""
@@ -374,7 +374,7 @@ async def test_a_pdf_reaches_the_model_as_it_is_also_after_a_restart(
     assert server.stats()["refusals"] == []
 
 
-async def test_a_pdf_without_a_name_or_in_a_tools_result_is_taken(
+async def test_a_pdf_without_a_name_or_in_a_tool_result_is_accepted(
     tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H04, D3: each format has a place for it."""
@@ -392,7 +392,7 @@ async def test_a_pdf_without_a_name_or_in_a_tools_result_is_taken(
     assert server.stats()["refusals"] == []
 
 
-async def test_a_model_without_vision_is_told_of_a_pdf_in_words(gateway: InProcessGateway, server: Moody) -> None:
+async def test_a_model_without_vision_gets_a_description_of_a_pdf(gateway: InProcessGateway, server: Moody) -> None:
     """H04, D3: a note, not an error."""
     reply = await chat(gateway, messages=[{"role": "user", "content": [document(LARGE_PDF, "a\nb.pdf")]}])
     assert reply.status == 200, reply.body
@@ -402,7 +402,7 @@ async def test_a_model_without_vision_is_told_of_a_pdf_in_words(gateway: InProce
     assert server.stats()["refusals"] == []
 
 
-async def test_json_without_a_schema_is_asked_of_every_format(gateway: InProcessGateway, server: Moody) -> None:
+async def test_json_without_a_schema_is_supported_by_every_format(gateway: InProcessGateway, server: Moody) -> None:
     """H09: in words, where the provider has no place for it."""
     reply = await chat(gateway, "Say it as json.", response_format={"type": "json_object"})
     assert reply.status == 200, reply.body
@@ -439,7 +439,7 @@ async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_aft
     assert server.stats()["refusals"] == []
 
 
-async def test_one_call_at_a_time_is_asked_for_in_the_words_of_each_format(
+async def test_disabling_parallel_tool_calls_is_translated_for_each_format(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
     """H08: `parallel_tool_calls` has another name at Anthropic's."""

@@ -7,7 +7,7 @@ import pytest
 from bench.scripted.temper import Temper
 from bench.scripted_model import ScriptedModel
 from tests.in_process import in_process_gateway
-from tests.web.asking import call, chat
+from tests.web.client import call, chat
 from tidegate.models import SUMMARY_TASK
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ model = "main"
 WORDS = "the tide comes in and the tide goes out " * 10
 
 
-async def test_a_caller_sees_what_fills_the_window_of_his_own_conversation(home: Path, model: ScriptedModel) -> None:
+async def test_users_see_what_fills_the_window_of_their_own_conversations(home: Path, model: ScriptedModel) -> None:
     """X05: and of no other's."""
     model.be(Temper(marker=SUMMARY_TASK, windows={"*": 2048}))
     async with in_process_gateway(home, model=model, toml=SMALL.format(url=model.base_url)) as h:

@@ -13,7 +13,7 @@ from tests.in_process import WAIT, InProcessGateway
 CHAT = "/v1/chat/completions"
 
 
-def asked(text: str = "hello", **fields: Any) -> dict[str, Any]:
+def chat_body(text: str = "hello", **fields: Any) -> dict[str, Any]:
     """A chat request with one user message."""
     return {"model": "main", "messages": [{"role": "user", "content": text}], **fields}
 
@@ -115,4 +115,4 @@ async def chat(h: InProcessGateway, text: str = "hello", *, headers: Mapping[str
     sent = dict(headers or {})
     if session is not None:
         sent["X-Session-Id"] = session
-    return await call(h, "POST", CHAT, json=asked(text, **fields), headers=sent, key=key)
+    return await call(h, "POST", CHAT, json=chat_body(text, **fields), headers=sent, key=key)

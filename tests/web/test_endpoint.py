@@ -3,18 +3,20 @@
 import pytest
 
 from tidegate.web.app.auth import Credentials
-from tidegate.web.app.endpoint import Endpoint, PathApp
+from tidegate.web.app.endpoint import Endpoint, PathApp, Routes
 from tidegate.web.app.request_body import RequestBodies
-from tidegate.web.app.routes import Routes
 
 PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events", "/static/{name:path}", "/v1/a.b")
 
 
 @pytest.fixture
 def routes() -> Routes:
-    keyring: Credentials = None  # type: ignore[assignment]  # nobody is asked who calls
+    credentials: Credentials = None  # type: ignore[assignment]  # nobody is asked who calls
     return Routes(
-        {path: PathApp([Endpoint(method="GET", path=path, summary="")], keyring, RequestBodies(1)) for path in PATHS}
+        {
+            path: PathApp([Endpoint(method="GET", path=path, summary="")], credentials, RequestBodies(1))
+            for path in PATHS
+        }
     )
 
 
@@ -30,7 +32,7 @@ def routes() -> Routes:
         ("/static/", "/static/{name:path}", {"name": ""}),
     ],
 )
-def test_a_path_leads_to_the_place_that_was_declared_for_it(
+def test_a_path_leads_to_its_declared_endpoint(
     routes: Routes, path: str, template: str, values: dict[str, str]
 ) -> None:
     """H20: and what stands in the place of a name is handed over as it came."""
@@ -42,15 +44,15 @@ def test_a_path_leads_to_the_place_that_was_declared_for_it(
 @pytest.mark.parametrize(
     "path", ["", "/api", "/api/sessions/", "/api/sessions//events", "/api/sessions/a/b/events", "/static", "/v1/aXb"]
 )
-def test_a_path_that_was_not_declared_leads_nowhere(routes: Routes, path: str) -> None:
+def test_an_undeclared_path_has_no_route(routes: Routes, path: str) -> None:
     """H20: nothing is completed, redirected or guessed."""
     assert routes.find(path) is None
 
 
-def test_a_path_that_is_spelt_out_comes_before_a_template() -> None:
+def test_a_literal_path_has_priority_over_a_template() -> None:
     """H20: whichever was declared first."""
-    keyring: Credentials = None  # type: ignore[assignment]
-    apps = {path: PathApp([], keyring, RequestBodies(1)) for path in ("/a/{id}", "/a/new")}
+    credentials: Credentials = None  # type: ignore[assignment]
+    apps = {path: PathApp([], credentials, RequestBodies(1)) for path in ("/a/{id}", "/a/new")}
     found = Routes(apps).find("/a/new")
     assert found is not None
     assert found.path == "/a/new"

@@ -9,7 +9,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway
 from tests.logs import capture_logs
-from tests.web.asking import CHAT, Reply, asked, chat
+from tests.web.client import CHAT, Reply, chat, chat_body
 from tidegate.models.http.http_model import HttpModel
 from tidegate.web.chat.chat_stream import ChatStream
 
@@ -26,7 +26,7 @@ def told_and_logged(error: Any, logged: Any, event: str) -> None:
     incident = error["message"].rstrip(".").rpartition(" ")[2]
     assert incident.startswith("i_")
     [line] = [line for line in logged if line["event"] == event]
-    assert line["level"] == "error" and incident in line["told"]
+    assert line["level"] == "error" and incident in str(line)
     assert line["exc_info"], "the log tells where it happened"
 
 
@@ -38,7 +38,7 @@ async def begun_and_broken(
 ) -> Reply:
     """A stream that says something, breaks when told to, and is read to its end."""
     with anyio.fail_after(WAIT):
-        async with h.client.post(CHAT, json=asked(text, stream=True), headers=headers) as response:
+        async with h.client.post(CHAT, json=chat_body(text, stream=True), headers=headers) as response:
             seen = b""
             while b'"content":"w0' not in seen:
                 seen += await response.content.readany()
@@ -53,7 +53,7 @@ def has_ended_with_an_error(reply: Reply) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_unforeseen_error_inside_a_turn_is_an_incident_and_the_session_goes_on(
+async def test_an_unexpected_error_in_a_turn_is_an_incident_and_the_session_continues(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """H20, H22, L23: with its status, before anything was said."""
@@ -71,7 +71,7 @@ async def test_an_unforeseen_error_inside_a_turn_is_an_incident_and_the_session_
     assert said == ["one", "two"]
 
 
-async def test_an_unforeseen_error_of_a_turn_that_has_said_something_ends_its_stream_with_the_error(
+async def test_an_unexpected_error_after_text_ends_the_stream_with_the_error(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H20, H22, L23: as an event, and the session takes the next message."""
@@ -89,11 +89,11 @@ async def test_an_unforeseen_error_of_a_turn_that_has_said_something_ends_its_st
     assert (await chat(gateway, "two", session="n")).status == 200
 
 
-async def test_an_unforeseen_error_of_the_stream_itself_ends_it_with_the_error_and_not_its_turn(
+async def test_an_unexpected_error_of_a_stream_ends_the_stream_and_not_its_turn(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H15, H20, H22: the answer is stored all the same, and the session takes the next message."""
-    tell = ChatStream.of
+    tell = ChatStream.encode
 
     def broken(self: ChatStream, events: Any) -> bytes:
         if model.latch("there").opened.is_set():
@@ -101,17 +101,17 @@ async def test_an_unforeseen_error_of_the_stream_itself_ends_it_with_the_error_a
         return tell(self, events)
 
     with capture_logs() as logged, monkeypatch.context() as patched:
-        patched.setattr(ChatStream, "of", broken)
+        patched.setattr(ChatStream, "encode", broken)
         text = "one [words 30] [hold there after=5]"
         reply = await begun_and_broken(gateway, text, lambda: model.release("there"))
-    told_and_logged(has_ended_with_an_error(reply), logged, "a request broke")
+    told_and_logged(has_ended_with_an_error(reply), logged, "a request raised an unexpected exception")
     with anyio.fail_after(WAIT):
         outcome = await gateway.service.wait(reply.headers["X-Turn-Id"])
     assert outcome.state == "answered" and outcome.text.endswith("w29")
     assert (await chat(gateway, "two", session="n")).status == 200
 
 
-async def test_an_ephemeral_turn_does_not_go_on_for_a_stream_that_broke(
+async def test_an_ephemeral_turn_stops_when_its_stream_fails(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H16: nobody is left who could read it."""
@@ -123,7 +123,7 @@ async def test_an_ephemeral_turn_does_not_go_on_for_a_stream_that_broke(
         text = "one [words 30] [hold there after=5] [slow ms=20]"
 
         def breaks() -> None:
-            patched.setattr(ChatStream, "of", broken)
+            patched.setattr(ChatStream, "encode", broken)
             model.release("there")
 
         has_ended_with_an_error(await begun_and_broken(gateway, text, breaks, {}))

@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.web.asking import call, chat, raw
+from tests.web.client import call, chat, raw
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +72,7 @@ async def test_the_same_session_name_of_two_principals_is_two_conversations(
     ]
 
 
-async def test_the_owner_sees_others_conversations_and_stays_silent_in_them(gateway: InProcessGateway) -> None:
+async def test_the_owner_can_read_other_users_conversations_but_not_write_in_them(gateway: InProcessGateway) -> None:
     """H21, X06: read, end, delete; neither a message nor a command in somebody else's name."""
     anna = await gateway.add_key("anna")
     await chat(gateway, key=anna, session="notes")
@@ -156,7 +156,7 @@ async def test_the_key_is_checked_before_the_body_is_read(gateway: InProcessGate
     assert b"invalid_api_key" in body
 
 
-async def test_keys_are_kept_as_digests_and_looked_up_by_them(gateway: InProcessGateway) -> None:
+async def test_keys_are_stored_and_looked_up_as_digests(gateway: InProcessGateway) -> None:
     """H21, X01: no key is in the store, so that no comparison of keys can leak one."""
     key = await gateway.add_key("anna")
     rows = await gateway.store.read(lambda db: db.execute("SELECT digest FROM keys").fetchall())
@@ -178,7 +178,7 @@ async def test_a_revoked_key_is_refused_at_once(gateway: InProcessGateway) -> No
     assert (await call(gateway, "DELETE", f"/api/keys/{id}")).status == 404
 
 
-async def test_what_concerns_everybody_is_the_owners_alone(gateway: InProcessGateway) -> None:
+async def test_endpoints_about_all_users_are_for_the_owner_only(gateway: InProcessGateway) -> None:
     """H21: 403 for what a principal may not do."""
     anna = await gateway.add_key("anna")
     for method, path, body in (
@@ -208,7 +208,7 @@ async def test_a_key_can_be_made_for_some_agents_and_a_wrong_one_is_refused(gate
     assert "main" in wrong.error["message"]
 
 
-async def test_a_second_key_cannot_pretend_to_restrict_its_principal(home: Path, model: ScriptedModel) -> None:
+async def test_a_second_key_cannot_restrict_its_principal(home: Path, model: ScriptedModel) -> None:
     """X01, X06: agents that differ from what the principal may use are 409, and no key is made."""
     async with in_process_gateway(home, '[agents.writer]\nmodel = "main"\nprompt = "Write."\n', model=model) as h:
         await h.add_key("anna", ("main", "writer"))

@@ -13,7 +13,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import asked, call, raw
+from tests.web.client import call, chat_body, raw
 from tidegate.web.http1 import transport
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ def request(
     h: InProcessGateway, text: str = "hello", *, version: str = "1.1", headers: str = "", stream: bool = False
 ) -> bytes:
     """A whole chat request, as bytes."""
-    body = json.dumps(asked(text, stream=stream)).encode()
+    body = json.dumps(chat_body(text, stream=stream)).encode()
     head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nAuthorization: Bearer {h.key}\r\n{headers}"
     return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
@@ -197,7 +197,7 @@ async def test_an_early_refusal_is_readable_over_tls_too(home: Path, model: Scri
                 await anyio.sleep(0.005)
 
 
-async def test_headers_without_end_are_refused_readably(gateway: InProcessGateway) -> None:
+async def test_endless_headers_are_refused_readably(gateway: InProcessGateway) -> None:
     """H20, L21: 431, however much the client had wanted to say."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
@@ -206,7 +206,7 @@ async def test_headers_without_end_are_refused_readably(gateway: InProcessGatewa
     assert answer.split(b" ")[1] == b"431"
 
 
-async def test_what_is_read_after_an_early_answer_is_bounded_in_bytes(
+async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_bytes(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L21: who sends for ever is cut off."""
@@ -221,7 +221,7 @@ async def test_what_is_read_after_an_early_answer_is_bounded_in_bytes(
             await anyio.sleep(0.005)
 
 
-async def test_what_is_read_after_an_early_answer_is_bounded_in_time(
+async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_time(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L11, L21: who neither sends nor hangs up is let go."""
@@ -234,7 +234,7 @@ async def test_what_is_read_after_an_early_answer_is_bounded_in_time(
                 await anyio.sleep(0.005)
 
 
-async def test_a_connection_that_lingers_does_not_hold_up_the_stop(home: Path, model: ScriptedModel) -> None:
+async def test_a_lingering_connection_does_not_delay_the_stop(home: Path, model: ScriptedModel) -> None:
     """F1: nothing of it is left when the server has stopped."""
     with anyio.fail_after(WAIT):
         async with in_process_gateway(home, model=model) as h:
@@ -274,7 +274,7 @@ async def test_a_half_closed_connection_gets_its_answer(
     assert gateway.service.status().turns.answered == 1
 
 
-async def test_a_stream_goes_on_after_its_reader_half_closed(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_a_stream_continues_after_its_reader_half_closes(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H16: also when it had begun."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
@@ -304,7 +304,7 @@ def unchunked(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_reader_that_hangs_up_wholly_has_left_however_it_does_it(
+async def test_a_client_that_hangs_up_has_left_however_it_does_so(
     gateway: InProcessGateway, model: ScriptedModel, begun: bool
 ) -> None:
     """H16: first one half and then the other; before its answer has begun, and in the middle of it."""
@@ -324,7 +324,7 @@ async def test_a_reader_that_hangs_up_wholly_has_left_however_it_does_it(
             await anyio.sleep(0.005)
 
 
-async def test_half_a_request_and_then_the_end_is_no_request(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_an_incomplete_request_is_not_processed(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """L11: nothing more can come; the connection is closed and nothing runs."""
     whole = request(gateway)
     with anyio.fail_after(WAIT):
@@ -370,7 +370,7 @@ async def test_a_stream_over_http_1_0_is_not_chunked_and_ends_with_the_connectio
     assert all(block.startswith((b"data: ", b": ")) for block in body.split(b"\n\n")[:-1])
 
 
-async def test_a_whole_answer_over_http_1_0_has_its_length(gateway: InProcessGateway) -> None:
+async def test_a_complete_response_over_http_1_0_has_a_length(gateway: InProcessGateway) -> None:
     """H10: and so has a refusal."""
     with anyio.fail_after(WAIT):
         for headers, status in (("", b"200"), ("X-Busy: never\r\n", b"400")):

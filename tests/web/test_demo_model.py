@@ -7,7 +7,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
 from tests.in_process import in_process_gateway
-from tests.web.asking import call
+from tests.web.client import call
 
 pytestmark = pytest.mark.anyio
 

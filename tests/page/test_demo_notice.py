@@ -14,7 +14,7 @@ REAL = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:9/v1"\n
 TOY = '[models.toy]\napi = "demo"\n[agents.main]\nmodel = "main"\n[agents.toy]\nmodel = "toy"\n'
 
 
-def test_one_quiet_line_says_that_the_demo_model_answers_and_where_to_name_another(page: Page) -> None:
+def test_a_line_says_that_the_demo_model_answers_and_how_to_configure_another(page: Page) -> None:
     """From the beginning on, in a conversation too, and once."""
     line = page.locator(".demo")
     expect(line).to_contain_text("demo model")

@@ -7,7 +7,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.web.asking import call, chat
+from tests.web.client import call, chat
 from tidegate.store import Db
 from tidegate.store import settings as stored
 from tidegate.web.api.session_settings import MOST_SETTINGS
@@ -91,7 +91,7 @@ async def test_settings_are_read_page_by_page_to_the_last(gateway: InProcessGate
         assert (refused.status, refused.error["param"]) == (400, "before")
 
 
-async def test_a_conversation_takes_its_prompt_anew_when_told_to(home: Path, model: ScriptedModel) -> None:
+async def test_a_conversation_reloads_its_prompt_on_request(home: Path, model: ScriptedModel) -> None:
     """A4, P18, X06: by its principal or the owner, and only then; it says whether anything changed."""
     async with in_process_gateway(home, model=model) as h:
         anna = await h.add_key("anna")
@@ -114,7 +114,7 @@ async def test_a_conversation_takes_its_prompt_anew_when_told_to(home: Path, mod
         assert (await call(h, "POST", reload, key=anna)).json == {"changed": False}
 
 
-async def test_a_reload_that_cannot_be_is_a_conflict(home: Path, model: ScriptedModel) -> None:
+async def test_an_impossible_reload_is_a_conflict(home: Path, model: ScriptedModel) -> None:
     """V19, H20: in mid-turn, after the end, and when the agent is not configured any more."""
     extra = '[agents.writer]\nmodel = "main"\nprompt = "Write."\n'
     async with in_process_gateway(home, extra, model=model) as h:

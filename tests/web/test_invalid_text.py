@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.web.asking import CHAT, asked, call, chat
+from tests.web.client import CHAT, call, chat, chat_body
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -20,18 +20,18 @@ async def odd(ctx: ToolContext) -> str:
     return "half \ud800"
 
 
-async def test_a_garbled_answer_is_told_stored_and_asked_on(home: Path, model: ScriptedModel) -> None:
+async def test_invalid_text_of_a_model_is_repaired_sent_and_stored(home: Path, model: ScriptedModel) -> None:
     """A2, S33, H10: streamed and whole, over a restart, with a tool whose result is garbled too."""
     tools = '[agents.odd]\nmodel = "main"\ntools = ["odd"]\n'
     toolsets = {"odd": Toolset((odd,))}
     named = {"X-Session-Id": "talk"}
     async with in_process_gateway(home, tools, model=model, toolsets=toolsets) as h:
-        streamed = await call(h, "POST", CHAT, json={**asked(GARBLED, stream=True), "model": "odd"}, headers=named)
+        streamed = await call(h, "POST", CHAT, json={**chat_body(GARBLED, stream=True), "model": "odd"}, headers=named)
         assert streamed.streamed == "l\ufffdw\n\nt\ufffdde"
-        whole = await call(h, "POST", CHAT, json={**asked(GARBLED), "model": "odd"}, headers=named)
+        whole = await call(h, "POST", CHAT, json={**chat_body(GARBLED), "model": "odd"}, headers=named)
         assert whole.text == "t\ufffdde"
     async with in_process_gateway(home, tools, model=model, toolsets=toolsets) as h:
-        after = await call(h, "POST", CHAT, json={**asked("and now?"), "model": "odd"}, headers=named)
+        after = await call(h, "POST", CHAT, json={**chat_body("and now?"), "model": "odd"}, headers=named)
         assert after.text.startswith("The tide")
         (session,) = (await call(h, "GET", "/api/sessions")).json["sessions"]
         said = (await call(h, "GET", f"/api/sessions/{session['id']}/messages")).json["messages"]
@@ -40,7 +40,7 @@ async def test_a_garbled_answer_is_told_stored_and_asked_on(home: Path, model: S
 
 
 @pytest.mark.parametrize("text", [rb"\ud800", rb"a\ude00b", rb"\ud83d and more", b"\xed\xa0\x80"])
-async def test_a_caller_is_told_that_the_text_holds_half_a_character(gateway: InProcessGateway, text: bytes) -> None:
+async def test_a_lone_surrogate_in_a_request_is_refused_with_the_reason(gateway: InProcessGateway, text: bytes) -> None:
     """H20: what a caller sends is not changed; 400 says what is wrong with it, and nothing is taken in."""
     for path, body in (
         (CHAT, b'{"model":"main","messages":[{"role":"user","content":"%b"}]}'),

@@ -74,7 +74,7 @@ TYPED_AT_ONCE = """async () => {
 }"""
 
 
-def test_letters_typed_as_soon_as_a_conversation_is_drawn_are_kept(page: Page) -> None:
+def test_letters_typed_as_soon_as_a_conversation_is_rendered_are_kept(page: Page) -> None:
     """The box is made ready for its conversation before anybody can see it."""
     say(page, "say one")
     expect(page.locator("#composer")).to_be_focused()
@@ -97,7 +97,7 @@ LOOKS = """() => {
 }"""
 
 
-def test_tab_reaches_every_control_and_shows_where_it_is(page: Page) -> None:
+def test_tab_reaches_every_control_with_a_visible_focus(page: Page) -> None:
     """The order is that of the page, and what has the focus looks otherwise than without it."""
     say(page, "what time is it")
     page.get_by_role("button", name="Signed-in browsers").focus()

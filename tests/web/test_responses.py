@@ -11,16 +11,16 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests import core
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
-from tests.web.asking import CHAT, Reply, asked, call, chat
+from tests.web.client import CHAT, Reply, call, chat, chat_body
 from tidegate.web import create_app
-from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, Pulse, Stream
+from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, OpenStreams, Stream
 
 pytestmark = pytest.mark.anyio
 
 ANSWER = "The tide comes in, the gate keeps the level."
 
 
-async def test_a_whole_answer_has_openais_shape(gateway: InProcessGateway) -> None:
+async def test_a_complete_answer_has_openais_format(gateway: InProcessGateway) -> None:
     """H10: id, object, created, model, choices, usage; the turn's id in its header."""
     reply = await chat(gateway)
     answer = reply.json
@@ -56,7 +56,7 @@ async def _assistant_rows(h: InProcessGateway):  # type: ignore[no-untyped-def]
     return [row for row in rows if row.message.role == "assistant"]
 
 
-async def test_a_streamed_answer_is_chunks_and_an_end_mark(gateway: InProcessGateway) -> None:
+async def test_a_streamed_answer_is_chunks_and_an_end_marker(gateway: InProcessGateway) -> None:
     """H10: role first, then text, then the reason of the end; the same text as the whole answer."""
     reply = await chat(gateway, stream=True)
     assert reply.headers["Content-Type"].startswith("text/event-stream")
@@ -71,7 +71,7 @@ async def test_a_streamed_answer_is_chunks_and_an_end_mark(gateway: InProcessGat
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_a_stream_tells_its_usage_to_who_asks(gateway: InProcessGateway) -> None:
+async def test_a_stream_reports_its_usage_on_request(gateway: InProcessGateway) -> None:
     """H08, H10: stream_options.include_usage."""
     reply = await chat(gateway, stream=True, stream_options={"include_usage": True})
     *others, last = reply.chunks
@@ -80,7 +80,7 @@ async def test_a_stream_tells_its_usage_to_who_asks(gateway: InProcessGateway) -
     assert last["usage"]["total_tokens"] > 0
 
 
-async def test_a_finish_reason_of_the_model_reaches_the_caller(gateway: InProcessGateway) -> None:
+async def test_the_models_finish_reason_reaches_the_client(gateway: InProcessGateway) -> None:
     """H10: length, streamed and not."""
     assert (await chat(gateway, "x [finish length]")).json["choices"][0]["finish_reason"] == "length"
     streamed = await chat(gateway, "x [finish length]", stream=True)
@@ -96,7 +96,7 @@ async def test_tool_progress_is_comments_for_a_plain_client(gateway: InProcessGa
     assert reply.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_tool_progress_is_named_events_for_who_asks(gateway: InProcessGateway) -> None:
+async def test_tool_progress_is_named_events_on_request(gateway: InProcessGateway) -> None:
     """H11: X-Events: full."""
     reply = await chat(gateway, "time [tool clock {}]", stream=True, headers={"X-Events": "full"})
     names = [name for name, _ in reply.events]
@@ -115,7 +115,7 @@ async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: Scrip
     """H11: while a model thinks, the stream is not silent; the answer follows undisturbed."""
     async with in_process_gateway(home, model=model, keep_alive=0.05) as h:
         with anyio.fail_after(WAIT):
-            async with h.client.post(CHAT, json=asked("x [hold there]", stream=True)) as response:
+            async with h.client.post(CHAT, json=chat_body("x [hold there]", stream=True)) as response:
                 seen = b""
                 while seen.count(b": keep-alive\n\n") < 2:
                     seen += await response.content.readany()
@@ -125,7 +125,7 @@ async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: Scrip
         assert reply.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_text_before_and_after_a_tool_is_kept_apart(gateway: InProcessGateway) -> None:
+async def test_text_before_and_after_a_tool_is_separated(gateway: InProcessGateway) -> None:
     """H10, H11: in a stream by an empty line; a whole answer is what was said last, and the transcript has both."""
     script = "x [saying Let me look.] [tool clock {}] [tool clock {}] [say It is late.]"
     reply = await chat(gateway, script, stream=True, session="n")
@@ -136,7 +136,7 @@ async def test_text_before_and_after_a_tool_is_kept_apart(gateway: InProcessGate
     assert said == ["Let me look.", "Let me look.", "It is late."] * 2
 
 
-async def test_a_quiet_stream_hears_something_every_fifteen_seconds() -> None:
+async def test_an_idle_stream_gets_a_comment_every_fifteen_seconds() -> None:
     """H11: at the latest, and not much more often; by a clock of the test's own."""
     now = 0.0
     told: list[float] = []
@@ -145,21 +145,21 @@ async def test_a_quiet_stream_hears_something_every_fifteen_seconds() -> None:
         if message.get("body") == b": keep-alive\n\n":
             told.append(now)
 
-    pulse = Pulse(clock=lambda: now)
-    async with Stream(send, pulse, []):
+    streams = OpenStreams(clock=lambda: now)
+    async with Stream(send, streams, []):
         while now < 120:
-            now += pulse.every
-            await pulse.beat()
+            now += streams.check_interval
+            await streams.send_keep_alives()
     gaps = [later - earlier for earlier, later in itertools.pairwise([0.0, *told])]
     assert len(gaps) >= 8 and all(10 <= gap <= 15 for gap in gaps)
 
 
-def test_the_gateway_keeps_its_streams_alive_at_that_pace() -> None:
+def test_fifteen_seconds_is_the_gateways_default_interval() -> None:
     """H11: nobody has to ask for it."""
     assert inspect.signature(create_app).parameters["keep_alive"].default == KEEP_ALIVE_SECONDS == 15
 
 
-async def test_an_answer_that_begins_anew_after_visible_text_ends_a_plain_stream_with_an_error(
+async def test_a_plain_stream_ends_with_an_error_when_the_answer_restarts_after_visible_text(
     home: Path, model: ScriptedModel
 ) -> None:
     """H11, H22: shown text is never taken back silently; who asked for all events is told and gets the new answer."""
@@ -189,9 +189,7 @@ async def _broken_off(gateway: InProcessGateway, model: ScriptedModel) -> None:
     ("method", "path", "status"),
     [("GET", "/healthz", 200), ("GET", "/v1/models", 200), ("GET", "/v1/nope", 404), ("PUT", "/v1/models", 405)],
 )
-async def test_every_response_has_an_id_of_its_own(
-    gateway: InProcessGateway, method: str, path: str, status: int
-) -> None:
+async def test_every_response_has_its_own_id(gateway: InProcessGateway, method: str, path: str, status: int) -> None:
     """H10: by which a person can name it to the operator."""
     replies = [await call(gateway, method, path) for _ in range(2)]
     assert {reply.status for reply in replies} == {status}

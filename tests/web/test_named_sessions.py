@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.web.asking import call, chat, raw
+from tests.web.client import call, chat, raw
 
 pytestmark = pytest.mark.anyio
 
@@ -18,7 +18,7 @@ def sent(model: ScriptedModel) -> list[tuple[str, Any]]:
     return [(message["role"], message.get("content")) for message in messages]
 
 
-async def test_a_name_continues_a_conversation_behind_an_id_of_ours(
+async def test_a_session_name_continues_a_conversation_with_an_opaque_id(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
     """H03, X07: the name is the caller's, the id is opaque and not made from it."""
@@ -34,7 +34,7 @@ async def test_a_name_continues_a_conversation_behind_an_id_of_ours(
 @pytest.mark.parametrize(
     "name", [b"x", b"x" * 200, "Gespräch über Ölfelder 🌊".encode(), b"../../etc/passwd", b"' OR 1=1; --", b"a  b"]
 )
-async def test_any_printable_name_is_taken_as_it_is(gateway: InProcessGateway, name: bytes) -> None:
+async def test_any_printable_name_is_accepted_unchanged(gateway: InProcessGateway, name: bytes) -> None:
     """H03, X07: 1 to 200 printable characters, also those that would mean something elsewhere."""
     await raw_chat(gateway, name)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
