@@ -50,9 +50,8 @@ from bench.scripted.anthropic_request import (
     read_request,
 )
 from bench.scripted.anthropic_thoughts import check_thoughts, thought_tail
-from bench.scripted.interface import Asked, Tokens
+from bench.scripted.interface import Asked, Refusal, Tokens
 from bench.scripted.media import IMAGE_CHARACTERS
-from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN, Breakpoints
 from bench.scripted.script import ANSWER, Plan, directs
 from bench.scripted.toolset import Toolsets

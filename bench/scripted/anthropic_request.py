@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 from bench.scripted.toolset import check_unique
 
 _TOOL_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,128}$")

@@ -24,8 +24,8 @@ from bench.scripted.anthropic_request import (
     ToolUse,
     UrlSource,
 )
+from bench.scripted.interface import Refusal
 from bench.scripted.media import check_image, check_pdf
-from bench.scripted.refusal import Refusal
 
 NEWEST = "2026-10-21"
 LEAST_BUDGET = 1024

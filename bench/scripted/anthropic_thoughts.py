@@ -21,7 +21,7 @@ from bench.scripted.anthropic_request import (
     Toolset,
     ToolUse,
 )
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 from bench.scripted.seal import is_signature, signed_tail, unsealed
 
 _DIGEST_BYTES = 8

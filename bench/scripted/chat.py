@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from bench.scripted.chat_request import Message, Request, check_tools, read_request, tokens_of
-from bench.scripted.interface import Asked, Tokens
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Asked, Refusal, Tokens
 from bench.scripted.reuse import Ledger
 from bench.scripted.script import ANSWER, Plan
 from bench.scripted.toolset import Toolsets

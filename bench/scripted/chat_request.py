@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bench.scripted.interface import Refusal
 from bench.scripted.media import AUDIO_CHARACTERS, IMAGE_CHARACTERS, check_audio, check_data_url, check_file
-from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
 from bench.scripted.toolset import check_unique, is_strict

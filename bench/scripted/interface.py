@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from bench.scripted.script import Plan
 
 
+class Refusal(Exception):
+    """A request that a strict provider would refuse, with the reason. Each format words the error body."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code, self.status = message, param, code, status
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """What the request is made of: all of it, what came from a cache, what was written to one, and of that for

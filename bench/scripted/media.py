@@ -7,7 +7,7 @@ import base64
 import binascii
 import re
 
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 
 IMAGE_BYTES = 5 * 1024 * 1024
 AUDIO_BYTES = 25 * 1024 * 1024

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bench.scripted.interface import Refusal
 from bench.scripted.media import IMAGE_CHARACTERS, check_data_url
-from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
 from bench.scripted.toolset import is_strict

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bench.scripted.interface import Refusal
 from bench.scripted.media import check_file
-from bench.scripted.refusal import Refusal
 from bench.scripted.responses_request import (
     LONGEST_ID,
     ChoiceFunction,

@@ -15,12 +15,11 @@ import msgspec
 from bench.scripted.anthropic import Messages
 from bench.scripted.chat import Chat
 from bench.scripted.connection import LONGEST_WAIT, Connection
-from bench.scripted.interface import Asked, Format
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Asked, Format, Refusal
+from bench.scripted.playback import perform
 from bench.scripted.responses import Responses
 from bench.scripted.reuse import VIOLATIONS
 from bench.scripted.script import ANSWER, Directive, Plan, plan_of
-from bench.scripted.stage import perform
 from bench.scripted.temper import SCRIPTS, WRITTEN, Temper, Traced, written
 from bench.scripted.wire import credential_of, reply_of
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from bench.scripted.interface import Asked
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Asked, Refusal
 from bench.scripted.script import Plan
 
 SUMMARY_WORDS = 200

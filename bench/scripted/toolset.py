@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 
 KEPT = 64
 Checked = TypeVar("Checked")

@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from bench.http_client import events
 from bench.scripted.temper import INJECTED, SUMMARY_WORDS, WRITTEN, Temper, good
 from bench.scripted_model import ScriptedModel
-from bench.wire import events
 from tests.models.official import strictly
 
 pytestmark = pytest.mark.anyio

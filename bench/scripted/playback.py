@@ -4,10 +4,11 @@ Guarantee: every wait is bounded; what was begun ends as the script says, on a c
 """
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from bench.scripted.connection import LONGEST_WAIT, Connection
-from bench.scripted.damage import damaged
 from bench.scripted.interface import Asked, Format
 from bench.scripted.script import Directive, Plan
 from bench.scripted.wire import END, credential_of, framed, reply_of
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 BATCH = 64
 HUGE_PIECE = 65536
 WEB_PAGE = b"<html><body>Sign in to the hotel network</body></html>"
+
+_NAMES = {
+    "input": rb"prompt_tokens|input_tokens",
+    "output": rb"completion_tokens|output_tokens",
+    "cached": rb"cached_tokens|cache_read_input_tokens",
+    "written": rb"cache_write_tokens|cache_creation_input_tokens",
+    "reasoning": rb"reasoning_tokens|thinking_tokens",
+    "total": rb"total_tokens",
+}
+_FIELDS = {name: re.compile(rb'("(?:%b)":)\d+' % names) for name, names in _NAMES.items()}
+_WHOLE = re.compile(rb'("usage":)\{(?:[^{}]|\{[^{}]*\})*\}')
+_BYTE = re.compile(rb"<x([0-9A-Fa-f]{2})>")
+_ESCAPE = re.compile(rb"<(u[0-9A-Fa-f]{4})>")
 
 
 async def perform(
@@ -118,3 +132,14 @@ async def _huge_line(connection: Connection, form: Format, size: int) -> None:
         connection.write(piece)
         await connection.writable()
     connection.write(framed(end))
+
+
+def damaged(said: bytes, faults: dict[str, Directive]) -> bytes:
+    if usage := faults.get("usage"):
+        for name, value in usage.options.items():
+            if found := _WHOLE if name == "all" else _FIELDS.get(name):
+                said = found.sub(rb"\g<1>" + unquote_to_bytes(value).replace(b"\\", rb"\\"), said)
+    if "garbled" in faults:
+        said = _BYTE.sub(lambda found: bytes.fromhex(found[1].decode()), said)
+        said = _ESCAPE.sub(rb"\\\1", said)
+    return said
