@@ -1,6 +1,7 @@
-"""Chat completions: what is said, as bytes.
+"""The chat-completions format: answers as bytes.
 
-Guarantee: strict on what comes (`chat_request`), canonical in what goes; it caches as providers do of their own accord.
+Requests are checked strictly (`chat_request`); answers are canonical. The simulated cache is automatic, as with most
+providers.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
-"""One connection to the scripted server: HTTP in, answers out, one after the other.
+"""One connection to the scripted server, with one request after the other.
 
-Guarantee: a request that comes while another is answered waits its turn; the task of an answer ends with its
-connection.
+A request that arrives while another is being answered waits. The task of an answer ends with its connection.
 """
 
 import asyncio
@@ -25,13 +24,11 @@ PIPELINED = 64
 
 
 def _error(message: str) -> bytes:
-    """Before a format is known."""
+    """An error body for a request whose format is not known."""
     return msgspec.json.encode({"error": {"message": message, "type": "invalid_request_error"}})
 
 
 class Connection(asyncio.Protocol):
-    """One connection. A request that comes while another is answered waits its turn."""
-
     def __init__(self, server: "ScriptedModel") -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)

@@ -1,6 +1,7 @@
-"""How an answer is played: held, slowed, broken off, spoiled, or simply said; the same in every format.
+"""Playback of a planned answer with its faults: held, slowed, cut off, damaged, or simply sent; for every format.
 
-Guarantee: every wait is bounded; what was begun ends as the script says, on a connection that its server owns.
+Every wait is bounded. An answer ends as the script says, on a connection that its server owns. `damaged` inserts bytes
+that are not text, halves of characters and wrong token counts.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from bench.scripted.wire import END, credential_of, framed, reply_of
 if TYPE_CHECKING:
     from bench.scripted.server import ScriptedModel
 
-# Pieces to one write, when nothing is to happen between them.
+# Pieces per write, if nothing happens between them.
 BATCH = 64
 HUGE_PIECE = 65536
 WEB_PAGE = b"<html><body>Sign in to the hotel network</body></html>"
@@ -65,7 +66,7 @@ async def perform(
 
 
 async def _stream(server: "ScriptedModel", connection: Connection, form: Format, asked: Asked, plan: Plan) -> bool:
-    """Writes the answer's pieces; True when it went wrong on purpose and nothing may follow."""
+    """Write the pieces of the answer. Returns True if a fault ended it and nothing may follow."""
     faults = plan.faults
     slow = faults["slow"].number("ms", 20) / 1000 if "slow" in faults else 0.0
     after = {name: int(directive.number("after", 1)) for name, directive in faults.items()}
@@ -109,7 +110,7 @@ def _chunks(said: bytes, faults: dict[str, Directive]) -> bytes:
 
 
 def _quoted(directive: Directive, form: Format, asked: Asked) -> str:
-    """What providers do that complain of a message: they say which."""
+    """The quotation of the message or the credential that an error contains, as some providers send."""
     return f" You said: {form.said(asked)}" if "quote" in directive.words else ""
 
 

@@ -1,7 +1,7 @@
-"""The scripted server: one listener, its formats by path, its counters, its latches, what it has recorded.
+"""The scripted server: one listener, formats by path, counters, latches, and recorded requests.
 
-Guarantee: nothing is open before it is entered and nothing after it is left; everything it keeps is bounded. It owns
-its connections, and they their answers.
+Nothing is open before entering and after leaving; everything it keeps is bounded. It owns its connections, and they own
+their answers.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ RECORDED = 200
 RECORDED_BYTES = 8 * 1024 * 1024
 COUNTERS = 10_000
 TRACED = 200_000
-"""Requests of which is known how long they were, if it is asked for: some ten times a long run's."""
+"""Requests in the trace, if tracing is on: about ten times those of a long run."""
 TRACED_CHARACTERS = 40
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A request as it came. `authorization` is the value of the header that names the caller, or empty."""
+    """A request as received. `authorization` is the value of the credential header, or empty."""
 
     path: str
     authorization: str
@@ -44,7 +44,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Latch:
-    """What `[hold NAME]` waits at; once released it stays open."""
+    """The latch of `[hold NAME]`. Once released, it stays open."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -73,7 +73,7 @@ class ScriptedModel:
         self.be(temper)
 
     def be(self, temper: Temper) -> None:
-        """From now on it is so disposed; what it counts begins anew with `reset`."""
+        """Set the behaviour from now on. Counts restart with `reset`."""
         self.temper = temper
         for form in self.formats:
             form.ledger.by_prompt = temper.by_prompt
@@ -130,7 +130,7 @@ class ScriptedModel:
         self.latch(name).opened.set()
 
     async def held(self, name: str) -> None:
-        """Returns when a request has come to `[hold NAME]`."""
+        """Wait until a request has reached `[hold NAME]`."""
         await asyncio.wait_for(self.latch(name).arrived.wait(), LONGEST_WAIT)
 
     async def hold(self, name: str) -> None:
@@ -142,10 +142,10 @@ class ScriptedModel:
         finally:
             latch.waiting -= 1
 
-    # -- what it tells -------------------------------------------------------------------------------------------------
+    # -- statistics ----------------------------------------------------------------------------------------------------
 
     def close_idle(self) -> int:
-        """Half-closes the connections that wait for a request, as an impatient proxy does."""
+        """Half-close the connections that wait for a request, as an impatient proxy does."""
         idle = [connection for connection in self.connections if not connection.busy]
         for connection in idle:
             connection.half_close()
@@ -167,7 +167,7 @@ class ScriptedModel:
         }
 
     def _reuse(self) -> dict[str, Any]:
-        """Over all formats, and by format."""
+        """Reuse over all formats, and by format."""
         views = {form.name: form.ledger.view() for form in self.formats}
         total: dict[str, Any] = {
             name: sum(view[name] for view in views.values())
@@ -186,7 +186,7 @@ class ScriptedModel:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def answer(self, connection: Connection, form: Format, headers: dict[str, str], body: bytes) -> None:
-        """One request: refused, answered at once from canned bytes, or played by a task."""
+        """Handle a request: refuse it, answer it at once from canned bytes, or start a task."""
         self.counts["requests"] += 1
         try:
             form.admit(headers, self._key)
@@ -223,7 +223,7 @@ class ScriptedModel:
         connection.play(perform(self, connection, form, asked, plan, headers))
 
     def _summary(self, form: Format, asked: Asked) -> Plan:
-        """What it was given may say anything: only the server's own temper directs."""
+        """The summary. Directives in the given messages are ignored; only the server's behaviour counts."""
         mood = self.temper.mood(self.counts["summaries"])
         self.counts["summaries"] += 1
         if mood in WRITTEN:

@@ -67,7 +67,7 @@ class Bench:
         return self.make(self.subject, limits=limits, tools=tools, api=api)
 
     def temper(self, **given: Any) -> None:
-        """Set the behavior of the model server; it always recognises requests for summaries."""
+        """Set the behaviour of the model server; it always recognises requests for summaries."""
         self.model.call("POST", "/temper", {"marker": SUMMARY_TASK, **given})
 
     def start_once(self) -> None:

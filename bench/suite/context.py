@@ -141,7 +141,7 @@ def fifths(turns: int, first: int) -> tuple[range, range]:
 
 
 def cpu_of(samples: Sequence[dict[str, Any]], turns: range, whose: str = "cpu") -> float:
-    """CPU milliseconds per turn, between the first and the last reading in these turns; `whose` is "cpu" or "driver"."""
+    """CPU milliseconds per turn, between the first and last reading in these turns; `whose`: "cpu" or "driver"."""
     inside = [sample for sample in samples if turns.start <= sample["turns"] <= turns.stop]
     first, last = inside[0], inside[-1]
     return float(MS * (last[whose] - first[whose]) / max(1, last["turns"] - first["turns"]))
