@@ -52,7 +52,7 @@ def measure(scale: str, subject: str, only: tuple[str, ...], results: Path) -> R
         folder = Path(name)
         with ScriptedModel(folder / "model") as model:
             bench = Bench(SCALES[scale], model, folder, results, say, subject)
-            bench.temper()
+            bench.set_behaviour()
             bench.start_once()
             for figure in only:
                 for taken in load(figure)(bench):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 import msgspec
 
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from bench.scripted.wire import reply_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
 
     def _temper(self, body: bytes) -> None:
         try:
-            self._server.be(msgspec.json.decode(body, type=Temper))
+            self._server.behave(msgspec.json.decode(body, type=Behaviour))
         except msgspec.ValidationError as error:
             self.write(reply_of(400, _error(str(error))))
         else:
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
             self.write(reply_of(200, msgspec.json.encode(shown)))
         elif method == "GET" and path == "/trace":
             self.write(reply_of(200, msgspec.json.encode(list(server.trace))))
-        elif method == "POST" and path == "/temper":
+        elif method == "POST" and path == "/behaviour":
             self._temper(body)
         elif method == "GET" and path.endswith("/models"):
             self.write(reply_of(200, b'{"object":"list","data":[{"id":"scripted","object":"model"}]}'))

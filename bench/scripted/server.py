@@ -13,6 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from bench.scripted.anthropic import Messages
+from bench.scripted.behaviour import SCRIPTS, WRITTEN, Behaviour, Traced, written
 from bench.scripted.chat import Chat
 from bench.scripted.connection import LONGEST_WAIT, Connection
 from bench.scripted.interface import Asked, Format, Refusal
@@ -20,7 +21,6 @@ from bench.scripted.playback import perform
 from bench.scripted.responses import Responses
 from bench.scripted.reuse import VIOLATIONS
 from bench.scripted.script import ANSWER, Directive, Plan, plan_of
-from bench.scripted.temper import SCRIPTS, WRITTEN, Temper, Traced, written
 from bench.scripted.wire import credential_of, reply_of
 
 RECORDED = 200
@@ -62,7 +62,7 @@ class ScriptedModel:
         port: int = 0,
         key: str | None = None,
         tls: ssl.SSLContext | None = None,
-        temper: Temper = Temper(),  # noqa: B008
+        behaviour: Behaviour = Behaviour(),  # noqa: B008
     ) -> None:
         self._host, self._port, self._key, self._tls = host, port, key, tls
         self._server: asyncio.Server | None = None
@@ -70,13 +70,13 @@ class ScriptedModel:
         self.connections: set[Connection] = set()
         self.latches: OrderedDict[str, Latch] = OrderedDict()
         self.reset()
-        self.be(temper)
+        self.behave(behaviour)
 
-    def be(self, temper: Temper) -> None:
+    def behave(self, behaviour: Behaviour) -> None:
         """Set the behaviour from now on. Counts restart with `reset`."""
-        self.temper = temper
+        self.behaviour = behaviour
         for form in self.formats:
-            form.ledger.by_prompt = temper.by_prompt
+            form.ledger.by_prompt = behaviour.by_prompt
 
     def reset(self) -> None:
         for form in self.formats:
@@ -196,10 +196,10 @@ class ScriptedModel:
             self.refusals.append(refusal.message)
             connection.write(_refused(form, refusal))
             return
-        is_summary = self.temper.is_summary(asked)
+        is_summary = self.behaviour.is_summary(asked)
         try:
-            self.temper.check_body(form.name, body)
-            self.temper.check_tokens(form.name, asked)
+            self.behaviour.check_body(form.name, body)
+            self.behaviour.check_tokens(form.name, asked)
         except Refusal as refusal:
             self.counts["too_much"] += 1
             self._trace(form, asked, body, summary=is_summary, refused=True)
@@ -224,7 +224,7 @@ class ScriptedModel:
 
     def _summary(self, form: Format, asked: Asked) -> Plan:
         """The summary. Directives in the given messages are ignored; only the server's behaviour counts."""
-        mood = self.temper.mood(self.counts["summaries"])
+        mood = self.behaviour.mood(self.counts["summaries"])
         self.counts["summaries"] += 1
         if mood in WRITTEN:
             return written(mood, form.heard(asked), asked)
@@ -241,7 +241,7 @@ class ScriptedModel:
         summary: bool = False,
         refused: bool = False,
     ) -> None:
-        if self.temper.by_prompt:
+        if self.behaviour.by_prompt:
             came, about = form.ledger.came, asked.text[:TRACED_CHARACTERS]
             self.trace.append(Traced(about, summary, refused, asked.tokens.prompt, len(body), came, output))
 

@@ -66,9 +66,9 @@ class Bench:
     ) -> Subject:
         return self.make(self.subject, limits=limits, tools=tools, api=api)
 
-    def temper(self, **given: Any) -> None:
+    def set_behaviour(self, **given: Any) -> None:
         """Set the behaviour of the model server; it always recognises requests for summaries."""
-        self.model.call("POST", "/temper", {"marker": SUMMARY_TASK, **given})
+        self.model.call("POST", "/behaviour", {"marker": SUMMARY_TASK, **given})
 
     def start_once(self) -> None:
         """Start and use each subject once, so that no figure includes compilation or a cold disk."""

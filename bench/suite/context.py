@@ -26,7 +26,7 @@ import msgspec
 from bench.prose import Prose
 from bench.readings import fit
 from bench.report import Figure
-from bench.scripted.temper import Traced
+from bench.scripted.behaviour import Traced
 from bench.subjects import Gateway
 from bench.suite import Bench
 from bench.suite.slope import level
@@ -77,7 +77,7 @@ def run(bench: Bench) -> list[Figure]:
     try:
         with Gateway(folder, bench.model.url, tools=("files",), window=WINDOW) as subject:
             fill_caches(subject)
-            bench.temper(by_prompt=True)
+            bench.set_behaviour(by_prompt=True)
             bench.model.call("POST", "/reset")
             page = {"path": "page.txt", "content": Prose(1).text(PAGE_WORDS)}
             subject.ask("[tool write_file " + json.dumps(page) + "]", SESSION)
@@ -86,7 +86,7 @@ def run(bench: Bench) -> list[Figure]:
             stored = summaries_of(subject)
             disk = on_disks(bench, subject)
     finally:
-        bench.temper()
+        bench.set_behaviour()
         bench.model.call("POST", "/reset")
     return figures(bench, driven["samples"], asked, stored) + disk
 

@@ -1,7 +1,7 @@
 """The figures of a long conversation, computed from request traces with known results."""
 
 from bench.prose import Prose
-from bench.scripted.temper import Traced
+from bench.scripted.behaviour import Traced
 from bench.suite.context import cpu_of, fifths, placed, sent_in, told_apart, turning
 
 

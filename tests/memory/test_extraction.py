@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, WAIT, Core, core, settings
 from tests.logs import capture_logs
@@ -101,7 +101,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
     home: Path, model: ScriptedModel
 ) -> None:
     """B6: also when it is just being learnt from; what that cost is written down all the same."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     async with core(home, model=model, tools=TOOLS) as house:
         session = await talk(house, "one", "two", "three")
         assert await house.service.delete(session, ANNA)
@@ -130,7 +130,7 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
     home: Path, model: ScriptedModel, mood: str
 ) -> None:
     """B6, L16: nothing is owed for ever, across restarts too."""
-    model.be(Temper(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
     with capture_logs() as logs:
         async with core(home, model=model, tools=TOOLS) as house:
             await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
@@ -149,7 +149,7 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
 
 async def test_one_that_never_comes_back_is_given_up_too(home: Path, model: ScriptedModel) -> None:
     """B6: one at which the process dies each time."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     for start in range(TRIES):
         async with core(home, model=model, tools=TOOLS, drain=None) as house:
             if not start:
@@ -167,7 +167,7 @@ async def test_an_answer_that_is_no_list_leaves_nothing_and_is_not_paid_for_twic
     home: Path, model: ScriptedModel, mood: str
 ) -> None:
     """B6, X19: whatever else it says."""
-    model.be(Temper(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
     async with core(home, model=model, tools=TOOLS) as house:
         await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
         await over(house)
@@ -181,7 +181,7 @@ async def test_an_end_that_was_broken_off_is_learnt_from_once_after_the_next_sta
     home: Path, model: ScriptedModel
 ) -> None:
     """B6, F4: prepared twice, in effect once."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     async with core(home, model=model, tools=TOOLS, drain=None) as house:
         await house.service.end(await talk(house, "note: likes tea", "two", "three"), ANNA, "new")
         with anyio.fail_after(WAIT):
@@ -273,7 +273,7 @@ async def test_many_ends_at_once_ask_few_models_at_once_and_leave_the_rest_to_th
     home: Path, model: ScriptedModel
 ) -> None:
     """S36, B6: no session holds up another."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     many = lifecycle.SLOW_AT_ONCE + 3
     async with core(home, model=model, tools=TOOLS) as house:
         ids = [await talk(house, "one", "two", "three", name=f"talk {number}") for number in range(many)]
@@ -309,7 +309,7 @@ def test_what_is_learnt_is_bounded_in_number_and_size(learnt: list[str]) -> None
 async def test_what_leaves_nothing_does_not_wait_behind_what_does(home: Path, model: ScriptedModel) -> None:
     """L19, V18: leftovers of one-shot calls go with the timer of expiry, however much there is to learn."""
     now = [1000.0]
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     async with core(home, model=model, tools=TOOLS, clock=lambda: now[0]) as house:
         await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
 

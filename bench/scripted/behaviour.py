@@ -42,7 +42,7 @@ _WISHED = re.compile(r"at most (\d+) words")
 WRITTEN = ("good", "longer", "empty", "blank", "injected")
 
 
-class Temper(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`times`: after so many summaries of this kind they are good. `windows`: context windows in tokens by model name,
     or `*` for all. `documents`: whether documents are accepted. `by_prompt`: requests with the same system prompt are
     one conversation, and all requests are traced."""
