@@ -1,10 +1,10 @@
-"""`python -m bench`: take the figures, floor and gateway side by side, and say which goals were met.
+"""`python -m bench`: measure the figures of floor and gateway side by side, and report which goals are met.
 
     python -m bench [--quick | --full | --scale NAME] [--only NAME …] [--json] [--check]
     python -m bench --table FILE        render an earlier result for the documentation
 
-Results go to `bench/results/`: one JSON file a run, and the plot of memory over turns. Everything else that a run makes
-lies in a folder for temporary files that is removed at its end.
+Results go to `bench/results/`: one JSON file per run, and plots. All other files of a run are in a temporary folder,
+which is removed at its end.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def environment() -> Environment:
 
 
 def measure(scale: str, subject: str, only: tuple[str, ...], results: Path) -> Report:
-    """Take the named figures, and write the report."""
+    """Measure the named figures and write the report."""
     results.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     at = datetime.now(UTC)
@@ -52,7 +52,7 @@ def measure(scale: str, subject: str, only: tuple[str, ...], results: Path) -> R
         folder = Path(name)
         with ScriptedModel(folder / "model") as model:
             bench = Bench(SCALES[scale], model, folder, results, say, subject)
-            bench.temper()
+            bench.set_behaviour()
             bench.start_once()
             for figure in only:
                 for taken in load(figure)(bench):
@@ -74,15 +74,13 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
     size.add_argument("--scale", choices=sorted(SCALES))
     parser.add_argument("--only", action="append", choices=FIGURES, metavar="NAME", help=", ".join(FIGURES))
     parser.add_argument(
-        "--subject", choices=sorted(MAKERS), default="gateway", help="what is measured (floor: the noise)"
+        "--subject", choices=sorted(MAKERS), default="gateway", help="the program to measure (floor: shows the noise)"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="the report as JSON on standard output instead of the table"
-    )
-    parser.add_argument("--check", action="store_true", help="end with status 1 when a goal was missed")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of the table")
+    parser.add_argument("--check", action="store_true", help="exit with status 1 if a goal was missed")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="render an earlier result as Markdown, and measure nothing"
+        "--table", type=Path, metavar="FILE", help="render an earlier result as Markdown without measuring"
     )
     return parser.parse_args(arguments)
 

@@ -1,7 +1,7 @@
-"""What a crash run must have left behind, read from the store's own file and from what the model was asked.
+"""The audit of a crash run: checks of the store's database file and of the model's request counts.
 
-Guarantee: the audit opens the file for reading only, after the gateway has stopped, and uses none of the gateway's
-code: what it finds is what is there. Each finding is one sentence; none means that nothing was lost or repeated.
+The audit opens the file read-only after the gateway has stopped, and uses none of the gateway's code. Each finding is
+one sentence; no findings mean that nothing was lost or repeated.
 """
 
 import json
@@ -18,7 +18,7 @@ from bench.crash import Sent
 
 TAG = re.compile(r"<[\w-]+\.\d+>")
 SHOWN = 20
-"""Findings of one kind that are spelled out; the rest are counted."""
+"""Findings of one kind that are listed; the rest are counted."""
 
 
 class Row:
@@ -33,8 +33,8 @@ class Row:
         self.call_id: str = body.get("call_id", "")
 
 
-class Books:
-    """Everything of the store that the audit looks at, read at once."""
+class StoreRows:
+    """The rows of the store that the audit checks, read at once."""
 
     def __init__(self, file: Path) -> None:
         database = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
@@ -71,17 +71,17 @@ class Books:
 
 
 def audit(file: Path, sent: Sequence[Sent], stats: dict[str, Any]) -> list[str]:
-    """All findings. `stats` is what the model server counted."""
-    books = Books(file)
+    """All findings. `stats` are the counts of the model server."""
+    stored = StoreRows(file)
     found: list[str] = []
     for check in (
-        whole(books),
-        taken_once(books, sent),
-        answered_once(books, sent),
-        told_truly(books, sent),
-        steps_once(books),
-        balanced(books),
-        same_turn(books, sent),
+        whole(stored),
+        taken_once(stored, sent),
+        answered_once(stored, sent),
+        told_truly(stored, sent),
+        steps_once(stored),
+        balanced(stored),
+        same_turn(stored, sent),
         never_backwards(stats),
     ):
         findings = list(check)
@@ -91,25 +91,25 @@ def audit(file: Path, sent: Sequence[Sent], stats: dict[str, Any]) -> list[str]:
     return found
 
 
-def whole(books: Books) -> Iterator[str]:
-    """The file is sound, and nothing in it is left half-way."""
-    if books.integrity != ["ok"]:
-        yield f"the database is damaged: {books.integrity[:3]}"
-    for turn, (_, state, *_) in books.turns.items():
+def whole(stored: StoreRows) -> Iterator[str]:
+    """The file is intact, and nothing in it is unfinished."""
+    if stored.integrity != ["ok"]:
+        yield f"the database is damaged: {stored.integrity[:3]}"
+    for turn, (_, state, *_) in stored.turns.items():
         if state in ("queued", "running"):
             yield f"turn {turn} is still {state}"
-    for turn, step in books.intents:
+    for turn, step in stored.intents:
         yield f"turn {turn} has an intent without a result: {step}"
-    for session in books.ephemeral:
+    for session in stored.ephemeral:
         yield f"session {session} served one call and is still there"
 
 
-def taken_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
-    """Each accepted message is in exactly one place of one transcript, in the turn that was promised (what was steered
-    too late may be in a later one of the same session). A one-shot call is in none any more: its outcome is with its
-    key. A turn that was stopped before it began has taken nothing."""
+def taken_once(stored: StoreRows, sent: Sequence[Sent]) -> Iterator[str]:
+    """Each accepted message is in exactly one transcript, once, in the promised turn (a message that was steered too
+    late may be in a later turn of the same session). A one-shot call is in no transcript; its outcome is stored with
+    its key. A turn that was stopped before it started has taken no message."""
     places: dict[str, list[Row]] = defaultdict(list)
-    for row in books.rows:
+    for row in stored.rows:
         if row.role == "user":
             for tag in dict.fromkeys(TAG.findall(row.text)):
                 places[tag].append(row)
@@ -118,15 +118,15 @@ def taken_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
         if one.kind == "once":
             if rows:
                 yield f"{one.tag} (once) is still in the store, in turn {rows[0].turn}"
-            elif one.accepted and one.key not in books.outcomes:
+            elif one.accepted and one.key not in stored.outcomes:
                 yield f"{one.tag} (once) was accepted as {one.turns} and its outcome is lost"
         elif len(rows) > 1:
             yield f"{one.tag} ({one.kind}) was taken {len(rows)} times: {[row.turn for row in rows]}"
         elif not rows and one.accepted:
             yield f"{one.tag} ({one.kind}) was accepted as {one.turns} and is lost"
-        elif rows and rows[0].seq is None and books.state(rows[0].turn) != "stopped":
+        elif rows and rows[0].seq is None and stored.state(rows[0].turn) != "stopped":
             yield f"{one.tag} ({one.kind}) was accepted as {one.turns} and never taken"
-        elif rows and books.names.get(rows[0].session) != one.session:
+        elif rows and stored.names.get(rows[0].session) != one.session:
             yield f"{one.tag} ({one.kind}) is in another session"
         elif rows and one.accepted and rows[0].turn not in one.turns and one.kind != "steer":
             yield f"{one.tag} ({one.kind}) was promised to {one.turns} and taken by {rows[0].turn}"
@@ -134,20 +134,20 @@ def taken_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
         yield f"{tag} is in the store, and nobody sent it"
 
 
-def answered_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
-    """Each turn has one answer, its last row, to the last of its messages; only what a newer message of the same
-    conversation interrupted has none, or a part of one."""
-    finals = _finals(books)
+def answered_once(stored: StoreRows, sent: Sequence[Sent]) -> Iterator[str]:
+    """Each turn has one answer, its last row, to the last of its messages. Only a turn that was interrupted by a newer
+    message of the same conversation has none, or a partial one."""
+    finals = _finals(stored)
     asked: dict[str, list[str]] = defaultdict(list)
     last: dict[str, Row] = {}
-    for row in books.rows:
+    for row in stored.rows:
         if row.seq is not None:
             last[row.turn] = row
             if row.role == "user":
                 asked[row.turn] += TAG.findall(row.text)[:1]
     interrupted = {one.session for one in sent if one.kind == "interrupt"}
-    for turn, (session, state, attempts, finish, error) in books.turns.items():
-        if state == "stopped" and books.names.get(session) in interrupted and b"newer message" in _bytes(error):
+    for turn, (session, state, attempts, finish, error) in stored.turns.items():
+        if state == "stopped" and stored.names.get(session) in interrupted and b"newer message" in _bytes(error):
             if len(finals[turn]) > 1:
                 yield f"turn {turn} was stopped and has {len(finals[turn])} answers"
         elif state != "answered":
@@ -159,21 +159,21 @@ def answered_once(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
         elif not all(tag in finals[turn][0].text for tag in asked[turn][-1:]):
             yield f"turn {turn} was asked {asked[turn]} and answered {finals[turn][0].text[:80]!r}"
     for one in sent:
-        outcome = books.outcomes.get(one.key)
+        outcome = stored.outcomes.get(one.key)
         if outcome is not None and (outcome["state"] != "answered" or one.tag not in outcome.get("text", "")):
             yield f"{one.tag} ({one.kind}) has the outcome {outcome}"
 
 
-def told_truly(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
-    """What a client was told, each time that it asked, is what the store has."""
-    finals = _finals(books)
+def told_truly(stored: StoreRows, sent: Sequence[Sent]) -> Iterator[str]:
+    """Every response to a client agrees with the store."""
+    finals = _finals(stored)
     for one in sent:
         truth = {row.text for turn in one.turns for row in finals.get(turn, ())}
-        states = {books.state(turn) for turn in one.turns}
-        if one.key in books.outcomes:
-            truth.add(books.outcomes[one.key].get("text", ""))
+        states = {stored.state(turn) for turn in one.turns}
+        if one.key in stored.outcomes:
+            truth.add(stored.outcomes[one.key].get("text", ""))
         elif states == {"stopped"}:
-            truth.add("")  # it may have been stopped before it said anything
+            truth.add("")  # it may have been stopped before any text
         for answer in one.answers:
             if answer not in truth:
                 yield f"{one.tag} ({one.kind}) was told {answer[:80]!r}, and the store has {sorted(truth)}"
@@ -181,10 +181,10 @@ def told_truly(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
             yield f"{one.tag} ({one.kind}) was told that it was stopped, and the store says {sorted(map(str, states))}"
 
 
-def _finals(books: Books) -> dict[str, list[Row]]:
-    """By turn: what was said at its end."""
+def _finals(stored: StoreRows) -> dict[str, list[Row]]:
+    """The final answers by turn."""
     finals: dict[str, list[Row]] = defaultdict(list)
-    for row in books.rows:
+    for row in stored.rows:
         if row.seq is not None and row.role == "assistant" and not row.calls:
             finals[row.turn].append(row)
     return finals
@@ -194,14 +194,14 @@ def _bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
 
 
-def steps_once(books: Books) -> Iterator[str]:
-    """No step of a turn is there twice, and places in a transcript are without gaps or doubles."""
-    steps = Counter((row.turn, row.step) for row in books.rows if row.step is not None)
+def steps_once(stored: StoreRows) -> Iterator[str]:
+    """No step of a turn is stored twice, and the positions in a transcript have no gaps or duplicates."""
+    steps = Counter((row.turn, row.step) for row in stored.rows if row.step is not None)
     for (turn, step), count in steps.items():
         if count > 1:
             yield f"step {step} of turn {turn} was committed {count} times"
     places: dict[str, list[int]] = defaultdict(list)
-    for row in books.rows:
+    for row in stored.rows:
         if row.seq is not None:
             places[row.session].append(row.seq)
             if row.step is None:
@@ -211,12 +211,12 @@ def steps_once(books: Books) -> Iterator[str]:
             yield f"the places of session {session} have gaps or doubles"
 
 
-def balanced(books: Books) -> Iterator[str]:
-    """Each tool call has one result before anything else is said, and the rows of a turn lie together."""
+def balanced(stored: StoreRows) -> Iterator[str]:
+    """Each tool call has one result before any other message, and the rows of a turn are contiguous."""
     wanted: list[str] = []
     turn_now: dict[str, str] = {}
     closed: set[str] = set()
-    for row in (row for row in books.rows if row.seq is not None):
+    for row in (row for row in stored.rows if row.seq is not None):
         if row.role == "tool":
             if row.call_id not in wanted:
                 yield f"turn {row.turn}: a result without a call ({row.call_id})"
@@ -233,19 +233,19 @@ def balanced(books: Books) -> Iterator[str]:
                 yield f"turn {row.turn} is interleaved with another"
 
 
-def same_turn(books: Books, sent: Sequence[Sent]) -> Iterator[str]:
-    """Every try under one key found the same turn, which is the one that the store remembers."""
+def same_turn(stored: StoreRows, sent: Sequence[Sent]) -> Iterator[str]:
+    """Every attempt under one key found the same turn, which is the stored one."""
     for one in sent:
         if len(one.turns) > 1:
             yield f"{one.tag} ({one.kind}) was told of several turns: {one.turns}"
-        if one.key and one.turns and books.receipts.get(one.key) not in one.turns:
-            yield f"{one.tag} ({one.kind}) was told of {one.turns}, the store remembers {books.receipts.get(one.key)}"
+        if one.key and one.turns and stored.receipts.get(one.key) not in one.turns:
+            yield f"{one.tag} ({one.kind}) was told of {one.turns}, the store remembers {stored.receipts.get(one.key)}"
 
 
 def never_backwards(stats: dict[str, Any]) -> Iterator[str]:
-    """As the model saw it: nothing malformed (an orphan call or result is), and each request of a conversation begins
-    with the whole of the one before (the very same again is a call that was in flight when the gateway died). A shorter
-    or changed one would be a committed step made again."""
+    """From the model's point of view: no malformed requests (such as an orphan call or result), and each request of a
+    conversation starts with the complete previous one (an identical one is a call that was in flight at a kill). A
+    shorter or changed request would be a committed step that was repeated."""
     for refusal in stats["refusals"]:
         yield f"the model refused a request: {refusal}"
     if stats["refused"] and not stats["refusals"]:

@@ -1,7 +1,7 @@
-"""Processes that a run starts: the scripted model, the floor, the gateway, the load driver.
+"""Child processes of a run: the scripted model, the floor, the gateway, the load driver.
 
-Guarantee: a child is started inside a `with`, ends with it (asked first, killed after a deadline), and is only ever
-ended by the id under which it was started. What it printed stays in a file beside it, and is quoted when it fails.
+A child is started in a `with` block and ends with it (SIGTERM, then SIGKILL after a deadline), always by its own
+process id. Its output is kept in a file and quoted when it fails.
 """
 
 import json
@@ -24,11 +24,11 @@ TAIL = 2000
 
 
 class Failed(Exception):
-    """A child did not do what it was started for; the message quotes its last words."""
+    """A child process failed; the message quotes its last output."""
 
 
 class Child:
-    """One child that prints `ready URL` when it can be used."""
+    """A child process that prints `ready URL` when it can be used."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
         self.name = name
@@ -51,14 +51,14 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def spawn(self) -> None:
-        """Start it, and do not wait."""
+        """Start the process without waiting for it."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         self.starts += 1
         self.url = ""
         self.output = self.folder / f"{self.name}.{self.starts}.out"
         self.errors = self.folder / f"{self.name}.err"
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.temporary)}
-        # Bytecode is kept, as it is for a user: compiling anew at each start would cost time and memory of its own.
+        # Bytecode is kept, as in normal use: compiling at each start would cost time and memory.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with self.output.open("wb") as out, self.errors.open("ab") as err:
             self.born = time.perf_counter()
@@ -67,7 +67,7 @@ class Child:
             )
 
     def find_ready(self) -> bool:
-        """Whether it has said `ready` by now; sets `url`."""
+        """Whether the process has printed `ready`; sets `url`."""
         for line in self.output.read_text(errors="replace").splitlines(keepends=True):
             if line.startswith("ready ") and line.endswith("\n"):
                 self.url = line.split()[1]
@@ -77,7 +77,7 @@ class Child:
         return False
 
     def wait_ready(self) -> float:
-        """Wait for `ready`; returns the seconds since it was started."""
+        """Wait for `ready`; returns the seconds since the start."""
         deadline = self.born + READY_WITHIN
         while not self.find_ready():
             if time.perf_counter() > deadline:
@@ -90,7 +90,7 @@ class Child:
         return self.wait_ready()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait for the process."""
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.kill()
@@ -98,7 +98,7 @@ class Child:
             self.process = None
 
     def stop(self) -> float:
-        """SIGTERM, then SIGKILL after the deadline; returns the seconds it took."""
+        """Send SIGTERM, then SIGKILL after the deadline; returns the seconds it took."""
         began = time.perf_counter()
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -125,7 +125,7 @@ class Child:
 
 
 def drive(plan: dict[str, Any]) -> dict[str, Any]:
-    """Run the load driver in a process of its own, and return what it measured."""
+    """Run the load driver in a separate process and return its result."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.drive"],
         input=json.dumps(plan).encode(),

@@ -1,9 +1,9 @@
 """The crash run: a gateway under load is killed with SIGKILL again and again, and must lose and repeat nothing.
 
-Guarantee of the run: every message that a client sends is written down before it is sent (its tag, its idempotency
-key, its body), and everything that the gateway ever said to it (turn ids, answers) beside it, so that what the store
-holds at the end can be compared with what was promised. Kills fall at random points, during start too; the seed makes
-the same choices again. The run ends only processes that it started.
+Every message of a client is recorded before it is sent (tag, idempotency key, body), together with all responses of the
+gateway to it (turn ids, answers). So the store's content at the end can be compared with what was promised. Kills
+happen at random points, also during start; the same seed gives the same choices. The run ends only processes that it
+started.
 """
 
 import asyncio
@@ -14,38 +14,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.children import READY_WITHIN, Failed
+from bench.http_client import Broken, Connection, Reply, events, streamed_text
 from bench.subjects import Gateway
-from bench.wire import Broken, Connection, Reply, events, streamed_text
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/api/messages"
 TRY_WITHIN = 20.0
-"""One attempt at one message. Far longer than a turn, so that only a hang runs into it."""
+"""Seconds for one attempt at one message: far longer than a turn, so that only a hang exceeds it."""
 SETTLE_WITHIN = 90.0
 AGAIN_AFTER = 0.02
 EARLY = 0.25
-"""The part of kills that fall while the gateway is still starting."""
+"""The share of kills while the gateway is still starting."""
 STARTING = 0.5
 LIVING = (0.05, 0.7)
-"""Seconds after its start, and after it was ready, in which a kill falls."""
+"""Seconds of a kill after the start (up to STARTING) or after `ready` (within LIVING)."""
 KINDS = ("plain", "stream", "tool", "leave", "once", "message", "steer", "interrupt")
-"""`once` has no session and lives on under its key alone; `message` goes to the page's endpoint, into a conversation
-that is known by its id, and every second one has no key: its 202 is all that was promised."""
+"""`once` has no session and can be found by its key alone. `message` goes to the page's endpoint, into a conversation
+that is known by its id; half of these have no key, so the 202 is the only promise."""
 INTO_A_TURN = ("steer", "interrupt")
-"""What is only said while something else is being answered."""
+"""Kinds that are only sent while another message is being answered."""
 STREAMED = ("stream", "leave")
 ENDED = ("answered", "failed", "stopped", "refused")
 
 
 @dataclass
 class Sent:
-    """One message and all that was said about it."""
+    """One message and all responses to it."""
 
     tag: str
     key: str
-    """Empty: it is sent once, whatever becomes of it."""
+    """Empty: the message is sent only once, even if the attempt fails."""
     session: str | None
-    """The name of its conversation, if that has one."""
+    """The name of its conversation, if it has one."""
     kind: str
     body: bytes = b""
     tries: int = 0
@@ -53,9 +53,9 @@ class Sent:
     answers: list[str] = field(default_factory=list)
     steered: bool = False
     stopped: bool = False
-    """Its client was told that the turn was stopped."""
+    """The gateway reported that the turn was stopped."""
     settled: bool = False
-    """Its client needs nothing more: it has its answer, its acknowledgement, or has left on purpose."""
+    """The client is done: it has its answer or acknowledgement, or has left on purpose."""
 
     @property
     def accepted(self) -> bool:
@@ -69,18 +69,18 @@ class Sent:
 
 @dataclass(frozen=True)
 class Load:
-    """`tool` is the scripted model's word for a call of a tool that the agent has."""
+    """`tool` is the scripted model's directive for a call of one of the agent's tools."""
 
     sessions: int
     kills: int
     seed: int
     tool: str
     slow: tuple[int, int] = (1, 40)
-    """Milliseconds that the model takes for each piece of an answer."""
+    """Milliseconds between the pieces of the model's answers."""
 
 
 class Target:
-    """Where the gateway listens now, if it does."""
+    """The current address of the gateway, if it is up."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -99,7 +99,7 @@ class Target:
 
 
 class CrashRun:
-    """Clients, killer and record of one run."""
+    """The clients, the killer and the record of one run."""
 
     def __init__(self, gateway: Gateway, load: Load, say: Callable[[str], None]) -> None:
         self.gateway = gateway
@@ -112,10 +112,10 @@ class CrashRun:
         self.stopping = False
         self.problems: list[str] = []
         self.pages: list[str | None] = [None] * load.sessions
-        """By client: the id of the conversation that it has with the page's endpoint, once it knows it."""
+        """By client: the id of its conversation at the page's endpoint, once known."""
 
     async def run(self) -> None:
-        """Load and kills, then quiet: every message has been answered or was left on purpose, and no turn is open."""
+        """Load and kills, then wait until every message is answered or was left on purpose and no turn is open."""
         async with asyncio.TaskGroup() as group:
             clients = [group.create_task(self.client(number)) for number in range(self.load.sessions)]
             await self.killer()
@@ -141,7 +141,7 @@ class CrashRun:
                 await asyncio.sleep(choose.uniform(*LIVING))
             self.target.gone()
             if not self.gateway.running:
-                raise Failed(f"the gateway ended by itself: {self.gateway.last_words()}")
+                raise Failed(f"the gateway ended without a kill: {self.gateway.last_words()}")
             self.gateway.kill()
             self.kills += 1
             if self.kills % 10 == 0:
@@ -158,7 +158,7 @@ class CrashRun:
     # -- clients -------------------------------------------------------------------------------------------------------
 
     async def client(self, number: int) -> None:
-        """One session's people: a message, sometimes a second and a third before the first is answered."""
+        """The client of one session: a message, sometimes two more before the first is answered."""
         choose = random.Random(self.load.seed * 1000 + number)
         session = f"crash-{number}"
         count = 0
@@ -195,8 +195,8 @@ class CrashRun:
         return json.dumps({**asked, "stream": kind in STREAMED}).encode()
 
     async def deliver(self, sent: Sent, number: int) -> None:
-        """Try until the message is known to be taken: with the same key, as a client that was cut off does. Without a
-        key it cannot know, and gives up."""
+        """Send a message until it is known to be accepted, with the same key, like a client whose connection broke.
+        Without a key that cannot be known, so there is one attempt."""
         while not sent.settled:
             url = await self.target.available()
             sent.tries += 1
@@ -229,7 +229,7 @@ class CrashRun:
             connection.close()
 
     def understand(self, sent: Sent, reply: Reply) -> None:
-        """What a whole answer means for its message. One that says `try again` means nothing yet."""
+        """Record what a complete response means for its message. A request to retry later changes nothing."""
         if reply.status == 202:
             sent.steered = sent.kind != "message"
             sent.settled = True
@@ -262,7 +262,7 @@ class CrashRun:
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     async def quiet(self) -> None:
-        """Until no turn that was promised is open any more."""
+        """Wait until no promised turn is open."""
         connection = await Connection.open(self.gateway.url)
         try:
             for turn in dict.fromkeys(turn for sent in self.sent for turn in sent.turns):
@@ -281,7 +281,7 @@ class CrashRun:
         return json.loads(reply.body) if reply.status == 200 else {}
 
     async def state(self, connection: Connection, turn: str) -> str:
-        """A turn's state; one that nobody knows is a problem, and counts as ended so that the run can go on."""
+        """A turn's state. An unknown turn is a problem, and counts as ended so that the run can continue."""
         reply = await connection.ask("GET", f"/api/turns/{turn}", self.gateway.headers)
         if reply.status != 200:
             self.problems.append(f"the turn {turn} was promised, and GET /api/turns says {reply.status}")
@@ -289,7 +289,7 @@ class CrashRun:
         return str(json.loads(reply.body)["state"])
 
     async def ask_again(self) -> None:
-        """Every message once more under its key: the same turn, and the same answer, must be found. What came of a
+        """Send every message once more under its key: the same turn and the same answer must be found. The answer to a
         message that was only acknowledged is fetched by its turn."""
         connection = await Connection.open(self.gateway.url)
         try:
@@ -304,7 +304,7 @@ class CrashRun:
 
 
 def run(gateway: Gateway, load: Load, say: Callable[[str], None]) -> CrashRun:
-    """A whole crash run; the gateway is down afterwards, and its files are left for the audit."""
+    """A complete crash run. Afterwards the gateway is down, and its files remain for the audit."""
 
     async def go() -> CrashRun:
         crash = CrashRun(gateway, load, say)

@@ -1,11 +1,11 @@
-"""The load driver: a process of its own that sends turns over loopback and says how long they took.
+"""The load driver: a separate process that sends turns over loopback and measures how long they take.
 
-It reads one plan (JSON) from standard input and writes one result (JSON) to standard output. Guarantee: never more than
-`in_flight` turns at once and never two of one session; every answer is checked (status 200 and, when streamed, its end
-mark), and the first wrong one ends the run with a message; the run as a whole has a deadline.
+It reads a plan (JSON) from standard input and writes a result (JSON) to standard output. There are never more than
+`in_flight` turns at once and never two of one session. Every answer is checked (status 200 and, if streamed, its end
+mark); the first wrong one ends the run with a message. The whole run has a deadline.
 
-`direct` sends the whole conversation with every turn, as the floor and the gateway do for the caller: the model's own
-time for the same work, to be taken off.
+With `direct` the driver sends the complete conversation with every turn, as the floor and the gateway do for the
+caller. This gives the model's own time for the same work, which is subtracted.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from collections import deque
 
 import msgspec
 
+from bench.http_client import Broken, Connection, Reply, streamed_text
 from bench.prose import Prose
 from bench.readings import cpu_seconds, memory, quantile
-from bench.wire import Broken, Connection, Reply, streamed_text
 
 FILLER = "the tide comes in and the tide goes out, and the gate between them keeps the level of the basin. "
 PATH = "/v1/chat/completions"
 
 
 class Plan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to send. Sessions are named `label-0` and on; each gets `turns` turns.
+    """The turns to send. Sessions are named `label-0`, `label-1` and so on; each gets `turns` turns.
 
-    Order is round robin over the sessions in one flight of `window` sessions after another, so that `sessions` may be
-    larger than what is to be active at a time (0: all are).
+    The order is round robin over a window of `window` active sessions (0: all sessions), so `sessions` may be larger
+    than the number that is active at a time.
     """
 
     url: str
@@ -44,7 +44,7 @@ class Plan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool: str = ""
     filler: int = 0
     words: int = 0
-    """Of prose in each message, other ones in each."""
+    """Words of prose in each message, different in each."""
     long_every: int = 0
     long_words: int = 0
     direct: bool = False
@@ -59,8 +59,8 @@ class Plan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sample(msgspec.Struct):
-    """Memory (bytes) and CPU time (seconds, since the process began) of what is sampled, after so many turns, and the
-    driver's own CPU time."""
+    """Memory (bytes) and CPU time (seconds since its start) of the sampled process after so many turns, and the CPU
+    time of the driver."""
 
     turns: int
     rss: int
@@ -70,7 +70,7 @@ class Sample(msgspec.Struct):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """What came of it. Times in seconds; `cpu` is by name of what was watched, over the measured turns."""
+    """The result of a plan. Times are in seconds; `cpu` is by name of the watched process, over the measured turns."""
 
     turns: int
     seconds: float
@@ -85,11 +85,11 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 class Wrong(Exception):
-    """An answer that is not what was asked for; ends the run."""
+    """A wrong answer; ends the run."""
 
 
 class Conversation:
-    """One session as its client sees it."""
+    """One session from the client's point of view."""
 
     __slots__ = ("history", "name", "sent")
 
@@ -100,7 +100,7 @@ class Conversation:
 
 
 class Run:
-    """One plan being driven. Owns its connections, one per flight."""
+    """One run of a plan. Owns its connections, one per turn in flight."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -1,8 +1,8 @@
-"""The floor: the least that could be called a gateway, to measure the real one against.
+"""The floor: a minimal gateway as the baseline of all measurements.
 
-A relay as a person would write it in an afternoon: starlette on uvicorn, aiohttp towards the model, the history of each
+A relay that could be written in an afternoon: starlette on uvicorn, aiohttp towards the model, the history of each
 session as a list in memory, one row committed to SQLite for the question and one for the answer, in the handler itself.
-No keys, no queue, no recovery, no bounds. It guarantees nothing but its cost, and owns one database file.
+No keys, no queue, no recovery, no bounds. It owns one database file.
 
     python -m bench.floor --model http://127.0.0.1:18080/v1 --home DIR [--port 0]
 """
@@ -53,7 +53,7 @@ class Relay:
             self.database.close()
 
     def keep(self, session: str, history: list[dict[str, Any]], role: str, text: str) -> None:
-        """One message into memory and, committed, into the file."""
+        """Add a message to the history and commit it to the database."""
         self.database.execute("INSERT INTO messages(session, role, text) VALUES (?, ?, ?)", (session, role, text))
         history.append({"role": role, "content": text})
 
@@ -74,7 +74,7 @@ class Relay:
         return JSONResponse(result, status_code=answer.status)
 
     async def stream(self, session: str, history: list[dict[str, Any]], asked: dict[str, Any]) -> AsyncIterator[bytes]:
-        """Pass the model's events on as they come, and keep the text they add up to."""
+        """Pass on the model's events as they arrive, and keep their text."""
         pieces: list[str] = []
         async with self.client.post(self.endpoint, json=asked) as answer:
             async for line in answer.content:

@@ -1,7 +1,7 @@
-"""A large store of conversations, for figures about looking things up: made of prose, indexed, ready to be searched.
+"""A large store of generated conversations, indexed, for the search figures.
 
-Guarantee: the same numbers give the same store, through the store's own tables and its own index; nothing of it is
-kept beyond the folder that it is made in. Some words are rare on purpose: each of them stands in a few messages.
+The same parameters give the same store, made through the store's own tables and index. All of it is in the folder that
+it is made in. Some words are rare on purpose: each of them occurs in only a few messages.
 """
 
 import random
@@ -15,24 +15,24 @@ from tidegate.store.rows import pack
 from tidegate.values import Message, Prefix
 
 SESSION_MESSAGES = 200
-"""Messages of a conversation, on average: a million are five thousand conversations."""
+"""Average messages of a conversation: a million messages are five thousand conversations."""
 LENGTHS = (4, 8, 8, 12, 12, 16, 20, 30, 60)
-"""Words of messages: most are short."""
+"""Lengths of messages in words: most are short."""
 RARE = 200
 RARE_IN = 3
-"""Messages that each rare word stands in."""
+"""Messages in which each rare word occurs."""
 AT_ONCE = 20_000
 """Messages of one transaction."""
 DAY = 86_400.0
 BEGUN = 1_700_000_000.0
 OWNERS = ("p_many", "p_some", "p_few")
 _WEIGHTS = (80, 19, 1)
-"""Of the conversations, in a hundred: most are one person's, one person has few among all those of the others."""
+"""Percentages of the conversations: one user has most of them, another very few."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """Conversations by whose they are, and words by how often they are met, in these three kinds."""
+    """Conversations by owner, and words by frequency (rare, middling, common)."""
 
     sessions: dict[str, tuple[str, ...]]
     words: dict[str, tuple[str, ...]]
@@ -86,7 +86,7 @@ class Builder:
                 )
 
     def _add(self, db: Db, ids: list[str], numbers: range, every: int) -> None:
-        """Conversations go on side by side, a few messages at a time, as they do."""
+        """Add messages to conversations in alternation, a few at a time, as in real use."""
         rows: list[tuple[Any, ...]] = []
         lengths = self._random.choices(LENGTHS, k=len(numbers))
         words = iter(self._prose.some(sum(lengths)))

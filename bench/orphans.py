@@ -3,9 +3,9 @@
     python -m bench.orphans KIND KILLS SEED UID [OPTION …]        prints the `Result` as JSON
 
 For each kill a process is forked that starts one thing of a kind (a sandbox, a command in one, …) as the gateway does.
-It is killed with SIGKILL at a random moment of that start. This program is the subreaper of everything below it, so the
-kernel itself says when nothing is left: there is no child to wait for any more. The forked processes run as the user
-UID; - is the one who runs this. What outlives a kill is counted, described and ended, by its id.
+It is killed with SIGKILL at a random moment of that start. This program is the subreaper of all its descendants, so the
+kernel tells it when none is left: there is no child to wait for any more. The forked processes run as the user UID; `-`
+is the current user. Processes that outlive a kill are counted, described and ended, by their id.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ from tidegate.workspaces.kernel.users import user_of
 from tidegate.workspaces.processes.children import Spawner
 
 STARTS = 3
-"""Starts that are measured before the first kill; their median says when kills fall."""
+"""Starts that are measured before the first kill; their median determines the times of kills."""
 SPREAD = 1.1
-"""Kills fall within this many times the median start, so that some come right after it."""
+"""Kills happen within this many times the median start, so that some come right after it."""
 GONE_WITHIN = 10.0
-"""Seconds. A process that is still there then has outlived the kill."""
+"""Seconds. A process that still exists after them has outlived the kill."""
 RUN_WITHIN = 1800.0
 SECONDS = 10**12
-"""That commands sleep, and as many more as the seed is: a number that nobody else sleeps."""
+"""Seconds that commands sleep, plus the seed: a number that no other process uses, so that they can be found."""
 MIB = 1024 * 1024
 _LOOK_SECONDS = 0.002
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
@@ -59,19 +59,19 @@ class Result(msgspec.Struct, kw_only=True):
     left: int
     """Kills that some process outlived."""
     start: float
-    """Seconds, the median of undisturbed starts."""
+    """Median seconds of undisturbed starts."""
     groups: int = 0
     """Control groups that the next start did not remove."""
     seed: int
     found: list[str] = []
 
 
-# -- what is started ---------------------------------------------------------------------------------------------------
+# -- starts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start. `begin` says that it begins now. Commands sleep for `seconds`, by which they are found again.
+    """One start. `begin` reports that it starts now. Commands sleep for `seconds`, by which they are found again.
     `options` are for `ssh`."""
 
     home: Path
@@ -81,7 +81,7 @@ class Start:
 
 
 async def sandbox(start: Start) -> None:
-    """The second of its gateway: nothing has to be loaded first."""
+    """The second sandbox of a gateway, so that nothing has to be loaded first."""
     backend, spec = _bubblewrap(start.home), _spec(start.home)
     await (await backend.open(spec)).close()
     start.begin()
@@ -89,7 +89,7 @@ async def sandbox(start: Start) -> None:
 
 
 async def network(start: Start) -> None:
-    """A sandbox with a network of its own."""
+    """A sandbox with its own network."""
     backend, spec = _bubblewrap(start.home), msgspec.structs.replace(_spec(start.home), network=True)
     await (await backend.open(spec)).close()
     start.begin()
@@ -105,13 +105,13 @@ async def local(start: Start) -> None:
 
 
 async def ssh(start: Start) -> None:
-    """The connection and a command over it."""
+    """A connection and a command over it."""
     start.begin()
     await _command(SshBackend(_spawner(), "127.0.0.1", start.options), start, begun=True)
 
 
 async def check(start: Start) -> None:
-    """The trial of a sandbox that decides whether there can be any."""
+    """The trial start that decides whether sandboxes are available."""
     start.begin()
     await _bubblewrap(start.home).check()
 
@@ -123,7 +123,7 @@ async def search(start: Start) -> None:
 
 
 async def job(start: Start) -> None:
-    """One that nothing but its limit on processor time ends."""
+    """A job that only its limit on CPU time ends."""
     text = start.home / "text"
     text.write_bytes(b"a" * 100 + b"!\n")
     order = {"path": str(text), "pattern": "(a+)+$", "regex": True, "limit": 1, "bytes": 100, "seconds": 100}
@@ -171,7 +171,7 @@ def _spec(home: Path) -> SandboxSpec:
 
 
 class Starts:
-    """Processes that start one thing each, and say when they begin and when it is there."""
+    """Forks processes that start one thing each, and report when they begin and when it is ready."""
 
     def __init__(self, kind: str, home: Path, user: int | None, seconds: int, options: Sequence[str]) -> None:
         self._kind = kind
@@ -217,7 +217,7 @@ class Starts:
             os.setgroups([])
             os.setgid(self._user)
             os.setuid(self._user)
-            # As in a process that was this user's from its beginning.
+            # As in a process that belonged to this user from the start.
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
         async def start() -> None:
@@ -239,7 +239,7 @@ def _heard(told: int) -> float:
 
 
 def outlived() -> list[str]:
-    """What is still there after `GONE_WITHIN`, which then is ended."""
+    """Descriptions of the processes that still exist after `GONE_WITHIN`. They are then ended."""
     if _all_reaped(GONE_WITHIN):
         return []
     below = _below(os.getpid())
@@ -281,7 +281,7 @@ def _described(pid: int) -> str:
 
 
 def run(kind: str, kills: int, seed: int, user: int | None = None, options: Sequence[str] = ()) -> Result:
-    """The kills, in a process of their own."""
+    """Run the kills in a separate process."""
     command = [sys.executable, "-m", "bench.orphans", kind, str(kills), str(seed), str(user or "-"), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=RUN_WITHIN, check=False)
     if done.returncode != 0:
@@ -293,7 +293,7 @@ def main(kind: str, kills: int, seed: int, user: int | None, options: Sequence[s
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     chance = random.Random(seed)
-    # Another user may not reach the usual folder for temporary files.
+    # Another user may have no access to the usual temporary folder.
     with tempfile.TemporaryDirectory(prefix="tidegate-orphans-", dir="/tmp" if user is not None else None) as name:
         folder = Path(name)
         folder.chmod(0o755)

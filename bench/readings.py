@@ -1,4 +1,4 @@
-"""What the kernel says of a process, and the small statistics that the figures need. Linux only; keeps nothing open."""
+"""Process readings from the kernel, and basic statistics for the figures. Linux only; keeps nothing open."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ SOCKET_STATES = {
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes: all of it, and the part that is the process's own (anonymous pages, swapped ones too)."""
+    """Resident bytes: the total, and the process's own part (anonymous pages, including swapped ones)."""
 
     rss: int
     anon: int
@@ -33,12 +33,12 @@ def memory(pid: int) -> Memory:
 
 
 def reset_peak(pid: int) -> None:
-    """From now on `peak_memory` counts anew."""
+    """Restart the measurement of `peak_memory`."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_memory(pid: int) -> int:
-    """The most resident bytes that it had since it began, or since `reset_peak`."""
+    """The most resident bytes since the process started, or since `reset_peak`."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KB
@@ -46,14 +46,14 @@ def peak_memory(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads of a process, ended ones too, by its CPU clock (nanoseconds, where the clock
-    ticks of /proc/PID/stat are ten milliseconds)."""
+    """User and system time of all threads of a process, including ended ones, from its CPU clock. The clock has
+    nanoseconds; the ticks of /proc/PID/stat are ten milliseconds."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def census(pid: int, folder: Path | None = None) -> dict[str, int]:
-    """Counts of what a process holds, seen from outside: threads, descriptors by kind, sockets by state, children, and
-    files in its folder for temporary ones."""
+    """A process's resources, counted from outside: threads, descriptors by kind, sockets by state, children, and files
+    in its temporary folder."""
     tasks = list(Path(f"/proc/{pid}/task").iterdir())
     counts = {"threads": len(tasks), "children": 0, "descriptors": 0}
     inodes: set[str] = set()
@@ -83,7 +83,7 @@ def census(pid: int, folder: Path | None = None) -> dict[str, int]:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of the values lie, between neighbours in proportion."""
+    """The value below which `part` of the values are, with linear interpolation."""
     ordered = sorted(values)
     place = part * (len(ordered) - 1)
     low = int(place)
@@ -96,14 +96,14 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far repeats of one measurement lie apart: (largest - smallest) / median."""
+    """The spread of repeats of one measurement: (largest - smallest) / median."""
     middle = median(values)
     return (max(values) - min(values)) / middle if middle else 0.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """A least-squares line through points, with what it leaves unexplained (standard deviation of the residuals)."""
+    """A least-squares line through points; `noise` is the standard deviation of the residuals."""
 
     slope: float
     start: float

@@ -1,7 +1,7 @@
-"""Figures and how they are shown: JSON for machines, a table for people.
+"""Figures and reports: JSON for machines, a table for people.
 
-A figure is one number of the gateway with, where it has one, the same number of the floor, its goal and whether the
-goal was met. Rendering reads only what is in the JSON, so that a table can be made again from an old file.
+A figure is one number of the gateway with, if there is one, the same number of the floor, its goal and whether the goal
+is met. Rendering reads only the JSON, so that a table can be made from an old file.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`met` is None where there is no goal to meet. `detail` holds the single measurements."""
+    """`met` is None if there is no goal. `detail` holds the individual measurements."""
 
     name: str
     title: str
@@ -31,9 +31,9 @@ class Environment(msgspec.Struct, kw_only=True):
     python: str
     system: str
     load: float
-    """Other work on the machine when the run began: the one-minute load average."""
+    """Other work on the machine at the start of the run: the one-minute load average."""
     noise: float | None = None
-    """How far the floor's repeats lay apart: (largest - smallest) / median of its latency."""
+    """Spread of the floor's repeats: (largest - smallest) / median of its latency."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -51,7 +51,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def number(value: float | None, unit: str) -> str:
-    """A value with as many digits as it deserves."""
+    """A value with its unit, rounded to a suitable number of digits."""
     if value is None:
         return "–"
     size = abs(value)
@@ -77,15 +77,15 @@ HEAD = ("figure", "floor", "gateway", "ratio", "goal", "")
 
 def environment_line(report: Report) -> str:
     place = report.environment
-    noise = "" if place.noise is None else f"; repeats of the floor lay {place.noise:.0%} apart"
+    noise = "" if place.noise is None else f"; repeats of the floor spread over {place.noise:.0%}"
     return (
-        f"{place.cores} cores shared by model, driver and what is measured; Python {place.python}; {place.system}; "
+        f"{place.cores} cores shared by model, driver and measured process; Python {place.python}; {place.system}; "
         f"load {place.load:.2f} at the start{noise}; {report.scale} run of {report.at}, {report.seconds:.0f} s."
     )
 
 
 def text_table(report: Report) -> str:
-    """For a terminal: columns aligned, notes below."""
+    """The table for a terminal: aligned columns, notes below."""
     table = [HEAD, *rows(report.figures)]
     widths = [max(len(row[column]) for row in table) for column in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
@@ -95,7 +95,7 @@ def text_table(report: Report) -> str:
 
 
 def markdown_table(report: Report) -> str:
-    """For the documentation."""
+    """The table for the documentation."""
     lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     lines += [f"| {' | '.join(row)} |" for row in rows(report.figures)]
     return "\n".join([*lines, "", environment_line(report)])

@@ -1,4 +1,4 @@
-"""How much of everything a run does. A figure means the same at every scale; a larger one is only less noisy."""
+"""Scales: the amount of work in a run. Figures mean the same at every scale; larger scales are only less noisy."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Scale:
     name: str
     repeats: int
-    """How often floor and gateway take turns (A B A B …)."""
+    """Repeats in which floor and gateway alternate (A B A B …)."""
     latency_sessions: int
     """Sessions of `latency_turns` turns each, one turn after another."""
     latency_turns: int
@@ -16,35 +16,35 @@ class Scale:
     load_turns: int
     residents: int
     resident_step: int
-    """Memory is read every so many sessions; the figure is the slope through these readings."""
+    """Sessions between two readings of memory; the figure is the slope through these readings."""
     reload_sessions: int
-    """In each repeat."""
+    """Sessions in each repeat."""
     slope_warmup: int
-    """Turns before the first reading that counts: the store's page cache and the residents' cap are filled first."""
+    """Turns before the first reading that counts, to fill the store's page cache and the cap on residents."""
     slope_turns: int
     slope_sessions: int
     prefix_sessions: int
     prefix_turns: int
     stream_pieces: int
-    """Of each of 64 answers."""
+    """Pieces of each of 64 answers."""
     encoding_repeats: int
-    hands_outputs: int
+    tool_outputs: int
     """Turns whose tool prints 200 KB."""
-    hands_processes: int
+    tool_processes: int
     """Sessions with a background process."""
-    hands_bytes: int
-    """What one tool prints at once."""
+    tool_bytes: int
+    """Bytes that one tool prints in one call."""
     context_turns: int
-    """Of one conversation whose model has a small window."""
+    """Turns of one conversation whose model has a small window."""
     search_messages: int
     search_queries: int
-    """Of each kind."""
+    """Queries of each kind."""
     kills: int
     crash_sessions: int
     sandbox_kills: int
-    """While a sandbox starts."""
+    """Kills while a sandbox starts."""
     settle: float
-    """Seconds of rest before an idle process is read."""
+    """Seconds to wait before an idle process is read."""
 
 
 TINY = Scale(
@@ -65,9 +65,9 @@ TINY = Scale(
     prefix_turns=2,
     stream_pieces=5,
     encoding_repeats=1,
-    hands_outputs=2,
-    hands_processes=2,
-    hands_bytes=2_000_000,
+    tool_outputs=2,
+    tool_processes=2,
+    tool_bytes=2_000_000,
     context_turns=150,
     search_messages=2_000,
     search_queries=3,
@@ -95,9 +95,9 @@ QUICK = Scale(
     prefix_turns=6,
     stream_pieces=150,
     encoding_repeats=30,
-    hands_outputs=200,
-    hands_processes=500,
-    hands_bytes=1_000_000_000,
+    tool_outputs=200,
+    tool_processes=500,
+    tool_bytes=1_000_000_000,
     context_turns=10_000,
     search_messages=1_000_000,
     search_queries=100,
@@ -125,9 +125,9 @@ FULL = Scale(
     prefix_turns=10,
     stream_pieces=300,
     encoding_repeats=60,
-    hands_outputs=200,
-    hands_processes=500,
-    hands_bytes=1_000_000_000,
+    tool_outputs=200,
+    tool_processes=500,
+    tool_bytes=1_000_000_000,
     context_turns=10_000,
     search_messages=1_000_000,
     search_queries=100,

@@ -1,5 +1,6 @@
-"""`python -m bench.scripted_model`: the scripted model server as a process, which says `ready URL` and serves until it
-is told to end. What it speaks and what directs it: `bench.scripted`.
+"""`python -m bench.scripted_model`: the scripted model server as a process.
+
+It prints `ready URL` and serves until SIGTERM or SIGINT. `bench.scripted` documents its formats and directives.
 """
 
 import argparse
@@ -12,7 +13,7 @@ __all__ = ["RECORDED", "ScriptedModel"]
 
 
 async def serve(host: str, port: int, key: str | None) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)

@@ -1,7 +1,7 @@
-"""What is measured: the floor and the gateway, each as a process in a folder of its own, reached the same way.
+"""The measured programs: the floor and the gateway, each a process with its own folder and the same HTTP interface.
 
-Guarantee: a subject starts nothing until it is entered, and everything that it makes lies in its folder. Both get the
-same system prompt and the same model.
+A subject starts nothing until it is entered, and all its files are in its folder. Both get the same system prompt and
+the same model.
 """
 
 import http.client
@@ -19,23 +19,23 @@ Limits = Mapping[str, int | float]
 
 
 class Subject(Child):
-    """Something that answers `POST /v1/chat/completions` and keeps the conversation under `X-Session-Id`."""
+    """A server that answers `POST /v1/chat/completions` and keeps conversations by `X-Session-Id`."""
 
     durable = False
-    """Whether a conversation is still there after a restart."""
+    """Whether conversations survive a restart."""
 
     @property
     def headers(self) -> dict[str, str]:
         return {}
 
     def ask(self, text: str, session: str | None = None) -> str:
-        """One turn, not streamed; returns the answer's text."""
+        """One turn without streaming; returns the text of the answer."""
         body = json.dumps({"model": "main", "messages": [{"role": "user", "content": text}]})
         named = {} if session is None else {"X-Session-Id": session}
         return str(self.call("POST", "/v1/chat/completions", body, named)["choices"][0]["message"]["content"])
 
     def call(self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None) -> Any:
-        """One request on a connection of its own; anything but a success is a failure of the run."""
+        """One request on a new connection. Any status but a success fails the run."""
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_WITHIN)
         try:
@@ -72,7 +72,7 @@ class Gateway(Subject):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tidegate.toml").write_text(settings(model, limits or {}, tools, api, window))
         if api == "anthropic":
-            # The model takes any key of this format, but not none.
+            # The scripted model accepts any key of this format, but requires one.
             (folder / "keys").mkdir(mode=0o700, exist_ok=True)
             (folder / "keys" / "model").touch(mode=0o600)
             (folder / "keys" / "model").write_text("any")
@@ -87,7 +87,7 @@ class Gateway(Subject):
 
 
 class Maker(Protocol):
-    """Makes a subject in a folder; what it cannot honour it ignores."""
+    """Makes a subject in a folder. Parameters that do not apply to it are ignored."""
 
     def __call__(
         self,
@@ -117,9 +117,9 @@ MAKERS: Mapping[str, Maker] = {"floor": make_floor, "gateway": Gateway}
 def settings(
     model: str, limits: Limits, tools: tuple[str, ...], api: str = "openai-chat", window: int | None = None
 ) -> str:
-    """A `tidegate.toml` for the scripted model at `model`, with a `window` of so many tokens, if one is given. Nobody
-    pays for its tokens: a long run has no daily cap. Where a format has thoughts that go back with the conversation,
-    the model is asked to think."""
+    """A `tidegate.toml` for the scripted model at `model`, with a context window of `window` tokens if given. There is
+    no daily cap on tokens, for the sake of long runs. For formats that send reasoning back with the conversation,
+    reasoning is switched on."""
     lines = [
         "[models.main]",
         f'api = "{api}"',
@@ -142,7 +142,7 @@ def settings(
 
 
 class ScriptedModel(Child):
-    """The strict model server, which also counts how much of each request repeats the one before."""
+    """The strict model server, which also counts how much of each request repeats the previous one."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("model", ["-m", "bench.scripted_model", "--port", "0"], folder)

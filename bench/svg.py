@@ -1,4 +1,4 @@
-"""A line chart as SVG text: enough to see whether a curve is level. Pure functions, no dependency."""
+"""Line charts as SVG text, to see whether a curve is level. Pure functions without dependencies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def nice_step(span: float) -> float:
 
 
 def chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """The chart, its vertical axis beginning at nought, so that a slope is not made to look like one."""
+    """A chart whose vertical axis starts at zero, so that slopes are not exaggerated."""
     xs = [x for one in series for x, _ in one.points] or [0.0, 1.0]
     ys = [y for one in series for _, y in one.points] or [0.0, 1.0]
     right, top = max(xs), max(ys) * 1.1 or 1.0

@@ -1,8 +1,8 @@
-"""Messages: what is said, as bytes, and what of it a cache would have held.
+"""The Messages format: answers as bytes, and the simulated prompt cache.
 
-Guarantee: strict on what comes (`anthropic_request`, `anthropic_rules`), valid by the official types in what goes;
-thinking is signed and comes back only as it was. Cached is what a mark of an earlier request covers, within the
-look-back.
+Requests are checked strictly (`anthropic_request`, `anthropic_rules`); answers are valid by the official types.
+Thinking is signed and accepted back only unchanged. The cache holds what a mark of an earlier request covers, within
+the look-back.
 """
 
 import json
@@ -50,9 +50,8 @@ from bench.scripted.anthropic_request import (
     read_request,
 )
 from bench.scripted.anthropic_thoughts import check_thoughts, thought_tail
-from bench.scripted.interface import Asked, Tokens
+from bench.scripted.interface import Asked, Refusal, Tokens
 from bench.scripted.media import IMAGE_CHARACTERS
-from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN, Breakpoints
 from bench.scripted.script import ANSWER, Plan, directs
 from bench.scripted.toolset import Toolsets
@@ -126,7 +125,7 @@ class Messages:
         )
 
     def _account(self, request: Request, tools: Toolset, system: str) -> tuple[int, Tokens]:
-        """Block by block: tools, system, messages, as the provider reads them."""
+        """Account for the cache block by block: tools, system, messages, in the provider's order."""
         digests, sizes = list(tools.digests), [len(text) for text in tools.written]
         found = list(tools.marks)
         for text in request.system_blocks():
@@ -148,7 +147,7 @@ class Messages:
         so_far, entry, characters = 0, hash(request.model), 0
         for place, digest in enumerate(digests):
             if place == frozen:
-                # Other settings for thinking or choosing tools begin the messages' part of a cache anew.
+                # Other settings for thinking or tool choice invalidate the cached messages.
                 entry = hash((entry, request.thinking, request.tool_choice))
             so_far, entry = hash((so_far, digest)), hash((entry, digest))
             characters += sizes[place]
@@ -177,7 +176,7 @@ class Messages:
     def call_id(self, asked: Asked, place: int) -> str:
         return f"toolu_{_tail(asked)}_{place}"
 
-    # -- what is said --------------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------------------
 
     def plain(self, asked: Asked) -> bytes:
         middle = self._canned or self._can()
@@ -253,7 +252,7 @@ class Messages:
 
 
 def _directs(message: Message) -> bool:
-    """A message with results of tools directs only if a person has said something beside them."""
+    """Whether a message can contain directives: one with tool results only if it also has a user's text."""
     if message.role != "user":
         return False
     plain = isinstance(message.content, str)
@@ -291,7 +290,7 @@ def _measured(role: str, block: Block) -> tuple[int, int]:
 
 
 def _mark_of(block: Block) -> CacheControl | None:
-    """Its own, or one inside a tool's result."""
+    """The block's own mark, or one inside a tool result."""
     if isinstance(block, Thinking | Redacted):
         return None
     if isinstance(block, ToolResult) and isinstance(block.content, tuple):
@@ -306,7 +305,7 @@ def _shows(request: Request) -> bool:
 
 
 def _tail(asked: Asked) -> str:
-    """By which the ids of one answer are its own: where it stands, and after how much."""
+    """A suffix that makes the ids of one answer unique: its position, and the size before it."""
     return f"{len(asked.request.messages)}_{asked.tokens.prompt}"
 
 

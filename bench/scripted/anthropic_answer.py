@@ -1,7 +1,4 @@
-"""An answer of the Messages format, as bytes: blocks, events, usage, errors.
-
-Guarantee: valid by the official types; pure functions.
-"""
+"""Answers of the Messages format as bytes: blocks, events, usage, errors. Valid by the official types. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,26 +22,26 @@ KINDS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-# What other formats say by a code, this one says in words.
+# Sentences of this format for the error codes of other formats.
 SENTENCES = {
     "context_length_exceeded": "prompt is too long: 250000 tokens > 200000 maximum",
     "content_filter": "Output blocked by content filtering policy",
     "insufficient_quota": "Your credit balance is too low to access the API",
 }
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-# In a stream, a code of the other formats by its kind here.
+# In a stream, the error type of this format for a code of other formats.
 STREAM_KINDS = {"server_error": "api_error", "rate_limit_exceeded": "rate_limit_error"}
 REQUEST_ID = "req_scripted"
 PING = event(b"ping", b'{"type":"ping"}')
 STOPPED = event(b"message_stop", b'{"type":"message_stop"}')
 Said = tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]
-"""A block: how it begins, its pieces, and what closes it."""
+"""A block: its start, its pieces, and its end."""
 
 _encode = msgspec.json.encode
 
 
 def blocks_of(model: str, tail: str, plan: Plan, *, shown: bool) -> Iterator[Said]:
-    """Each block of an answer."""
+    """The blocks of an answer."""
     thought = "".join(plan.thoughts)
     if thought and plan.redacted:
         yield {"type": "redacted_thinking", "data": sealed(redacted_of(model, tail, thought))}, [], []
@@ -94,7 +91,7 @@ def ended(reason: bytes, details: bytes, usage: bytes, stopped_by: bytes = b"nul
 
 
 def usage_of(tokens: Tokens, output: int, thinking: int = 0) -> bytes:
-    """Of an answer's end in a stream."""
+    """The usage at the end of a stream."""
     return (
         b'{"input_tokens":%d,"cache_creation_input_tokens":%d,"cache_read_input_tokens":%d,"output_tokens":%d,'
         b'"output_tokens_details":{"thinking_tokens":%d}}'
@@ -103,7 +100,7 @@ def usage_of(tokens: Tokens, output: int, thinking: int = 0) -> bytes:
 
 
 def full_usage(tokens: Tokens, output: int, thinking: int = 0) -> bytes:
-    """Of a message: with what is known from its beginning."""
+    """The usage of a complete message, including the counts from its start."""
     return (
         b'%b,"cache_creation":{"ephemeral_5m_input_tokens":%d,"ephemeral_1h_input_tokens":%d},'
         b'"service_tier":"standard"}'
@@ -118,7 +115,7 @@ def stop_of(plan: Plan) -> tuple[str, bytes]:
 
 
 def input_of(partial: str) -> Any:
-    """Arguments that are no JSON come as nothing, where they must be an object."""
+    """The arguments as an object; empty if they are not JSON."""
     try:
         return msgspec.json.decode(partial)
     except msgspec.DecodeError:

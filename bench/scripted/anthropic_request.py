@@ -1,7 +1,7 @@
-"""A request of the Messages format, as strict as it can be typed.
+"""Requests of the Messages format, with strict types.
 
-Guarantee: unknown fields, roles and blocks are refused with the sentence's shape that the provider uses
-(`messages.0.content.1: …`); what no type can say is checked in `anthropic_rules`.
+Unknown fields, roles and blocks are refused with errors in the provider's form (`messages.0.content.1: …`). Rules that
+types cannot express are in `anthropic_rules`.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 from bench.scripted.toolset import check_unique
 
 _TOOL_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,128}$")
@@ -171,7 +171,7 @@ class Request(_Strict, frozen=True):
 
 
 class InputSchema(msgspec.Struct, frozen=True):
-    """The rest is a JSON schema's own affair."""
+    """Only the type is checked; the rest is any JSON schema."""
 
     type: Literal["object"]
 
@@ -188,7 +188,7 @@ class Tool(_Strict, frozen=True):
 class Toolset(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     written: tuple[str, ...]
-    """Each one's canonical content; a mark is no content."""
+    """The canonical content of each tool, without cache marks."""
     digests: tuple[int, ...]
     marks: tuple[CacheControl | None, ...]
 
@@ -198,7 +198,7 @@ _tools = msgspec.json.Decoder(tuple[Tool, ...]).decode
 
 
 def read_request(body: bytes) -> Request:
-    """Typed, not yet checked; its tools are read once for the same bytes."""
+    """Decode a request without checking its rules. Tools are decoded once for the same bytes."""
     try:
         return _request(body)
     except msgspec.ValidationError as error:
@@ -230,7 +230,7 @@ def check_tools(raw: bytes) -> Toolset:
 
 
 def _told(said: str) -> str:
-    """A decoder's complaint as the provider would put it: where first, then what."""
+    """A decoder's error in the provider's form: first the location, then the problem."""
     if found := _UNKNOWN.match(said):
         return f"{_place(found[2], found[1])}: Extra inputs are not permitted"
     if found := _MISSING.match(said):

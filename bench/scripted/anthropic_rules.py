@@ -1,7 +1,6 @@
-"""What the Messages format demands beyond types: turns in order, calls and results in pairs, marks, parameters.
+"""Rules of the Messages format beyond types: order of turns, pairs of calls and results, cache marks, parameters.
 
-Guarantee: `check` raises Refusal for what the provider refuses, with the place first (`messages.1.content.0: …`);
-it keeps nothing.
+`check` raises Refusal where the provider does, with the location first (`messages.1.content.0: …`). It keeps nothing.
 """
 
 import re
@@ -24,8 +23,8 @@ from bench.scripted.anthropic_request import (
     ToolUse,
     UrlSource,
 )
+from bench.scripted.interface import Refusal
 from bench.scripted.media import check_image, check_pdf
-from bench.scripted.refusal import Refusal
 
 NEWEST = "2026-10-21"
 LEAST_BUDGET = 1024
@@ -50,7 +49,7 @@ def check(request: Request, tools: Toolset, version: str) -> None:
 
 
 def _check_newest(request: Request) -> None:
-    """What this version of the API no longer takes."""
+    """Refuse fields that this version of the API no longer accepts."""
     for name in ("temperature", "top_p", "top_k"):
         if getattr(request, name) is not None:
             raise Refusal(f"{name}: Extra inputs are not permitted")
@@ -154,7 +153,7 @@ def _check_image(block: Image, where: str) -> None:
 
 
 def _check_calls(messages: tuple[Message, ...]) -> None:
-    """Each call is answered in the very next message, before anything else there, once; and nothing else is."""
+    """Each call has exactly one result at the start of the next message, and each result has its call."""
     seen: set[str] = set()
     waiting: list[str] = []
     for place, message in enumerate(messages):
@@ -193,7 +192,7 @@ def _check_answered(waiting: list[str], answered: set[str], place: int) -> None:
 
 
 def _marks_of(request: Request) -> list[CacheControl]:
-    """All but the tools', in the order of the request; those inside a tool's result too."""
+    """All cache marks except those of tools, in the order of the request, including those inside tool results."""
     found: list[CacheControl | None] = [block.cache_control for block in request.system_blocks()]
     for message in request.messages:
         if isinstance(message.content, str):

@@ -1,8 +1,7 @@
-"""Thinking that comes back in the Messages format: signed, by the same model, as it was, where it was.
+"""Returned thinking in the Messages format: it must be signed by the same model, unchanged and at its position.
 
-Guarantee: `check_thoughts` raises Refusal for what the provider refuses of thinking, and keeps nothing. A thought of a
-model that decides itself when to think is bound to all that was said before it, as those of the newest models are:
-tools, system and messages, but not the marks for a cache.
+`check_thoughts` raises Refusal where the provider does, and keeps nothing. Thinking of a model that decides when to
+think is bound to everything before it, as with the newest models: tools, system and messages, but not cache marks.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from bench.scripted.anthropic_request import (
     Toolset,
     ToolUse,
 )
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 from bench.scripted.seal import is_signature, signed_tail, unsealed
 
 _DIGEST_BYTES = 8
@@ -29,7 +28,7 @@ _BOUND = "b"
 
 
 def check_thoughts(request: Request, tools: Toolset) -> str:
-    """Returns what a thought that follows is bound to; empty if it is to nothing."""
+    """Check returned thinking. Returns the digest that the next thinking is bound to; empty if it is not bound."""
     adaptive = isinstance(request.thinking, ThinkingAdaptive)
     if isinstance(request.thinking, ThinkingEnabled):
         _check_turn_begins_with_a_thought(request.messages)
@@ -56,12 +55,12 @@ def check_thoughts(request: Request, tools: Toolset) -> str:
 
 
 def redacted_of(model: str, tail: str, thought: str) -> str:
-    """What is sealed in a redacted block."""
+    """The sealed content of a redacted block."""
     return f"{model}\0{tail}\0{thought}"
 
 
 def thought_tail(bound: str, tail: str) -> str:
-    """By which a thought is one answer's own, and bound to what was before it."""
+    """The signature's suffix, which ties thinking to one answer and to everything before it."""
     return f"{_BOUND}{bound}_{tail}" if bound else tail
 
 
@@ -82,7 +81,7 @@ def _check_thought(block: Thinking | Redacted, model: str, before: str, where: s
 
 
 def _content(block: Block) -> bytes:
-    """Without marks."""
+    """A block's content without cache marks."""
     if isinstance(block, ToolResult) and isinstance(block.content, tuple):
         parts = tuple(msgspec.structs.replace(part, cache_control=None) for part in block.content)
         block = msgspec.structs.replace(block, content=parts)
@@ -92,7 +91,7 @@ def _content(block: Block) -> bytes:
 
 
 def _check_turn_begins_with_a_thought(messages: tuple[Message, ...]) -> None:
-    """Only while tools are being used: the last answer, if what follows it has the results of its calls."""
+    """Applies only during tool use: to the last answer, if the results of its calls follow."""
     place = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=-1)
     if not any(isinstance(block, ToolResult) for message in messages[place + 1 :] for block in message.blocks()):
         return

@@ -1,6 +1,7 @@
-"""Chat completions: what is said, as bytes.
+"""The chat-completions format: answers as bytes.
 
-Guarantee: strict on what comes (`chat_request`), canonical in what goes; it caches as providers do of their own accord.
+Requests are checked strictly (`chat_request`); answers are canonical. The simulated cache is automatic, as with most
+providers.
 """
 
 from collections.abc import Iterator
@@ -9,8 +10,7 @@ from typing import Any
 import msgspec
 
 from bench.scripted.chat_request import Message, Request, check_tools, read_request, tokens_of
-from bench.scripted.interface import Asked, Tokens
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Asked, Refusal, Tokens
 from bench.scripted.reuse import Ledger
 from bench.scripted.script import ANSWER, Plan
 from bench.scripted.toolset import Toolsets

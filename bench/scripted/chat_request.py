@@ -1,6 +1,6 @@
-"""A chat completion's request, as strict as it can be typed, and what no type can say.
+"""Requests of chat completions, with strict types and the rules that types cannot express.
 
-Guarantee: what a strict provider would refuse raises Refusal or msgspec's ValidationError; the rest is values.
+A request that a strict provider would refuse raises Refusal or msgspec's ValidationError.
 """
 
 import json
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from bench.scripted.interface import Refusal
 from bench.scripted.media import AUDIO_CHARACTERS, IMAGE_CHARACTERS, check_audio, check_data_url, check_file
-from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
 from bench.scripted.toolset import check_unique, is_strict
 
-# What a message costs beside its content.
+# Tokens of a message in addition to its content.
 MESSAGE_CHARACTERS = 16
 _TOOL_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 LONGEST_ID = 40
@@ -84,7 +84,7 @@ class Message(_Strict, frozen=True):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    """What compatible servers give, and take back."""
+    """A field that compatible servers send and accept back."""
 
     def text(self) -> str:
         content = self.content
@@ -99,7 +99,7 @@ class Message(_Strict, frozen=True):
         return [part for part in content if isinstance(part, Image | Audio | File)]
 
     def refuses(self) -> bool:
-        """Whether it says that the model declined, as text or as a part."""
+        """Whether the message is a refusal, as text or as a part."""
         content = self.content if isinstance(self.content, tuple) else ()
         return self.refusal is not None or any(isinstance(part, RefusalPart) for part in content)
 
@@ -141,7 +141,7 @@ class Request(_Strict, frozen=True):
     n: int | None = None
     top_k: int | None = None
     min_p: float | None = None
-    """These two are what compatible servers take, and OpenAI's own does not."""
+    """These two are accepted by compatible servers, but not by OpenAI's own."""
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     safety_identifier: str | None = None
     store: bool | None = None
@@ -166,7 +166,7 @@ _tools = msgspec.json.Decoder(list[Tool]).decode
 
 
 def read_request(body: bytes) -> Request:
-    """Everything but its tools, which are checked once for the same bytes."""
+    """Decode a request without its tools, which are checked once for the same bytes."""
     try:
         request = _request(body)
     except msgspec.ValidationError as error:
@@ -218,7 +218,7 @@ def _check_sampling(request: Request) -> None:
 
 
 def check_messages(messages: tuple[Message, ...]) -> None:
-    """Raises Refusal where a provider would: balance of calls and results, and nothing empty but what a user says."""
+    """Raise Refusal where a provider would: unbalanced calls and results, empty messages except the user's."""
     if not messages:
         raise Refusal("'messages' must not be empty.", param="messages")
     open_calls: set[str] = set()
@@ -281,7 +281,7 @@ def check_calls(calls: tuple[ToolCall, ...], where: str) -> None:
 
 
 def check_media(media: list[Image | Audio | File], role: str, where: str) -> None:
-    """Raises Refusal for what is no picture or sound in the request itself: an address, other bytes."""
+    """Raise Refusal for media that is not a picture or sound inside the request, such as a web address."""
     if role != "user":
         raise Refusal("only a user message may contain images, audio or files.", param=where)
     for part in media:
@@ -294,7 +294,7 @@ def check_media(media: list[Image | Audio | File], role: str, where: str) -> Non
 
 
 def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
-    """The names, a hash of the canonical content, and how many tokens it has."""
+    """The names, a hash of the canonical content, and its number of tokens."""
     try:
         tools = _tools(raw)
     except msgspec.ValidationError as error:
@@ -311,7 +311,7 @@ def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
 
 
 def tokens_of(messages: tuple[Message, ...]) -> int:
-    """About as a provider counts them: by content, however the request was written."""
+    """An estimate of a provider's count, by content and independent of formatting."""
     size = 0
     for message in messages:
         content = message.content

@@ -1,7 +1,6 @@
-"""One connection to the scripted server: HTTP in, answers out, one after the other.
+"""One connection to the scripted server, with one request after the other.
 
-Guarantee: a request that comes while another is answered waits its turn; the task of an answer ends with its
-connection.
+A request that arrives while another is being answered waits. The task of an answer ends with its connection.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 import msgspec
 
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from bench.scripted.wire import reply_of
 
 if TYPE_CHECKING:
@@ -25,13 +24,11 @@ PIPELINED = 64
 
 
 def _error(message: str) -> bytes:
-    """Before a format is known."""
+    """An error body for a request whose format is not known."""
     return msgspec.json.encode({"error": {"message": message, "type": "invalid_request_error"}})
 
 
 class Connection(asyncio.Protocol):
-    """One connection. A request that comes while another is answered waits its turn."""
-
     def __init__(self, server: "ScriptedModel") -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
@@ -141,7 +138,7 @@ class Connection(asyncio.Protocol):
 
     def _temper(self, body: bytes) -> None:
         try:
-            self._server.be(msgspec.json.decode(body, type=Temper))
+            self._server.behave(msgspec.json.decode(body, type=Behaviour))
         except msgspec.ValidationError as error:
             self.write(reply_of(400, _error(str(error))))
         else:
@@ -164,7 +161,7 @@ class Connection(asyncio.Protocol):
             self.write(reply_of(200, msgspec.json.encode(shown)))
         elif method == "GET" and path == "/trace":
             self.write(reply_of(200, msgspec.json.encode(list(server.trace))))
-        elif method == "POST" and path == "/temper":
+        elif method == "POST" and path == "/behaviour":
             self._temper(body)
         elif method == "GET" and path.endswith("/models"):
             self.write(reply_of(200, b'{"object":"list","data":[{"id":"scripted","object":"model"}]}'))

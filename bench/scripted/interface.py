@@ -1,6 +1,6 @@
-"""What the server asks of a format, and a request as the server sees it: without its format.
+"""The interface between the server and its formats: `Format`, a format-independent request, and refusals.
 
-Guarantee: nothing here knows a format; a format knows neither connections nor faults.
+Nothing here depends on a format, and a format depends neither on connections nor on faults.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,17 @@ if TYPE_CHECKING:
     from bench.scripted.script import Plan
 
 
+class Refusal(Exception):
+    """A request that a strict provider would refuse, with the reason. Each format words the error body."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code, self.status = message, param, code, status
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What the request is made of: all of it, what came from a cache, what was written to one, and of that for
-    longer."""
+    """Tokens of a request: in total, read from a cache, written to a cache, and written for the longer time."""
 
     prompt: int
     cached: int = 0
@@ -25,32 +32,32 @@ class Tokens:
 
 @dataclass(slots=True)
 class Asked:
-    """One request that was not refused."""
+    """An accepted request."""
 
     request: Any
-    """The format's own value."""
+    """The request in the format's own type."""
     model: str
     stream: bool
     text: str
-    """What directs: the last message of a person."""
+    """The last message of a user, which may contain directives."""
     last: int
-    """Where that message is; -1 if there is none."""
+    """The index of that message; -1 if there is none."""
     names: tuple[str, ...]
     key: int
-    """The conversation."""
+    """The key of the conversation."""
     tokens: Tokens
     most: int | None
-    """The most pieces that the answer may have."""
+    """The caller's limit on the pieces of the answer."""
     canned: bool
-    """Whether the plain answer may be said from canned bytes."""
+    """Whether the plain answer may be sent from canned bytes."""
     stops: tuple[str, ...] = ()
-    """Texts that end the answer before them."""
+    """Stop sequences."""
     thinks: bool = False
     thinks_when_told: bool = False
     system: str = ""
-    """The system prompt, wherever the format has it."""
+    """The system prompt."""
     bound: str = ""
-    """What its thoughts are bound to, if they are: all that was said before."""
+    """The digest of everything before the answer, if its thinking is bound to that."""
 
 
 class Format(Protocol):
@@ -61,35 +68,35 @@ class Format(Protocol):
 
     @property
     def path(self) -> str:
-        """How the address ends."""
+        """The path of the endpoint."""
 
     @property
     def head(self) -> bytes:
-        """What begins a streamed answer."""
+        """The HTTP head of a streamed answer."""
 
     @property
     def identified(self) -> str:
-        """Header lines that every other answer carries."""
+        """Header lines of all other answers."""
 
     @property
     def spoiled(self) -> bytes:
-        """An event that is no JSON."""
+        """An event that is not JSON."""
 
     @property
     def huge(self) -> tuple[bytes, bytes]:
-        """How an event begins and ends whose text is without end."""
+        """The start and the end of an event with a very long text."""
 
     @property
     def ledger(self) -> "Ledger": ...
 
     def admit(self, headers: dict[str, str], key: str | None) -> None:
-        """Raises Refusal for headers that are missing or wrong; `key` is the only one that is right, if there is."""
+        """Raise Refusal for missing or wrong headers. If `key` is given, no other key is accepted."""
 
     def read(self, body: bytes, headers: dict[str, str]) -> Asked:
-        """Raises Refusal."""
+        """Parse and check a request. Raises Refusal."""
 
     def step(self, asked: Asked) -> int:
-        """How many tool steps have been answered since the message that directs."""
+        """The number of tool steps since the message with directives."""
 
     def said(self, asked: Asked) -> str:
         """The text of the last message."""
@@ -100,13 +107,13 @@ class Format(Protocol):
     def call_id(self, asked: Asked, place: int) -> str: ...
 
     def plain(self, asked: Asked) -> bytes:
-        """The whole streamed plain answer, head and end included."""
+        """The complete streamed plain answer, including head and end."""
 
     def beats(self, asked: Asked, plan: "Plan") -> Iterator[bytes]:
-        """The events of an answer, in the pieces that faults are counted by; without what `end` says."""
+        """The events of an answer in pieces, by which faults are counted; without those of `end`."""
 
     def end(self, asked: Asked, plan: "Plan", *, marked: bool) -> bytes:
-        """What follows the last piece; `marked`: with the mark by which a reader knows that it was all."""
+        """The events after the last piece; `marked`: with the end mark."""
 
     def whole(self, asked: Asked, plan: "Plan") -> bytes:
         """The body of an answer that is not streamed."""

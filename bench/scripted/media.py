@@ -1,18 +1,18 @@
-"""Pictures, sounds and PDF files in a request: what says it is one must begin like one.
+"""Pictures, sounds and PDF files in a request: their data must start with the right signature.
 
-Guarantee: `checked` returns the bytes, or raises Refusal with one sentence; nothing is fetched.
+`checked` returns the bytes, or raises Refusal with one sentence. Nothing is fetched.
 """
 
 import base64
 import binascii
 import re
 
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 
 IMAGE_BYTES = 5 * 1024 * 1024
 AUDIO_BYTES = 25 * 1024 * 1024
 FILE_BYTES = 32 * 1024 * 1024
-# What one costs, in the characters that tokens are counted by.
+# The cost of one, in characters, by which tokens are counted.
 IMAGE_CHARACTERS = 6400
 AUDIO_CHARACTERS = 1600
 IMAGES = {
@@ -35,7 +35,7 @@ def check_image(media_type: str, data: str, where: str) -> None:
 
 
 def check_data_url(url: str, where: str) -> None:
-    """A picture in the request itself; an address would have to be fetched."""
+    """Check that a picture is inside the request; a web address is refused."""
     found = _DATA_URL.match(url)
     if found is None:
         raise Refusal("Invalid image: a base64 data URL of a PNG, JPEG, GIF or WebP is needed.", param=where)
@@ -47,7 +47,7 @@ def check_audio(form: str, data: str, where: str) -> None:
 
 
 def check_file(data: str | None, name: str | None, identity: str | None, where: str) -> None:
-    """A PDF in the request itself, as the format's data URL; nothing has been uploaded."""
+    """Check that a PDF is inside the request as a data URL; uploaded files do not exist here."""
     if identity is not None:
         raise Refusal(f"No such File object: {identity}.", param=where, status=404)
     found = _PDF_URL.match(data or "")

@@ -1,8 +1,8 @@
-"""Responses: what is said, as bytes.
+"""The Responses format: answers as bytes.
 
-Guarantee: strict on what comes (`responses_request`, `responses_rules`), valid by the official types in what goes;
-reasoning is sealed and comes back only as it was. Nothing is stored. It caches as providers do of their own accord. The
-parameters of a request are not repeated in the answer, beyond what the types demand.
+Requests are checked strictly (`responses_request`, `responses_rules`); answers are valid by the official types.
+Reasoning is sealed and accepted back only unchanged. Nothing is stored. The simulated cache is automatic. The answer
+repeats parameters of the request only as far as the types require.
 """
 
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ class Responses:
         )
 
     def step(self, asked: Asked) -> int:
-        """Calls side by side are one step; an output ends it."""
+        """Consecutive calls are one step; an output ends it."""
         step, calling = 0, False
         for item in asked.request.items()[asked.last + 1 :]:
             if item.type == "function_call" and not calling:
@@ -98,10 +98,10 @@ class Responses:
     def call_id(self, asked: Asked, place: int) -> str:
         return f"call_{_tail(asked)}_{place}"
 
-    # -- what is said --------------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------------------
 
     def plain(self, asked: Asked) -> bytes:
-        """Its ids are the same every time, so that all but the usage is canned."""
+        """The ids are constant, so that everything but the usage is canned."""
         begin, before, after = self._canned.get(asked.model) or self._can(asked)
         completed = b"".join((before, _usage(asked, len(ANSWER), 0), after))
         return b"".join((begin, framed(completed), END))
@@ -138,7 +138,7 @@ class Responses:
         return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
     def complaint(self, asked: Asked, plan: Plan, message: str, code: str, words: list[str]) -> bytes:
-        """As the types have it; `nested`: as it is often met; `failed`: as the end of the response."""
+        """An error event as in the official types; `nested`: in its common form; `failed`: as a failed response."""
         if "failed" in words:
             failed = _response(asked.model, _tail(asked), plan, [], b"null", status="failed")
             failed["error"] = {"code": code, "message": message}
@@ -158,7 +158,7 @@ def _system(items: tuple[Item, ...]) -> str:
 
 
 def _tail(asked: Asked) -> str:
-    """By which the ids of one answer are its own: where it stands, and after how much."""
+    """A suffix that makes the ids of one answer unique: its position, and the size before it."""
     return f"{len(asked.request.items())}_{asked.tokens.prompt}"
 
 
@@ -169,7 +169,7 @@ def _told(plan: Plan, kind: str, more: dict[str, Any]) -> bytes:
 
 
 def _items(model: str, tail: str, plan: Plan, request: Request | None) -> Iterator[dict[str, Any]]:
-    """The output, whole. What follows reasoning says so in its id."""
+    """The complete output. The id of an item after reasoning names that reasoning."""
     behind = "-r" if plan.thoughts else "-n"
     if plan.thoughts and request is not None:
         thought = "".join(plan.thoughts)
@@ -206,7 +206,7 @@ def _items(model: str, tail: str, plan: Plan, request: Request | None) -> Iterat
 
 
 def _events(model: str, tail: str, plan: Plan, *, thinks: Request | None) -> Iterator[bytes]:
-    """What comes in the place of a piece has that piece's number."""
+    """The events of an answer. An event that replaces a piece keeps the piece's number."""
     plan.sequence = before = 0
     for beat in _numbered(model, tail, plan, thinks):
         after, plan.sequence = plan.sequence, before

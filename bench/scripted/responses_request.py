@@ -1,7 +1,7 @@
-"""A request of the Responses format, as strict as it can be typed, and what no type can say.
+"""Requests of the Responses format, with strict types and the rules that types cannot express.
 
-Guarantee: what the provider would refuse raises Refusal, with its `param` and, where it has one, its `code`; the rest
-is values. Nothing is stored, so nothing earlier can be referred to.
+A request that the provider would refuse raises Refusal with its `param` and, if there is one, its `code`. Nothing is
+stored, so references to earlier responses are refused.
 """
 
 import re
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from bench.scripted.interface import Refusal
 from bench.scripted.media import IMAGE_CHARACTERS, check_data_url
-from bench.scripted.refusal import Refusal
 from bench.scripted.reuse import CHARACTERS_PER_TOKEN
 from bench.scripted.script import directs
 from bench.scripted.toolset import is_strict
 
-# What an item costs beside its content.
+# Tokens of an item in addition to its content.
 ITEM_CHARACTERS = 16
 LEAST_OUTPUT = 16
 LONGEST_ID = 64
@@ -76,7 +76,7 @@ Part = InputText | InputImage | InputFile | OutputText | OutputRefusal | Reasoni
 
 
 class Item(_Strict, frozen=True):
-    """Any item; which fields belong to which type is checked apart, since a message need not name its type."""
+    """Any item. The fields of each type are checked separately, because a message need not have a type."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
     id: str | None = None
@@ -184,7 +184,7 @@ _request = msgspec.json.Decoder(Request).decode
 
 
 def read_request(body: bytes) -> Request:
-    """Typed, and its parameters checked; its items and tools are not."""
+    """Decode a request and check its parameters, but not its items and tools."""
     try:
         request = _request(body)
     except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
-"""What the Responses format demands beyond types: items in pairs, reasoning that is its own, tools.
+"""Rules of the Responses format beyond types: pairs of calls and outputs, returned reasoning, tools.
 
-Guarantee: `check_items` and `check_tools` raise Refusal for what the provider refuses; they keep nothing.
+`check_items` and `check_tools` raise Refusal where the provider does. They keep nothing.
 """
 
 import json
@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bench.scripted.interface import Refusal
 from bench.scripted.media import check_file
-from bench.scripted.refusal import Refusal
 from bench.scripted.responses_request import (
     LONGEST_ID,
     ChoiceFunction,
@@ -29,7 +29,7 @@ from bench.scripted.seal import unsealed
 from bench.scripted.toolset import check_unique, is_strict
 
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
-# By type: what an item must have, what it may have, and how its id begins.
+# By type: required fields, optional fields, and the prefix of the id.
 SHAPES: dict[str, tuple[frozenset[str], frozenset[str], str]] = {
     "message": (frozenset({"role", "content"}), frozenset({"id", "status", "phase"}), "msg"),
     "function_call": (frozenset({"call_id", "name", "arguments"}), frozenset({"id", "status"}), "fc"),
@@ -51,7 +51,7 @@ _tools = msgspec.json.Decoder(tuple[Tool, ...]).decode
 
 
 def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
-    """The names, a hash of the canonical content, and how many tokens it has."""
+    """The names, a hash of the canonical content, and its number of tokens."""
     try:
         tools = _tools(raw)
     except msgspec.ValidationError as error:
@@ -98,7 +98,7 @@ def check_items(request: Request, items: tuple[Item, ...]) -> None:
 
 
 def reasoning_of(model: str, tail: str, thought: str) -> str:
-    """What is sealed in a reasoning item."""
+    """The sealed content of a reasoning item."""
     return f"{model}\0{tail}\0{thought}"
 
 
@@ -154,7 +154,7 @@ def _check_media(parts: tuple[Any, ...], where: str) -> None:
 
 
 def _check_calls(items: tuple[Item, ...]) -> None:
-    """Every call has one output, after it; every output has its call."""
+    """Every call has one output after it; every output has its call."""
     calls: set[str] = set()
     answered: set[str] = set()
     for item in items:
@@ -174,7 +174,7 @@ def _check_calls(items: tuple[Item, ...]) -> None:
 
 
 def _check_reasoning(request: Request, items: tuple[Item, ...]) -> None:
-    """Reasoning must be this model's own, whole, and stand before what it led to; and what it led to behind it."""
+    """Reasoning must be this model's own, unchanged, and directly before the items that followed from it."""
     open_tail = ""
     last_reasoning: Item | None = None
     for item in items:
@@ -199,7 +199,7 @@ def _check_reasoning(request: Request, items: tuple[Item, ...]) -> None:
 
 
 def reasoned_tail(identity: str) -> str:
-    """The ids of what came after reasoning say after which: `fc_TAIL-rN`."""
+    """The reasoning that an item's id names as its predecessor: `fc_TAIL-rN`."""
     head, dash, _ = identity.rpartition("-r")
     return head.partition("_")[2] if dash else ""
 

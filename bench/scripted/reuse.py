@@ -1,26 +1,26 @@
-"""Whether each conversation's previous request is the beginning of its next one.
+"""Counts whether each conversation's request starts with its previous one.
 
-Guarantee: counted by content, however the request was written, in bounded memory. `Ledger` takes all of the previous
-request for what could be cached, as providers do that cache of their own accord; `Breakpoints` only what lies before a
-mark of the previous request.
+Requests are compared by content, independent of formatting, in bounded memory. `Ledger` treats the whole previous
+request as cached, like providers with automatic caching; `Breakpoints` only the part before a mark of the previous
+request.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-# Conversations whose last request is remembered, as a hash and a length.
+# Conversations whose last request is kept, as a hash and a length.
 CONVERSATIONS = 50_000
 VIOLATIONS = 20
 CHARACTERS_PER_TOKEN = 4
-# How far before a mark an older one is looked for, the mark itself being the first.
+# Blocks before a mark, including its own, in which an older mark is looked for.
 LOOK_BACK = 20
 
 
 class Ledger:
     def __init__(self) -> None:
         self.by_prompt = False
-        """Whether requests with the same system prompt are one conversation, however they begin."""
+        """Whether requests with the same system prompt are one conversation, whatever their first message."""
         self.clear()
 
     def clear(self) -> None:
@@ -31,12 +31,12 @@ class Ledger:
         self.repeats = 0
         self.violations: deque[dict[str, Any]] = deque(maxlen=VIOLATIONS)
         self.came = "first"
-        """The last request: its conversation's `first`, with the `whole` one before at its beginning, that one
-        `repeated`, or `changed`."""
+        """The last request: the `first` of its conversation, one that starts with the `whole` previous one, the
+        previous one `repeated`, or `changed`."""
 
     def note(self, tag: str, units: tuple[Hashable, ...], prefix: int, tokens: int) -> tuple[int, int]:
-        """Takes one request: its conversation, its messages, a hash of what stands before them. Returns the
-        conversation's key and how many of its tokens a provider would have cached."""
+        """Record a request: its conversation, its messages, a hash of what precedes them. Returns the conversation's
+        key and the number of tokens that a provider would have cached."""
         key = hash(tag)
         last = self._last.get(key)
         cached = 0
@@ -88,7 +88,7 @@ class Ledger:
 
 
 class Breakpoints(Ledger):
-    """For a provider that caches up to the marks that a request sets, and finds them again within a look-back."""
+    """For a provider that caches up to the marks in a request, and finds them again within a look-back."""
 
     def clear(self) -> None:
         super().clear()
@@ -97,8 +97,8 @@ class Breakpoints(Ledger):
     def note_marked(
         self, tag: str, chain: Sequence[int], entries: Sequence[int], sizes: Sequence[int], marks: Sequence[int]
     ) -> tuple[int, int, int]:
-        """Takes one request, block by block: `chain[n]` is a hash of all content up to block n, `entries[n]` the same
-        with what else a cache is keyed by, `sizes[n]` the characters up to there, `marks` the blocks that are marked.
+        """Record a request, block by block: `chain[n]` is a hash of all content up to block n, `entries[n]` the same
+        with the other parts of a cache key, `sizes[n]` the characters up to there, `marks` the marked blocks.
         Returns the conversation's key, and the tokens read from the cache and written to it."""
         key = hash(tag)
         last = self._last.get(key)

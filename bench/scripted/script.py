@@ -1,6 +1,6 @@
-"""The little script language of a user's message, and what it makes of an answer, whatever the format.
+"""The script language in user messages, and the answer that it plans, for every format.
 
-Guarantee: pure values; the same request and counters make the same plan.
+Pure values: the same request and counters give the same plan.
 """
 
 import json
@@ -13,10 +13,10 @@ ANSWER = ("The tide", " comes in,", " the gate", " keeps", " the level.")
 THOUGHT = ("Water", " finds", " its level.")
 
 NOTE = "[Note from the gateway"
-"""How a note begins that the gateway adds of its own accord."""
+"""The start of a note that the gateway itself adds."""
 
 OBEY = "[obey]"
-"""In a note: it directs all the same, since a test has put it there."""
+"""In a note: its directives count, because a test has put it there."""
 
 STEPS = frozenset({"tool", "together", "badargs", "unknowntool"})
 FAULTS = frozenset(
@@ -30,7 +30,7 @@ _json = json.JSONDecoder()
 
 
 class Directive:
-    """`[name word word key=value {json}]`; the text of JSON is kept verbatim."""
+    """`[name word word key=value {json}]`. JSON is kept verbatim."""
 
     __slots__ = ("name", "options", "words")
 
@@ -56,9 +56,8 @@ class Directive:
 
 
 class Plan:
-    """One answer: its pieces, and what is to go wrong. `sequence` is how many events have been told, where the format
-    numbers them. `refused`: its words are a refusal, as the format marks one. `stopped_by`: the stop text of the caller
-    that ended it."""
+    """One answer: its pieces and its faults. `sequence` is the number of events sent so far, for formats that number
+    them. `refused`: the text is marked as a refusal. `stopped_by`: the caller's stop sequence that ended it."""
 
     __slots__ = ("calls", "faults", "finish", "pieces", "redacted", "refused", "sequence", "stopped_by", "thoughts")
 
@@ -84,8 +83,8 @@ class Plan:
 
 
 def directs(text: str, *, plain: bool) -> bool:
-    """Whether a user's message is a person's: one that is nothing but a note of the gateway gives no directions, unless
-    it says so. `plain`: it is a mere string, which no note is."""
+    """Whether a user message can contain directives: one that is only a note of the gateway cannot, unless it has the
+    mark OBEY. `plain`: the message is a plain string, which a note never is."""
     return plain or not text.startswith(NOTE) or OBEY in text
 
 
@@ -118,7 +117,7 @@ def read_script(text: str) -> list[Directive]:
 def plan_of(
     asked: Asked, step: int, call_id: Callable[[int], str], meets: Callable[[Directive, int, int], bool]
 ) -> Plan:
-    """`meets(directive, step, place)` says whether it is a fault's turn, and counts."""
+    """The plan of an answer. `meets(directive, step, place)` decides whether a directive applies now, and counts."""
     script = read_script(asked.text)
     wanted = _wanted(script, step, asked.names)
     calls = [(call_id(n), name, given) for n, (name, given) in enumerate(wanted)]
@@ -157,7 +156,7 @@ def plan_of(
 
 
 def _cut(pieces: tuple[str, ...], stops: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
-    """The pieces before the first of the texts that end an answer, and that text, if one comes."""
+    """The pieces before the first stop sequence, and that stop sequence, if any."""
     text = "".join(pieces)
     found = min(((text.index(stop), stop) for stop in stops if stop in text), default=None)
     if found is None:

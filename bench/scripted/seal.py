@@ -1,6 +1,6 @@
-"""Seals: what the fake has thought itself, and nobody else, can come back to it unchanged.
+"""Signatures and seals of the scripted model's own thinking, so that it recognises it when it is returned.
 
-The key is a constant, so that a conversation outlives the server it was begun with; it protects nothing.
+The key is a constant, so that conversations survive a restart of the server. It protects nothing.
 """
 
 import base64
@@ -12,7 +12,7 @@ _MAC_BYTES = 32
 
 
 def signature(tail: str, *parts: str) -> str:
-    """Over all the parts, in their order; `tail` makes it one answer's own."""
+    """A signature over all parts in order; `tail` ties it to one answer."""
     data = "\0".join((tail, *parts)).encode("utf-8", "surrogatepass")
     return f"{tail}.{base64.b64encode(_mac(data)).decode()}"
 
@@ -32,7 +32,7 @@ def sealed(text: str) -> str:
 
 
 def unsealed(given: str) -> str | None:
-    """What was sealed, or None if it is not a seal of this hand."""
+    """The sealed content, or None if it was not sealed here."""
     try:
         data = base64.b64decode(given.encode("ascii"), altchars=b"-_", validate=True)
     except (UnicodeEncodeError, binascii.Error):

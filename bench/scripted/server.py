@@ -1,7 +1,7 @@
-"""The scripted server: one listener, its formats by path, its counters, its latches, what it has recorded.
+"""The scripted server: one listener, formats by path, counters, latches, and recorded requests.
 
-Guarantee: nothing is open before it is entered and nothing after it is left; everything it keeps is bounded. It owns
-its connections, and they their answers.
+Nothing is open before entering and after leaving; everything it keeps is bounded. It owns its connections, and they own
+their answers.
 """
 
 import asyncio
@@ -13,27 +13,26 @@ from typing import Any, Self
 import msgspec
 
 from bench.scripted.anthropic import Messages
+from bench.scripted.behaviour import SCRIPTS, WRITTEN, Behaviour, Traced, written
 from bench.scripted.chat import Chat
 from bench.scripted.connection import LONGEST_WAIT, Connection
-from bench.scripted.interface import Asked, Format
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Asked, Format, Refusal
+from bench.scripted.playback import perform
 from bench.scripted.responses import Responses
 from bench.scripted.reuse import VIOLATIONS
 from bench.scripted.script import ANSWER, Directive, Plan, plan_of
-from bench.scripted.stage import perform
-from bench.scripted.temper import SCRIPTS, WRITTEN, Temper, Traced, written
 from bench.scripted.wire import credential_of, reply_of
 
 RECORDED = 200
 RECORDED_BYTES = 8 * 1024 * 1024
 COUNTERS = 10_000
 TRACED = 200_000
-"""Requests of which is known how long they were, if it is asked for: some ten times a long run's."""
+"""Requests in the trace, if tracing is on: about ten times those of a long run."""
 TRACED_CHARACTERS = 40
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A request as it came. `authorization` is the value of the header that names the caller, or empty."""
+    """A request as received. `authorization` is the value of the credential header, or empty."""
 
     path: str
     authorization: str
@@ -45,7 +44,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Latch:
-    """What `[hold NAME]` waits at; once released it stays open."""
+    """The latch of `[hold NAME]`. Once released, it stays open."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -63,7 +62,7 @@ class ScriptedModel:
         port: int = 0,
         key: str | None = None,
         tls: ssl.SSLContext | None = None,
-        temper: Temper = Temper(),  # noqa: B008
+        behaviour: Behaviour = Behaviour(),  # noqa: B008
     ) -> None:
         self._host, self._port, self._key, self._tls = host, port, key, tls
         self._server: asyncio.Server | None = None
@@ -71,13 +70,13 @@ class ScriptedModel:
         self.connections: set[Connection] = set()
         self.latches: OrderedDict[str, Latch] = OrderedDict()
         self.reset()
-        self.be(temper)
+        self.behave(behaviour)
 
-    def be(self, temper: Temper) -> None:
-        """From now on it is so disposed; what it counts begins anew with `reset`."""
-        self.temper = temper
+    def behave(self, behaviour: Behaviour) -> None:
+        """Set the behaviour from now on. Counts restart with `reset`."""
+        self.behaviour = behaviour
         for form in self.formats:
-            form.ledger.by_prompt = temper.by_prompt
+            form.ledger.by_prompt = behaviour.by_prompt
 
     def reset(self) -> None:
         for form in self.formats:
@@ -131,7 +130,7 @@ class ScriptedModel:
         self.latch(name).opened.set()
 
     async def held(self, name: str) -> None:
-        """Returns when a request has come to `[hold NAME]`."""
+        """Wait until a request has reached `[hold NAME]`."""
         await asyncio.wait_for(self.latch(name).arrived.wait(), LONGEST_WAIT)
 
     async def hold(self, name: str) -> None:
@@ -143,10 +142,10 @@ class ScriptedModel:
         finally:
             latch.waiting -= 1
 
-    # -- what it tells -------------------------------------------------------------------------------------------------
+    # -- statistics ----------------------------------------------------------------------------------------------------
 
     def close_idle(self) -> int:
-        """Half-closes the connections that wait for a request, as an impatient proxy does."""
+        """Half-close the connections that wait for a request, as an impatient proxy does."""
         idle = [connection for connection in self.connections if not connection.busy]
         for connection in idle:
             connection.half_close()
@@ -168,7 +167,7 @@ class ScriptedModel:
         }
 
     def _reuse(self) -> dict[str, Any]:
-        """Over all formats, and by format."""
+        """Reuse over all formats, and by format."""
         views = {form.name: form.ledger.view() for form in self.formats}
         total: dict[str, Any] = {
             name: sum(view[name] for view in views.values())
@@ -187,7 +186,7 @@ class ScriptedModel:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def answer(self, connection: Connection, form: Format, headers: dict[str, str], body: bytes) -> None:
-        """One request: refused, answered at once from canned bytes, or played by a task."""
+        """Handle a request: refuse it, answer it at once from canned bytes, or start a task."""
         self.counts["requests"] += 1
         try:
             form.admit(headers, self._key)
@@ -197,10 +196,10 @@ class ScriptedModel:
             self.refusals.append(refusal.message)
             connection.write(_refused(form, refusal))
             return
-        is_summary = self.temper.is_summary(asked)
+        is_summary = self.behaviour.is_summary(asked)
         try:
-            self.temper.check_body(form.name, body)
-            self.temper.check_tokens(form.name, asked)
+            self.behaviour.check_body(form.name, body)
+            self.behaviour.check_tokens(form.name, asked)
         except Refusal as refusal:
             self.counts["too_much"] += 1
             self._trace(form, asked, body, summary=is_summary, refused=True)
@@ -224,8 +223,8 @@ class ScriptedModel:
         connection.play(perform(self, connection, form, asked, plan, headers))
 
     def _summary(self, form: Format, asked: Asked) -> Plan:
-        """What it was given may say anything: only the server's own temper directs."""
-        mood = self.temper.mood(self.counts["summaries"])
+        """The summary. Directives in the given messages are ignored; only the server's behaviour counts."""
+        mood = self.behaviour.mood(self.counts["summaries"])
         self.counts["summaries"] += 1
         if mood in WRITTEN:
             return written(mood, form.heard(asked), asked)
@@ -242,7 +241,7 @@ class ScriptedModel:
         summary: bool = False,
         refused: bool = False,
     ) -> None:
-        if self.temper.by_prompt:
+        if self.behaviour.by_prompt:
             came, about = form.ledger.came, asked.text[:TRACED_CHARACTERS]
             self.trace.append(Traced(about, summary, refused, asked.tokens.prompt, len(body), came, output))
 

@@ -1,13 +1,10 @@
-"""The tools of a request, checked once for the same bytes.
-
-Guarantee: at most KEPT sets are remembered; a set that is refused is not.
-"""
+"""The tools of a request, checked once for the same bytes. At most KEPT sets are cached; refused sets are not."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 
 KEPT = 64
 Checked = TypeVar("Checked")
@@ -34,6 +31,6 @@ def check_unique(names: Sequence[str]) -> None:
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
-    """Whether the schema of an object keeps the rules of `strict`, as far as its first level goes."""
+    """Whether the first level of an object's schema follows the rules of `strict`."""
     named = set(schema.get("required", ())) == set(schema.get("properties", ()))
     return named and schema.get("additionalProperties") is False

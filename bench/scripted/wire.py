@@ -25,5 +25,5 @@ def reply_of(
 
 
 def credential_of(headers: dict[str, str]) -> str:
-    """The value of the header that names the caller, or empty."""
+    """The value of the credential header, or empty."""
     return headers.get("x-api-key") or headers.get("authorization", "")

@@ -1,6 +1,6 @@
-"""The figures, one module each. A module has `run(bench) -> list[Figure]`, starts its own processes and ends them.
+"""The figures, one module each. A module has `run(bench) -> list[Figure]`, and starts and ends its own processes.
 
-`Bench` is what they share: the scale, the model server, a folder to work in, a way to say how far they are.
+They share a `Bench`: the scale, the model server, a working folder, and a function to report progress.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,9 +44,9 @@ class Bench:
     results: Path
     say: Callable[[str], None]
     subject: str = "gateway"
-    """What is measured against the floor; `floor` itself shows what the noise alone does to a ratio."""
+    """The program that is compared with the floor; `floor` itself shows how noise alone affects a ratio."""
     spreads: dict[str, float] = field(default_factory=dict)
-    """How far the floor's repeats lay apart, by figure."""
+    """The spread of the floor's repeats, by figure."""
     used: int = 0
 
     def place(self, name: str) -> Path:
@@ -66,39 +66,39 @@ class Bench:
     ) -> Subject:
         return self.make(self.subject, limits=limits, tools=tools, api=api)
 
-    def temper(self, **given: Any) -> None:
-        """The model knows a request for a summary when it sees one; what else it is to be like is given."""
-        self.model.call("POST", "/temper", {"marker": SUMMARY_TASK, **given})
+    def set_behaviour(self, **given: Any) -> None:
+        """Set the behaviour of the model server; it always recognises requests for summaries."""
+        self.model.call("POST", "/behaviour", {"marker": SUMMARY_TASK, **given})
 
     def start_once(self) -> None:
-        """Start and ask each subject once, so that no figure pays for compiling or for a cold disk."""
+        """Start and use each subject once, so that no figure includes compilation or a cold disk."""
         with self.both() as subjects:
             for subject in subjects.values():
                 subject.ask("Hello.", session="first")
 
     @contextmanager
     def both(self, *, limits: Limits | None = None) -> Iterator[dict[str, Subject]]:
-        """The floor and what is measured against it, both running."""
+        """The floor and the measured program, both running."""
         with self.make("floor") as floor, self.make_measured(limits=limits) as measured:
             yield {"floor": floor, "gateway": measured}
 
     @staticmethod
     def in_turn(subjects: dict[str, Subject], repeat: int) -> list[tuple[str, Subject]]:
-        """Who is measured when: in every second repeat the other one comes first, so that drift favours neither."""
+        """The order of measurement: reversed in every second repeat, so that drift favours neither."""
         order = list(subjects.items())
         return order[::-1] if repeat % 2 else order
 
     def drive(self, subject: Subject, label: str, **plan: Any) -> dict[str, Any]:
-        """Turns through a subject; its CPU time and the model's are watched."""
+        """Send turns to a subject, and measure the CPU time of it and of the model."""
         watch = {"subject": subject.pid, "model": self.model.pid}
         return drive({"url": subject.url, "headers": subject.headers, "label": label, "watch": watch, **plan})
 
     def drive_direct(self, label: str, **plan: Any) -> dict[str, Any]:
-        """The same conversations sent straight to the model."""
+        """Send the same conversations directly to the model."""
         return drive({"url": self.model.url, "label": label, "direct": True, "prompt": PROMPT, **plan})
 
 
 def load(name: str) -> Callable[[Bench], list[Figure]]:
-    """The function that takes a figure."""
+    """The `run` function of a figure."""
     run: Callable[[Bench], list[Figure]] = import_module(f"bench.suite.{name}").run
     return run

@@ -1,14 +1,15 @@
-"""One conversation of thousands of turns with a model whose window holds a few dozen of them: plain turns, some with a
+"""One conversation of thousands of turns with a model whose window holds only a few dozen: plain turns, some with a
 tool and its long result, some with a long message.
 
-What a turn costs must not depend on how many came before it. The processor's time and the bytes that are sent are those
-of the last fifth of the turns beside a fifth that begins after the first compaction. Between the two the machine may
-have become slower for everybody: the load driver does the same for every turn, and by as much as its own turns became
-dearer, the earlier ones are counted dearer. The model tells of every request
-how long it was and whether the one before came again unchanged with it. A compaction is a request that did not go on
-from the one before and is smaller by a tenth at least; any other that did not is a broken prefix.
+The cost of a turn must not depend on the number of earlier turns. CPU time and bytes sent of the last fifth of the
+turns are compared with a fifth that starts after the first compaction. The machine may have become slower in between.
+The load driver does the same work for every turn, so the earlier cost is scaled by the change of the driver's own CPU
+time.
 
-The disk is measured at the end, with turns of bulk text and with short ones: the gateway is stopped before and after.
+The model reports the length of every request, and whether it starts with the complete previous one. A request that does
+not, and is smaller by at least a tenth, is a compaction; any other is a broken prefix.
+
+Disk usage is measured at the end, with turns of bulk text and with short ones; the gateway is stopped before and after.
 """
 
 import json
@@ -25,7 +26,7 @@ import msgspec
 from bench.prose import Prose
 from bench.readings import fit
 from bench.report import Figure
-from bench.scripted.temper import Traced
+from bench.scripted.behaviour import Traced
 from bench.subjects import Gateway
 from bench.suite import Bench
 from bench.suite.slope import level
@@ -34,18 +35,18 @@ from bench.svg import Series, chart
 
 WINDOW = 32_768
 GOAL = 1.2
-"""Of the last fifth to the first: what the machine's own scatter adds is in it."""
+"""Ratio of the last fifth to the first, with a margin for noise of the machine."""
 DISK_GOAL = 1.3
 SMALLER = 0.9
-"""A request that has less than this part of the tokens of the one before was compacted."""
+"""A request with less than this share of the previous request's tokens was compacted."""
 PARTS = 5
 DECILES = 10
 READINGS = 200
 WORDS, LONG_WORDS, PAGE_WORDS, BULK_WORDS = 40, 400, 900, 1_200
 TOOL_EVERY, LONG_EVERY = 10, 25
 SHORT_TURNS, BULK_PART = 200, 10
-"""Short turns; and of bulk text one for so many turns of the conversation, so that what the index merges now and then
-weighs little beside it."""
+"""Number of short turns, and turns of the conversation per turn of bulk text: many enough that occasional merges of the
+index matter little."""
 WITHIN = 1_500.0
 LABEL = "context"
 SESSION = f"{LABEL}-0"
@@ -57,7 +58,7 @@ _NUMBER = re.compile(r"Message (\d+) of ")
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, and the turn that it was made in; a summary's is that of the request before it."""
+    """A request and its turn. The turn of a summary is that of the previous request."""
 
     turn: int
     request: Traced
@@ -76,7 +77,7 @@ def run(bench: Bench) -> list[Figure]:
     try:
         with Gateway(folder, bench.model.url, tools=("files",), window=WINDOW) as subject:
             fill_caches(subject)
-            bench.temper(by_prompt=True)
+            bench.set_behaviour(by_prompt=True)
             bench.model.call("POST", "/reset")
             page = {"path": "page.txt", "content": Prose(1).text(PAGE_WORDS)}
             subject.ask("[tool write_file " + json.dumps(page) + "]", SESSION)
@@ -85,13 +86,13 @@ def run(bench: Bench) -> list[Figure]:
             stored = summaries_of(subject)
             disk = on_disks(bench, subject)
     finally:
-        bench.temper()
+        bench.set_behaviour()
         bench.model.call("POST", "/reset")
     return figures(bench, driven["samples"], asked, stored) + disk
 
 
 def say(bench: Bench, subject: Gateway, turns: int, *, first: bool = False, words: int = WORDS, **plan: Any) -> Any:
-    """So many turns of the one conversation."""
+    """Send `turns` turns of the conversation."""
     sampled = {"sample": "subject", "sample_every": max(1, turns // READINGS)} if first else {}
     return bench.drive(
         subject,
@@ -118,7 +119,7 @@ def placed(trace: Sequence[Traced]) -> list[Asked]:
 
 
 def told_apart(asked: Sequence[Asked]) -> tuple[list[Asked], list[Asked], int]:
-    """The requests that a compaction lies before, those whose prefix broke without one, and how many went on."""
+    """The requests after a compaction, those with a broken prefix, and the number that continue the previous one."""
     spoken = [one for one in asked if not one.request.summary]
     compacted: list[Asked] = []
     broken: list[Asked] = []
@@ -133,26 +134,26 @@ def told_apart(asked: Sequence[Asked]) -> tuple[list[Asked], list[Asked], int]:
 
 
 def fifths(turns: int, first: int) -> tuple[range, range]:
-    """The turns that are compared: a fifth of all, from the first compaction on, and the last fifth."""
+    """The turns to compare: a fifth of all, starting at the first compaction, and the last fifth."""
     length = max(1, turns // PARTS)
     begin = min(first, turns - 2 * length)
     return range(begin, begin + length), range(turns - length, turns)
 
 
 def cpu_of(samples: Sequence[dict[str, Any]], turns: range, whose: str = "cpu") -> float:
-    """Milliseconds a turn, between the readings that lie in these turns; the `driver`'s, if it is asked for."""
+    """CPU milliseconds per turn, between the first and last reading in these turns; `whose`: "cpu" or "driver"."""
     inside = [sample for sample in samples if turns.start <= sample["turns"] <= turns.stop]
     first, last = inside[0], inside[-1]
     return float(MS * (last[whose] - first[whose]) / max(1, last["turns"] - first["turns"]))
 
 
 def sent_in(asked: Sequence[Asked], turns: range) -> float:
-    """Kilobytes a turn, the summaries' included."""
+    """Kilobytes per turn, including summaries."""
     return sum(one.request.size for one in asked if one.turn in turns) / len(turns) / KB
 
 
 def turning(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of a saw-tooth where it turns."""
+    """The turning points of a sawtooth curve."""
     inner = [
         here
         for before, here, after in zip(points, points[1:], points[2:], strict=False)
@@ -175,7 +176,7 @@ def figures(
     largest = max(one.request.tokens for one in asked)
     all_tokens = sum(one.all_tokens for one in asked)
     summed = sum(one.all_tokens for one in asked if one.request.summary)
-    # By then everything that has a cap has reached it; the store's page caches (5 MB in all) do so last.
+    # By then everything that has a cap has reached it; the store's page caches (5 MB in total) are the last.
     warm = [sample for sample in samples if sample["turns"] >= max(early.stop, turns // 2)]
     own = fit([float(sample["turns"]) for sample in warm], [sample["anon"] / KB for sample in warm])
     span = warm[-1]["turns"] - warm[0]["turns"]
@@ -253,12 +254,12 @@ def figures(
 
 
 def held_at(samples: Sequence[dict[str, Any]], turn: int) -> float:
-    """Resident kilobytes at the end of a turn, by the last reading up to it."""
+    """Resident kilobytes at the end of a turn: the last reading up to it."""
     return float([sample for sample in samples if sample["turns"] <= turn][-1]["rss"] / KB)
 
 
 def draw(bench: Bench, asked: Sequence[Asked]) -> str:
-    """The plot's name."""
+    """Write the plot; returns its file name."""
     points = [(float(one.turn), float(one.request.tokens)) for one in asked if not one.request.summary]
     last = float(bench.scale.context_turns)
     picture = chart(
@@ -276,7 +277,7 @@ def draw(bench: Bench, asked: Sequence[Asked]) -> str:
 
 
 def on_disks(bench: Bench, subject: Gateway) -> list[Figure]:
-    """What bulk text and short turns cost on disk, each by turns of its own at the end of the conversation."""
+    """Disk usage of bulk text and of short turns, each measured by separate turns at the end of the conversation."""
     short, bulk = min(SHORT_TURNS, bench.scale.context_turns // 5), bench.scale.context_turns // BULK_PART
     before, kept = used(subject), text_kept(subject)
     say(bench, subject, bulk, words=BULK_WORDS)
@@ -304,8 +305,8 @@ def on_disks(bench: Bench, subject: Gateway) -> list[Figure]:
 
 
 def used(subject: Gateway) -> int:
-    """Bytes of the database and the spool; pages that are free again are not counted, which the next rows take. What
-    waits to be indexed is indexed first."""
+    """Bytes of the database and the spool, without free pages, which the next rows use. Pending messages are indexed
+    first."""
     subject.call("GET", "/api/sessions?q=tide")
     on_file = on_disk(subject)
     with apsw.Connection(str(subject.database), flags=apsw.SQLITE_OPEN_READONLY) as db:
@@ -315,7 +316,7 @@ def used(subject: Gateway) -> int:
 
 
 def text_kept(subject: Gateway) -> int:
-    """Bytes of all that was said, called and answered, read from the store's file as it is."""
+    """Bytes of all messages, tool calls and results, read directly from the database file."""
     size = 0
     with apsw.Connection(str(subject.database), flags=apsw.SQLITE_OPEN_READONLY) as db:
         for body, packed in db.execute("SELECT body, packed FROM messages"):
@@ -331,7 +332,7 @@ def text_kept(subject: Gateway) -> int:
 
 
 def summaries_of(subject: Gateway) -> dict[str, int]:
-    """Summaries by who wrote them, and elisions."""
+    """The number of summaries by how they were written, and of elisions."""
     with apsw.Connection(str(subject.database), flags=apsw.SQLITE_OPEN_READONLY) as db:
         rows: list[Any] = db.execute(
             "SELECT how, count(*) FROM summaries WHERE state = 'applied' GROUP BY how"

@@ -1,6 +1,9 @@
-"""What it costs to make a request: a message and an answer join a conversation of 10, 100 or 1,000 messages, and the
-body of the next request is put together, in each wire format. It must not depend on how much was said before. Processor
-time of this process, without a network: what sending costs is in the other figures."""
+"""The cost of making a request: a message and an answer are added to a conversation of 10, 100 or 1,000 messages, and
+the body of the next request is assembled, in each wire format.
+
+The cost must not depend on the length of the conversation. It is the CPU time of this process without a network; the
+cost of sending is in other figures.
+"""
 
 import asyncio
 import time
@@ -18,9 +21,9 @@ from tidegate.values import Call, Message, Prefix, ToolDefinition
 APIS = ("openai-chat", "openai-responses", "anthropic")
 LENGTHS = (10, 100, 1000)
 GOAL = 1.5
-"""Of the longest to the shortest: the kernel's and the allocator's scatter is in it."""
+"""Ratio of the longest conversation to the shortest, with a margin for noise of kernel and allocator."""
 TURNS = 16
-"""Measured on one conversation, before it is built anew: so many messages do not change what is measured."""
+"""Turns that are measured before the conversation is rebuilt: so few that its length hardly changes."""
 US = 1_000_000.0
 WORDS = "the tide comes in and the tide goes out, and the gate between them keeps the level of the basin. "
 PREFIX = Prefix(
@@ -39,7 +42,7 @@ def measure(bench: Bench, api: str) -> Figure:
     shortest, longest = taken[LENGTHS[0]], taken[LENGTHS[-1]]
     return Figure(
         name=f"encoding-{api}",
-        title=f"encoding a turn after {LENGTHS[-1]:,} messages, beside after {LENGTHS[0]}, {api}",
+        title=f"encoding a turn after {LENGTHS[-1]:,} messages, against {LENGTHS[0]}, {api}",
         unit="µs",
         value=longest,
         floor=shortest,
@@ -51,7 +54,7 @@ def measure(bench: Bench, api: str) -> Figure:
 
 
 async def take(api: str, repeats: int) -> dict[int, float]:
-    """Microseconds of processor time a turn, the least of so many repeats, by how long the conversation is."""
+    """Microseconds of CPU time per turn, the least of all repeats, by length of the conversation."""
     settings = ModelSettings(api=api, base_url="http://127.0.0.1:9/v1", model="scripted")  # type: ignore[arg-type]
     async with Clients() as clients, Models({"main": settings}, clients, Secret, 1_000_000) as models:
         model = models.get("main")

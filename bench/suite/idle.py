@@ -1,4 +1,4 @@
-"""Memory of an idle process: after its start, and after it has answered (what is imported at first use is then in)."""
+"""Memory of an idle process: after its start, and after its first answers, when all lazy imports are loaded."""
 
 import time
 

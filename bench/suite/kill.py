@@ -9,7 +9,7 @@ from bench.suite.prefix import TOOL_CALL, TOOLS
 
 SEED = 9
 RESUMES = 1000
-"""The resume budget is raised: here it is the gateway that is killed, not a turn that kills it."""
+"""The limit on resumes is raised, because here the gateway is killed from outside, not by a turn."""
 
 
 def run(bench: Bench) -> list[Figure]:
@@ -30,7 +30,7 @@ def run(bench: Bench) -> list[Figure]:
             value=float(len(findings)),
             goal="0",
             met=not findings,
-            note=f"{accepted:,} messages accepted, {done.kills_early} kills fell during start",
+            note=f"{accepted:,} messages accepted, {done.kills_early} kills during start",
             detail={"findings": findings, "seed": SEED},
         )
     ]

@@ -1,5 +1,5 @@
-"""Added latency of a plain turn: one turn at a time, the time of the whole answer less the model's own for the same
-conversation. Not streamed, and streamed (whole answer, and first byte of text)."""
+"""Added latency of a plain turn: one turn at a time, the time of the complete answer minus the model's own time for the
+same conversation. Without streaming, and with streaming (complete answer, and first byte of text)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ MS = 1000.0
 
 
 def measure(bench: Bench, *, stream: bool) -> dict[str, list[dict[str, Any]]]:
-    """Results by who answered, one for each repeat; the model, the floor and the gateway take turns."""
+    """Results of the model, the floor and the gateway, one per repeat; the three alternate."""
     scale = bench.scale
     taken: dict[str, list[dict[str, Any]]] = {"model": [], "floor": [], "gateway": []}
     plan = {
@@ -35,7 +35,7 @@ def measure(bench: Bench, *, stream: bool) -> dict[str, list[dict[str, Any]]]:
 
 
 def added(taken: dict[str, list[dict[str, Any]]], name: str, key: str) -> list[float]:
-    """Milliseconds that a subject added, by repeat."""
+    """Milliseconds that a subject adds to the model's time, by repeat."""
     return [(own[key] - model[key]) * MS for own, model in zip(taken[name], taken["model"], strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""`kill -9` while a sandbox starts: what outlives the gateway, and how long a start takes."""
+"""`kill -9` while a sandbox starts: the number of orphan processes, and the time of a start."""
 
 import os
 
@@ -9,7 +9,7 @@ from tidegate.workspaces.processes.children import find_program
 
 SEED = 12
 NOBODY = 65534
-"""As root the kills are repeated as this user: bwrap sets up a sandbox in other steps then."""
+"""If run as root, the kills are repeated as this user, for whom bwrap sets up a sandbox in other steps."""
 
 
 def run(bench: Bench) -> list[Figure]:

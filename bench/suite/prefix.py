@@ -1,6 +1,6 @@
-"""Prefix reuse: in which part of a conversation's requests the whole of its previous request came again unchanged, as
-the model server counted it. Over plain turns, turns with tools, sessions that are unloaded between all their turns, and
-a gateway that is stopped, and killed, between them."""
+"""Prefix reuse: the share of a conversation's requests that start with its complete previous request, as counted by the
+model server. For plain turns, turns with tools, sessions that are unloaded between turns, and a gateway that is stopped
+or killed between turns."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ APIS = ("openai-chat", "openai-responses", "anthropic")
 
 
 def count(bench: Bench) -> tuple[float, dict[str, Any]]:
-    """What the model has counted since it was last asked."""
+    """The model's counts since the last call."""
     stats = bench.model.call("GET", "/stats")
     bench.model.call("POST", "/reset")
     return 100.0 * stats["reuse"], stats
@@ -38,7 +38,7 @@ def simple(bench: Bench, api: str, name: str, *, residents: int | None = None, t
 
 
 def restarted(bench: Bench, api: str) -> None:
-    """Each session has one turn in each life of the gateway; lives end by SIGTERM and SIGKILL in turn."""
+    """One turn per session in each run of the gateway; runs end by SIGTERM and SIGKILL alternately."""
     scale = bench.scale
     subject = bench.make_measured(tools=TOOLS, api=api)
     try:

@@ -1,9 +1,9 @@
-"""What it costs to load a conversation again that was unloaded: turns in conversations of 400 messages, resident and
-reloaded for every turn, in two gateways over the same transcripts that are driven in turn.
+"""The cost of reloading an unloaded conversation: turns in conversations of 400 messages, resident and reloaded for
+every turn, in two gateways with the same transcripts that are measured in alternation.
 
-The gateway that reloads keeps one resident and is asked in another conversation each time; what it needs more processor
-time for is the reload. What a message costs is the difference between conversations of 400 and of 40 messages, one turn
-after another. At the end many turns are in flight, as unloading and reloading go on beside other turns then.
+The reloading gateway keeps one resident, and each turn is in another conversation; its additional CPU time is the cost
+of the reload. The cost per message is the difference between conversations of 400 and of 40 messages, one turn after
+another. At the end many turns are in flight, so that unloads and reloads happen next to other turns.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from tidegate.values import Message, ToolCall, Usage
 SHORT, LONG = 40, 400
 """Messages of a conversation."""
 TURNS = 5
-"""In each conversation, of which the first is not measured: so few that the conversation stays as long as it is."""
+"""Turns in each conversation, the first of which is not measured: so few that its length hardly changes."""
 WORDS, ANSWER_WORDS, RESULT_WORDS = 25, 50, 300
 TOOL_EVERY = 10
 PREFIX_TOKENS, MESSAGE_TOKENS = 100, 60
 WINDOW = 10_000_000
-"""So large that nothing is summarised: all messages are shown."""
+"""So large that nothing is summarised and all messages are sent."""
 GOAL_US = 1.0
-"""Of processor time a message: what was said is read back, not encoded again. The machine's scatter is in it."""
+"""CPU time per message: messages are read back, not encoded again. Includes a margin for noise."""
 GOAL_LOAD = 2.5
-"""Of processor time a turn under load, against a resident one: a reload costs no more than a turn and a half."""
+"""CPU time per turn under load, relative to a resident one: a reload costs no more than a turn and a half."""
 KEPT: Limits = {"residents": 100_000, "resident_bytes": 1 << 30}
 """So that nothing is unloaded."""
 US, MS = 1_000_000.0, 1000.0
@@ -66,7 +66,7 @@ def figures(cpu: dict[tuple[str, int], list[float]], latency: dict[tuple[str, in
     return [
         Figure(
             name="reload-cpu",
-            title="CPU per message of a conversation that is loaded again",
+            title="CPU per message of a reloaded conversation",
             unit="µs",
             value=each,
             goal=f"≤ {GOAL_US:g} µs",
@@ -76,7 +76,7 @@ def figures(cpu: dict[tuple[str, int], list[float]], latency: dict[tuple[str, in
         ),
         Figure(
             name="reload-latency",
-            title=f"a turn after {LONG} messages that are loaded again, beside one that finds them in memory, p50",
+            title=f"turn after {LONG} reloaded messages, against resident ones, p50",
             unit="ms",
             value=median(latency["reloaded", LONG]) * MS,
             floor=median(latency["resident", LONG]) * MS,
@@ -89,7 +89,7 @@ def under_load(bench: Bench, taken: dict[str, dict[str, Any]]) -> Figure:
     reloaded, resident = cpu_of(taken["reloaded"]) * MS, cpu_of(taken["resident"]) * MS
     return Figure(
         name="reload-load",
-        title=f"CPU per turn after {LONG} messages that are loaded again, beside one that finds them in memory, "
+        title=f"CPU per turn after {LONG} reloaded messages, against resident ones, "
         f"{bench.scale.load_in_flight} in flight",
         unit="ms",
         value=reloaded,
@@ -101,7 +101,7 @@ def under_load(bench: Bench, taken: dict[str, dict[str, Any]]) -> Figure:
 
 
 def cpu_of(taken: dict[str, Any]) -> float:
-    """Seconds a turn."""
+    """CPU seconds per turn."""
     return float(taken["cpu"]["subject"] / taken["turns"])
 
 
@@ -110,7 +110,7 @@ def label(length: int) -> str:
 
 
 def drive(bench: Bench, subject: Gateway, repeat: int, length: int) -> dict[str, Any]:
-    """Turns in conversations that had none before, one after another and round robin."""
+    """Turns in conversations that were not used before, one at a time and round robin."""
     count = bench.scale.reload_sessions
     return bench.drive(
         subject, label(length), first=repeat * count, sessions=count, turns=TURNS, warmup=count, filler=80
@@ -132,7 +132,7 @@ def copied(bench: Bench, home: Path, limits: Limits) -> Gateway:
 
 
 def prepare(bench: Bench) -> Path:
-    """A home with conversations of both lengths. Each is begun by a turn, and then made longer in the store."""
+    """A home folder with conversations of both lengths. Each starts with a turn and is then extended in the store."""
     folder = bench.place("gateway")
     count = bench.scale.reload_sessions * bench.scale.repeats
     names = {f"{label(length)}-{number}": length for length in (SHORT, LONG) for number in range(count)}

@@ -1,5 +1,8 @@
-"""Memory of a resident session of 20 messages: many of them, with the caps raised so that none is unloaded; the figure
-is the slope of memory over their number, so that what the process holds once is not counted."""
+"""Memory per resident session of 20 messages.
+
+The caps are raised so that no session is unloaded. The figure is the slope of memory over the number of sessions, so
+that memory which the process holds once is not counted.
+"""
 
 import time
 
@@ -14,12 +17,12 @@ TURNS = 10
 FILLER = 80
 ROOM = 4 << 30
 WARM = 3
-"""Steps before the first reading that counts: pools and caches fill up first."""
+"""Readings that are dropped at the start, while pools and caches fill up."""
 KB = 1024.0
 
 
 def measure(bench: Bench, subject: Subject) -> tuple[Line, Line, list[tuple[int, float]]]:
-    """Lines of RSS and of own memory, in KB, over the number of sessions."""
+    """Lines of RSS and of anonymous memory, in KB, over the number of sessions."""
     scale = bench.scale
     counts: list[float] = []
     rss: list[float] = []

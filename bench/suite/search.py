@@ -1,10 +1,10 @@
-"""Looking up what was said, among very many stored messages, beside a bare query of the same index.
+"""Search in a very large store of messages, compared with a bare query of the same index.
 
-The bare query gives the numbers of the newest messages with the words, whosever they are, and nothing else. Ours gives
-the messages themselves, of one conversation or of all of one person's, and nobody else's: through the store, through
-what an agent's tool is given, and as the list of conversations that a person looks through. Words are rare, middling
-and common ones, and two at a time. All ask in turn, through the same readers of the same store, so that only ratios are
-told. The figure is the ninety-fifth percentile of all queries, whatever their words are.
+The bare query returns only the row ids of the newest messages with the words, of any user. The gateway's searches
+return the messages, of one conversation or of all conversations of one user: through the store, through the agent's
+tool, and as the user's list of conversations. Words are rare, middling and common, alone and in pairs. All queries
+alternate and use the same readers of the same store, and only ratios are reported. The figure is the 95th percentile
+of all queries.
 """
 
 import asyncio
@@ -31,15 +31,14 @@ SPOOL_BYTES = 1 << 30
 MS = 1000.0
 BARE = "SELECT rowid FROM messages_text WHERE messages_text MATCH ? ORDER BY rowid DESC LIMIT ?"
 TITLES = {
-    "person": "messages of a person with some words",
-    "session": "messages of one conversation with some words",
-    "recall": "the same of a person by `context_search`, with excerpts",
-    "recall_session": "the same of one conversation by `context_search`",
-    "sessions": "conversations of a person with some words",
+    "person": "search in a user's messages",
+    "session": "search in one conversation's messages",
+    "recall": "search in a user's messages by `context_search`, with excerpts",
+    "recall_session": "search in one conversation's messages by `context_search`",
+    "sessions": "search for a user's conversations",
 }
 SAME = ("person", "session")
-"""Those that give the same as the bare query: messages. The others do more beside: they quote, look into long results,
-read titles."""
+"""Searches with the same result as the bare query: messages. The others do more: excerpts, long results, titles."""
 SETTINGS = """
 [models.main]
 api = "demo"
@@ -49,7 +48,7 @@ recall = "person"
 """
 
 Way = Callable[[str, str, str], Awaitable[Any]]
-"""(query, whose, in which conversation)."""
+"""Called with the query, the user and the conversation."""
 
 
 def run(bench: Bench) -> list[Figure]:
@@ -68,7 +67,7 @@ def run(bench: Bench) -> list[Figure]:
         found.append(
             Figure(
                 name=f"search_{way}",
-                title=f"{title}, among {count:,}: p95 beside a bare query",
+                title=f"{title}, {count:,} stored: p95 against a bare query",
                 unit="×",
                 value=ratio,
                 goal=f"≤ {GOAL:g} ×" if way in SAME else "",
@@ -86,7 +85,7 @@ def ratio_of(taken: Mapping[str, Mapping[str, Sequence[float]]], way: str, kind:
 
 
 async def measure(bench: Bench) -> tuple[float, dict[str, dict[str, list[float]]]]:
-    """Seconds that it took to build, and milliseconds of each query by who was asked and by kind of words."""
+    """Seconds to build the store, and milliseconds of each query by way of searching and by kind of words."""
     scale = bench.scale
     began = time.perf_counter()
     home = bench.place("search")
@@ -120,8 +119,8 @@ async def measure(bench: Bench) -> tuple[float, dict[str, dict[str, list[float]]
 
 
 def queries_of(library: Library, count: int) -> dict[str, list[tuple[str, str, str]]]:
-    """So many of each kind, each with whose messages are meant and one of his conversations; and one before them that
-    only has the store's pages read."""
+    """`count` queries of each kind, each with a user and one of their conversations, after one more query that only
+    warms up the store's pages."""
     chance = random.Random(1)
     words = library.words
     made: dict[str, list[tuple[str, str, str]]] = {}
@@ -160,7 +159,7 @@ def ways_of(store: Store) -> dict[str, Way]:
 
 
 def recall_of(service: RecallService, spool: Spool) -> dict[str, Way]:
-    """What an agent is given when it searches."""
+    """Searches through the agent's tool."""
 
     def context(owner: str, session: str) -> ToolContext:
         nowhere: Any = None  # a search uses no workspace

@@ -1,12 +1,12 @@
 """Slope of memory over many turns in many sessions, with the ordinary caps: plain turns, some streamed, some with
 tools.
 
-The line is laid through own memory (anonymous pages and swap) after a warm-up, in which everything that has a cap fills
-up to it (the store's page cache, the residents, the pools). Level means: what the line gains over the measured part is
-no more than twice what the readings scatter around it, or less than one part in a hundred of what the process holds.
+The line is fitted to anonymous memory (including swap) after a warm-up in which everything that has a cap fills up (the
+store's page cache, the residents, the pools). It is level if its gain over the measured part is at most twice the
+scatter of the readings around it, or less than one percent of the process's memory.
 
-Beside it, from the same run: whether a turn costs more when the store is large (the work of a turn must grow with what
-is new, not with what is there).
+The same run shows whether a turn costs more when the store is large: the work of a turn must depend on new messages,
+not on stored ones.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ KB = 1024.0
 
 
 def level(line: Line, turns: float) -> bool:
-    """Whether a line (KB over turns) is nought within its noise."""
+    """Whether a line (KB over turns) has no slope, within its noise."""
     gain = line.slope * turns
     return gain <= max(2 * line.noise, TOLERATED * line.start)
 
@@ -53,14 +53,14 @@ def drive(bench: Bench) -> dict[str, Any]:
 
 
 def growth(samples: list[dict[str, Any]]) -> float:
-    """CPU per turn in the last quarter of the readings, against the first quarter."""
+    """CPU per turn in the last quarter of the readings, relative to the first quarter."""
     part = len(samples) // 4
 
     def cost(first: dict[str, Any], last: dict[str, Any]) -> float:
         return float((last["cpu"] - first["cpu"]) / (last["turns"] - first["turns"]))
 
     earlier = cost(samples[0], samples[part])
-    # A few turns may cost less than the kernel's clock can tell.
+    # A few turns may cost less than the resolution of the kernel's clock.
     return cost(samples[-1 - part], samples[-1]) / earlier if earlier else 1.0
 
 

@@ -1,4 +1,4 @@
-"""From the start of the process to its first answer: in an empty home folder, and in one that was used before."""
+"""Time from the start of the process to its first answer, in an empty home folder and in a used one."""
 
 import time
 

@@ -1,6 +1,8 @@
-"""CPU per streamed piece: 64 answers at once, each in many small pieces that arrive one by one, relayed by the floor
-and by the gateway. The model sets the pace, so that neither can make it cheaper by falling behind. The floor relays
-what it gets; the gateway reads every format and tells it in one, so that beside the floor stand its other formats."""
+"""CPU per streamed piece: 64 answers at once, each in many small pieces, relayed by the floor and by the gateway.
+
+The model sets the pace, so neither can save CPU by falling behind. The floor relays its input unchanged. The gateway
+converts every format into one, so each of its formats has a figure.
+"""
 
 from typing import Any
 
@@ -12,7 +14,7 @@ from bench.suite.prefix import APIS
 STREAMS = 64
 PACE_MS = 20
 REPEATS = 3
-"""Each takes as long as its answers do; the pieces of one are many enough."""
+"""Few repeats are enough: each takes as long as its answers, and has many pieces."""
 US = 1_000_000.0
 LIMITS = {"turns": STREAMS}
 

@@ -1,5 +1,8 @@
-"""Turns per second and CPU per turn: 64 sessions, 16 turns in flight, plain and streamed. The load driver and the model
-run on the same cores, so the turns per second are of the three together; CPU time is the measured process's alone."""
+"""Turns per second and CPU per turn: 64 sessions, 16 turns in flight, plain and streamed.
+
+The load driver and the model run on the same cores, so turns per second are a figure of all three together. CPU time is
+that of the measured process alone.
+"""
 
 from typing import Any
 

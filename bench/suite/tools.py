@@ -1,9 +1,9 @@
-"""The agent's hands: what a tool costs, and that long output and background processes leave nothing behind.
+"""Tools: the cost of a tool call, and what long output and background processes leave behind.
 
-- `read_file` beside a plain turn of the same session: one more model call, two more commits, one file read.
-- A session whose tool prints 200 KB in every turn: how much memory grows, and what lies on disk for each byte of text.
-- Sessions with a background process each, ended: everything that is counted is back where it was.
-- A tool that prints 1 GB: how far memory rises meanwhile.
+- `read_file` against a plain turn of the same session: one more model call, two more commits, one file read.
+- A session whose tool prints 200 KB in every turn: growth of memory, and bytes on disk per byte of output.
+- Sessions with one background process each, ended: all counts return to their initial values.
+- A tool that prints 1 GB: peak memory.
 """
 
 import base64
@@ -29,14 +29,15 @@ GROWTH_GOAL = 2_000_000
 DISK_GOAL = 1.3
 PEAK_GOAL = 16_000_000
 WARM = 20
-"""Turns before memory is read for the first time: everything is imported, and the allocator has its arenas."""
+"""Turns before the first reading of memory, to import everything and fill the allocator's arenas."""
 READINGS = 10
 FILLING = 100
 FILLING_BYTES = 48 * 1024
-"""Conversations of one long message each, so that the store's page caches, which are the process's and have their
-bound, are full before that as well. They stay in memory: what they left free would hide what grows."""
+"""Conversations of one long message each, so that the store's page caches, which are bounded, are full before that too.
+They stay in memory: memory that they freed would hide growth."""
 BACK_WITHIN = 90.0
-"""Seconds. The thread pool ends those that were idle for ten when it is used again, which a chore does each minute."""
+"""Seconds. The thread pool ends threads after ten idle seconds, but only at its next use, which a periodic task causes
+once a minute."""
 LOOK_EVERY = 0.1
 
 MILLION = 1e6
@@ -49,7 +50,7 @@ def run(bench: Bench) -> list[Figure]:
 
 
 def reading(bench: Bench) -> list[Figure]:
-    bench.say("hands: reading a file beside a plain turn")
+    bench.say("tools: read_file against a plain turn")
     turns = bench.scale.latency_turns * 4
     with bench.make("gateway", tools=("files",)) as subject:
         subject.ask(WRITE, "reader-0")
@@ -67,15 +68,15 @@ def reading(bench: Bench) -> list[Figure]:
             title="read_file turn over a plain turn, p50",
             unit="ms",
             value=tool - plain,
-            note=f"plain {plain:.2f} ms, with the tool {tool:.2f} ms, of which one more model call",
+            note=f"plain {plain:.2f} ms, with the tool {tool:.2f} ms, including one more model call",
             detail=dict(timed),
         )
     ]
 
 
 def printing(bench: Bench) -> list[Figure]:
-    turns = bench.scale.hands_outputs
-    bench.say(f"hands: {turns} turns whose tool prints {OUTPUT_BYTES // 1000} KB")
+    turns = bench.scale.tool_outputs
+    bench.say(f"tools: {turns} turns whose tool prints {OUTPUT_BYTES // 1000} KB")
     with bench.make("gateway", tools=("terminal",)) as subject:
         fill_caches(subject)
         before, parts = _print(subject, WARM), _parts(subject)
@@ -92,7 +93,7 @@ def printing(bench: Bench) -> list[Figure]:
             value=grown / MILLION,
             goal="≤ 2 MB",
             met=grown <= GROWTH_GOAL,
-            note=f"{grown_parts['resident'] / MILLION:.2f} MB are the conversation, as the model is shown it; "
+            note=f"{grown_parts['resident'] / MILLION:.2f} MB are the encoded conversation; "
             f"the store's {parts['store'] / MILLION:.1f} MB of pages were full before",
             detail=grown_parts,
         ),
@@ -108,8 +109,8 @@ def printing(bench: Bench) -> list[Figure]:
 
 
 def processes(bench: Bench) -> list[Figure]:
-    count = bench.scale.hands_processes
-    bench.say(f"hands: {count} sessions with a background process each, ended")
+    count = bench.scale.tool_processes
+    bench.say(f"tools: {count} sessions with a background process each, ended")
     with bench.make("gateway", limits={"residents": 16}, tools=("terminal",)) as subject:
         subject.ask(START, "warm")
         _end_all(subject)
@@ -124,7 +125,7 @@ def processes(bench: Bench) -> list[Figure]:
     return [
         Figure(
             name="processes_left",
-            title=f"left of {count} sessions with a process each",
+            title=f"left behind by {count} sessions with a process each",
             unit="",
             value=float(sum(left.values())),
             goal="0",
@@ -136,8 +137,8 @@ def processes(bench: Bench) -> list[Figure]:
 
 
 def gigabyte(bench: Bench) -> list[Figure]:
-    size = bench.scale.hands_bytes
-    bench.say(f"hands: a tool that prints {size / MILLION:,.0f} MB")
+    size = bench.scale.tool_bytes
+    bench.say(f"tools: a tool that prints {size / MILLION:,.0f} MB")
     text = "[tool terminal " + json.dumps({"command": f"head -c {size} /dev/zero | tr '\\0' x | fold -w 100"}) + "]"
     with bench.make("gateway", tools=("terminal",)) as subject:
         subject.ask(PRINT, "giant")
@@ -148,7 +149,7 @@ def gigabyte(bench: Bench) -> list[Figure]:
     return [
         Figure(
             name="output_peak",
-            title=f"memory's peak while a tool prints {size / 1e9:g} GB",
+            title=f"peak memory while a tool prints {size / 1e9:g} GB",
             unit="MB",
             value=risen / MILLION,
             goal="≤ 16 MB",
@@ -164,21 +165,22 @@ def _end_all(subject: Any) -> None:
 
 
 def _left(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """What there is more of than at first. Connections of the driver come and go, and are not meant."""
+    """Counts that are higher than before, without the driver's connections."""
     kinds = [kind for kind in {**before, **after} if kind.startswith(("threads", "children", "descriptors "))]
     changes = {kind: after.get(kind, 0) - before.get(kind, 0) for kind in kinds if "socket" not in kind}
     return {kind: change for kind, change in changes.items() if change > 0}
 
 
 def fill_caches(subject: Any) -> None:
-    """By conversations of a long message each, which stay in memory."""
+    """Fill the store's page caches with conversations of one long message each, which stay in memory."""
     noise = random.Random(0)
     for number in range(FILLING):
         subject.ask(base64.b64encode(noise.randbytes(FILLING_BYTES)).decode(), f"filling-{number}")
 
 
 def _print(subject: Any, turns: int) -> float:
-    """Own memory after so many turns, the median over the last ones: what the allocator keeps free comes and goes."""
+    """Anonymous memory after so many turns: the median of the last readings, because the allocator's free memory
+    varies."""
     readings = []
     for _ in range(turns):
         subject.ask(PRINT, "printer")
@@ -187,14 +189,14 @@ def _print(subject: Any, turns: int) -> float:
 
 
 def _parts(subject: Any) -> dict[str, int]:
-    """What the gateway itself says that its memory is made of: bytes by kind."""
+    """The gateway's own account of its memory: bytes by kind."""
     kinds = subject.call("GET", "/api/status")["memory"]["kinds"]
     return {kind: held["bytes"] for kind, held in kinds.items()}
 
 
 def on_disk(subject: Any) -> int:
-    """All that the gateway keeps, the database and the spool. It is started anew: the database has no log then, which
-    is moved into it now and again and counts for up to a fifth of what is written here."""
+    """Bytes of the database and the spool. The gateway is restarted, so that the database has no write-ahead log, which
+    is checkpointed only now and then and can be up to a fifth of the bytes written here."""
     assert isinstance(subject, Gateway)
     subject.stop()
     files = [subject.database, *(subject.folder / "spool").rglob("*")]

@@ -1,4 +1,4 @@
-"""`make clients` itself: its list of clients, its page, and what it prints. Nothing is installed here."""
+"""`make clients`: its list of clients, its documentation page, and its output. Nothing is installed here."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ PINNED = re.compile(r"[\w@/.-]+(\[\w+\])?(==|@)\d[\w.]*$")
 
 @pytest.mark.parametrize("client", read_clients().values(), ids=lambda client: client.name)
 def test_every_client_has_its_checks_its_section_and_its_versions(client: Client) -> None:
-    """H10: the page tells how each is set up, and the suite runs that example."""
+    """H10: the page explains the setup of each client, and the suite runs that example."""
     assert client.script.exists()
     assert client.packages and all(PINNED.match(package) for package in client.packages)
     heading = f"## {client.title}\n"
@@ -26,7 +26,7 @@ def test_every_client_has_its_checks_its_section_and_its_versions(client: Client
 
 
 def test_every_section_of_the_page_is_run() -> None:
-    """H10: no client is described that nobody tries."""
+    """H10: every documented client is tested."""
     described = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)[1:]
     assert described == [client.title for client in read_clients().values()]
 
@@ -43,7 +43,7 @@ def test_checks_of_the_plan_are_known_by_their_names() -> None:
 
 
 def test_the_table_shows_failures_with_their_reasons() -> None:
-    """H10: one word for each client and check, and a line for each failure."""
+    """H10: the table has one word per client and check, and a line per failure."""
     results = [
         Result("a", "plain", "main", True, ""),
         Result("a", "plain", "anthropic", False, "nothing came"),

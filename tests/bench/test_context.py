@@ -1,7 +1,7 @@
-"""How the figure of a long conversation is read from what the model tells, on requests whose answer is known."""
+"""The figures of a long conversation, computed from request traces with known results."""
 
 from bench.prose import Prose
-from bench.scripted.temper import Traced
+from bench.scripted.behaviour import Traced
 from bench.suite.context import cpu_of, fifths, placed, sent_in, told_apart, turning
 
 
@@ -10,7 +10,7 @@ def chat_body(turn: int, tokens: int, came: str, *, summary: bool = False) -> Tr
 
 
 def test_a_smaller_request_is_a_compaction_and_any_other_change_is_a_broken_prefix() -> None:
-    """S35: what is called reuse between compactions hides no rebuilt prompt."""
+    """S35: the reuse figure between compactions does not hide a rebuilt prompt."""
     trace = [
         chat_body(0, 100, "first"),
         chat_body(1, 200, "whole"),
@@ -37,13 +37,13 @@ def test_the_fifths_that_are_compared_do_not_overlap() -> None:
     assert fifths(100, 95) == (range(60, 80), range(80, 100))
 
 
-def test_a_turns_cost_is_taken_between_the_readings_inside() -> None:
+def test_the_cost_of_turns_is_taken_between_the_readings_inside() -> None:
     samples = [{"turns": turns, "cpu": turns * 0.002, "driver": turns * 0.001} for turns in range(0, 101, 5)]
     assert round(cpu_of(samples, range(20, 40)), 6) == 2.0
     assert round(cpu_of(samples, range(20, 40), "driver"), 6) == 1.0
 
 
-def test_a_saw_tooth_is_drawn_by_the_points_where_it_turns() -> None:
+def test_a_sawtooth_is_drawn_by_its_turning_points() -> None:
     points = [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 1.0), (4.0, 2.0), (5.0, 4.0)]
     assert turning(points) == [(0.0, 1.0), (2.0, 3.0), (3.0, 1.0), (5.0, 4.0)]
     assert turning([]) == []

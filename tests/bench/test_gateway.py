@@ -1,4 +1,4 @@
-"""The benchmark with the gateway itself as its subject, small: the two columns of its table have numbers."""
+"""A small benchmark run of the gateway: both columns of its table have numbers."""
 
 import math
 import xml.etree.ElementTree as Tree
@@ -14,7 +14,7 @@ from bench.suite.prefix import APIS
 
 @pytest.mark.slow
 def test_the_gateway_is_measured_beside_the_floor_and_repeats_every_prefix(tmp_path: Path) -> None:
-    """P16, S32: plain turns, tools, unloads, a stop and a kill between turns, as the model server counted them."""
+    """P16, S32: for plain turns, tools, unloads, and stops and kills between turns, as counted by the model server."""
     assert main(["--scale", "tiny", "--only", "latency", "--only", "prefix", "--results", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("*.json")
     report = msgspec.json.decode(file.read_bytes(), type=Report)
@@ -37,7 +37,7 @@ def test_the_gateway_is_measured_beside_the_floor_and_repeats_every_prefix(tmp_p
 
 @pytest.mark.slow
 def test_kills_during_the_start_of_a_sandbox_are_counted(tmp_path: Path) -> None:
-    """L14: none of them leaves anything."""
+    """L14: no kill leaves processes or control groups behind."""
     assert main(["--scale", "tiny", "--only", "orphans", "--results", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("*.json")
     figures = {one.name: one for one in msgspec.json.decode(file.read_bytes(), type=Report).figures}
@@ -46,7 +46,7 @@ def test_kills_during_the_start_of_a_sandbox_are_counted(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_long_conversation_and_a_search_are_measured(tmp_path: Path) -> None:
-    """S35, S32: never above its window, and between its compactions every request begins with the one before."""
+    """S35, S32: no request exceeds the window, and between compactions every request starts with the previous one."""
     assert main(["--scale", "tiny", "--only", "context", "--only", "search", "--results", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("*.json")
     figures = {one.name: one for one in msgspec.json.decode(file.read_bytes(), type=Report).figures}

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark, on numbers whose answer is known."""
+"""The arithmetic of the benchmark, on numbers with known results."""
 
 import os
 from pathlib import Path
@@ -10,8 +10,8 @@ from bench.report import Environment, Figure, Report, text_table
 from bench.suite.slope import level
 
 
-def test_quantiles_lie_between_neighbours_in_proportion() -> None:
-    """L22: a percentile is what it says."""
+def test_quantiles_are_interpolated_between_neighbours() -> None:
+    """L22: percentiles are interpolated."""
     assert quantile([1, 2, 3, 4, 5], 0.5) == 3
     assert quantile([1, 2], 0.5) == 1.5
     assert quantile([7], 0.95) == 7
@@ -19,28 +19,28 @@ def test_quantiles_lie_between_neighbours_in_proportion() -> None:
 
 
 def test_spread_is_relative_to_the_median() -> None:
-    """L22: noise is given as a part of what was measured."""
+    """L22: noise is reported relative to the measured value."""
     assert spread([9, 10, 11]) == pytest.approx(0.2)
     assert median([3, 1, 2]) == 2
 
 
 def test_a_line_through_points_of_a_line_is_that_line() -> None:
-    """L22: the slope is exact where there is no noise."""
+    """L22: the slope is exact without noise."""
     line = fit([0, 1, 2, 3], [5, 7, 9, 11])
     assert line.slope == pytest.approx(2)
     assert line.start == pytest.approx(5)
     assert line.noise == pytest.approx(0)
 
 
-def test_a_leak_is_not_level_and_noise_is() -> None:
-    """F5, L22: a slope that stands out of its noise is a miss; a wobble is not, and falling memory is no leak."""
+def test_a_leak_is_not_level_but_noise_is() -> None:
+    """F5, L22: a slope beyond the noise misses the goal; fluctuation and falling memory do not."""
     assert not level(Line(slope=0.5, start=40_000, noise=30), turns=4_000)
     assert level(Line(slope=0.02, start=40_000, noise=100), turns=4_000)
     assert level(Line(slope=-0.5, start=40_000, noise=30), turns=4_000)
 
 
-def test_a_process_is_read_from_the_kernel(tmp_path: Path) -> None:
-    """F5, L06: descriptors, threads and files of a process are seen from outside it."""
+def test_the_resources_of_a_process_are_read_from_the_kernel(tmp_path: Path) -> None:
+    """F5, L06: descriptors, threads and files of a process are counted from outside."""
     before = census(os.getpid(), tmp_path)
     with (tmp_path / "left behind").open("w"):
         during = census(os.getpid(), tmp_path)
@@ -51,7 +51,7 @@ def test_a_process_is_read_from_the_kernel(tmp_path: Path) -> None:
 
 
 def test_a_missed_goal_is_shown_as_missed() -> None:
-    """L22: a table that hides a miss would be worse than none."""
+    """L22: the table never hides a missed goal."""
     report = Report(
         subject="gateway",
         scale="tiny",

@@ -1,4 +1,4 @@
-"""The benchmark runs, small, and what it writes can be read. The floor is measured against itself."""
+"""A small run of the whole benchmark, with the floor measured against itself: its output is readable."""
 
 import json
 import xml.etree.ElementTree as Tree
@@ -12,12 +12,12 @@ from bench.report import Report
 from bench.suite import FIGURES
 
 NEEDS_GATEWAY = {"kill", "orphans", "prefix"}
-"""Figures that have no meaning for the floor: it forgets everything when it ends."""
+"""Figures without meaning for the floor, which keeps nothing when it ends."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one tiny run of everything that the floor can be measured by."""
+    """The results folder of one tiny run with all figures that apply to the floor."""
     folder = tmp_path_factory.mktemp("results")
     chosen = [part for name in FIGURES if name not in NEEDS_GATEWAY for part in ("--only", name)]
     assert main(["--scale", "tiny", "--subject", "floor", "--results", str(folder), *chosen]) == 0
@@ -32,7 +32,7 @@ def report(results: Path) -> Report:
 
 @pytest.mark.slow
 def test_every_figure_is_taken_and_has_a_number(report: Report) -> None:
-    """F5: the figures by which memory and its slope are watched are all there."""
+    """F5: all figures of memory and its slope are present."""
     names = {figure.name for figure in report.figures}
     assert {"idle_rss", "start", "latency_p50", "throughput", "cpu", "resident", "slope"} <= names
     assert all(figure.value is not None for figure in report.figures)
@@ -41,7 +41,7 @@ def test_every_figure_is_taken_and_has_a_number(report: Report) -> None:
 
 @pytest.mark.slow
 def test_the_report_says_where_it_was_taken(report: Report) -> None:
-    """L22: a figure without its machine and its noise says nothing."""
+    """L22: the report names the machine and the noise of the run."""
     assert report.environment.cores >= 1
     assert report.environment.noise is not None
     assert report.subject == "floor"
@@ -49,7 +49,7 @@ def test_the_report_says_where_it_was_taken(report: Report) -> None:
 
 @pytest.mark.slow
 def test_memory_over_turns_is_drawn_as_well_formed_svg(results: Path) -> None:
-    """L22: the plot can be opened."""
+    """L22: the plot is valid XML with both curves."""
     (file,) = results.glob("*.svg")
     root = Tree.fromstring(file.read_text())
     assert root.tag.endswith("svg")
@@ -58,7 +58,7 @@ def test_memory_over_turns_is_drawn_as_well_formed_svg(results: Path) -> None:
 
 @pytest.mark.slow
 def test_an_earlier_result_is_rendered_as_a_table(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """L22: the table of the documentation comes from a result, not from a hand."""
+    """L22: the table in the documentation is rendered from a result, not written manually."""
     (file,) = results.glob("*.json")
     assert main(["--table", str(file)]) == 0
     table = capsys.readouterr().out

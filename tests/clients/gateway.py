@@ -91,7 +91,7 @@ def running(folder: Path) -> Iterator[Running]:
         found.bind(("127.0.0.1", 0))
         page_port = found.getsockname()[1]
     with ScriptedModel(folder / "model") as model:
-        model.call("POST", "/temper", {"windows": {"scripted-small": WINDOW}})
+        model.call("POST", "/behaviour", {"windows": {"scripted-small": WINDOW}})
         gateway = Gateway(home / ".tidegate", model.url, api="anthropic")
         text = SETTINGS.format(origin=f"http://127.0.0.1:{page_port}", model=model.url, window=WINDOW)
         (gateway.folder / "tidegate.toml").write_text(text)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.scripted import ScriptedModel
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from tests.commands.test_commands import run
 from tests.core import ANNA, BERT, OWNER
 from tests.turns.test_compaction import WORDS, house, talk
@@ -52,7 +52,7 @@ async def test_context_is_the_same_from_the_store_alone(home: Path, model: Scrip
 
 async def test_compact_summarises_with_the_next_message(home: Path, model: ScriptedModel) -> None:
     """Also during a cooldown, since a user requested it."""
-    model.be(Temper(marker=SUMMARY_TASK))
+    model.behave(Behaviour(marker=SUMMARY_TASK))
     async with house(home, model) as h:
         session = (await talk(h, 8))[-1].session
         before = await h.service.window_usage(session, ANNA)
@@ -80,7 +80,7 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
 
 async def test_context_shows_why_summaries_are_suspended(home: Path, model: ScriptedModel) -> None:
     """S35: and /compact tries anyway."""
-    model.be(Temper(marker=SUMMARY_TASK, summary="empty", times=1))
+    model.behave(Behaviour(marker=SUMMARY_TASK, summary="empty", times=1))
     async with house(home, model) as h:
         session = (await talk(h, 30))[-1].session
         filling = await h.service.window_usage(session, ANNA)

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from bench import crash
-from bench.audit import Books
+from bench.audit import StoreRows
 from bench.subjects import Gateway, ScriptedModel
 from bench.suite.kill import RESUMES
 
@@ -28,7 +28,7 @@ def test_kills_leave_one_beginning_and_one_end_of_each_call(tmp_path: Path) -> N
         gateway = Gateway(tmp_path / "home", model.url, limits={"resumes": RESUMES}, tools=("files",))
         run = crash.run(gateway, crash.Load(sessions=SESSIONS, kills=KILLS, seed=seed, tool=CALL), print)
     assert (run.kills, run.problems) == (KILLS, [])
-    books = Books(gateway.database)
+    books = StoreRows(gateway.database)
     results = {f"write_file {row.turn} {row.step}": row.text for row in books.rows if row.role == "tool"}
     db = apsw.Connection(str(gateway.database), flags=apsw.SQLITE_OPEN_READONLY)
     try:

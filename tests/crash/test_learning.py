@@ -31,7 +31,7 @@ def test_a_kill_between_the_end_and_its_effect_leaves_what_was_learnt_once(tmp_p
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     with ScriptedModel(tmp_path / "model") as model:
-        model.call("POST", "/temper", {"marker": NOTES_TASK, "summary": "[hold gate]"})
+        model.call("POST", "/behaviour", {"marker": NOTES_TASK, "summary": "[hold gate]"})
         (home / "tidegate.toml").write_text(HELD.format(url=model.url.removesuffix("/v1")))
         with gateway(home) as running:
             for text in ("one", "please note: I like tea", "three"):

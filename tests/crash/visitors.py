@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from bench.wire import Connection, Reply
+from bench.http_client import Connection, Reply
 
 WITHIN = 60.0
 PAUSE = 0.005

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, WAIT, Core, core, settings
 from tests.logs import capture_logs
@@ -101,7 +101,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
     home: Path, model: ScriptedModel
 ) -> None:
     """B6: even during an extraction; its cost is recorded anyway."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     async with core(home, model=model, tools=TOOLS) as house:
         session = await talk(house, "one", "two", "three")
         assert await house.service.delete(session, ANNA)
@@ -130,7 +130,7 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
     home: Path, model: ScriptedModel, mood: str
 ) -> None:
     """B6, L16: nothing stays pending for ever, across restarts too."""
-    model.be(Temper(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
     with capture_logs() as logs:
         async with core(home, model=model, tools=TOOLS) as house:
             await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
@@ -149,7 +149,7 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
 
 async def test_an_extraction_that_never_finishes_is_given_up(home: Path, model: ScriptedModel) -> None:
     """B6: the process dies in every attempt."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     for start in range(TRIES):
         async with core(home, model=model, tools=TOOLS, drain=None) as house:
             if not start:
@@ -167,7 +167,7 @@ async def test_an_answer_that_is_no_list_leaves_nothing_and_is_not_paid_for_twic
     home: Path, model: ScriptedModel, mood: str
 ) -> None:
     """B6, X19: whatever else it contains."""
-    model.be(Temper(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
     async with core(home, model=model, tools=TOOLS) as house:
         await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
         await over(house)
@@ -181,7 +181,7 @@ async def test_an_end_that_was_broken_off_is_learnt_from_once_after_the_next_sta
     home: Path, model: ScriptedModel
 ) -> None:
     """B6, F4: prepared twice, in effect once."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     async with core(home, model=model, tools=TOOLS, drain=None) as house:
         await house.service.end(await talk(house, "note: likes tea", "two", "three"), ANNA, "new")
         with anyio.fail_after(WAIT):
@@ -273,7 +273,7 @@ async def test_many_ends_at_once_ask_few_models_at_once_and_leave_the_rest_to_th
     home: Path, model: ScriptedModel
 ) -> None:
     """S36, B6: no session delays another."""
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     many = lifecycle.SLOW_AT_ONCE + 3
     async with core(home, model=model, tools=TOOLS) as house:
         ids = [await talk(house, "one", "two", "three", name=f"talk {number}") for number in range(many)]
@@ -309,7 +309,7 @@ def test_extracted_notes_are_bounded_in_number_and_size(learnt: list[str]) -> No
 async def test_sessions_without_notes_do_not_wait_behind_others(home: Path, model: ScriptedModel) -> None:
     """L19, V18: the expiry timer removes leftovers of one-shot calls, however many extractions are pending."""
     now = [1000.0]
-    model.be(Temper(marker=NOTES_TASK, summary="[hold gate]"))
+    model.behave(Behaviour(marker=NOTES_TASK, summary="[hold gate]"))
     async with core(home, model=model, tools=TOOLS, clock=lambda: now[0]) as house:
         await house.service.end(await talk(house, "one", "two", "three"), ANNA, "new")
 

@@ -11,8 +11,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
 from bench.scripted.chat_request import Image, ImageUrl, check_media
+from bench.scripted.interface import Refusal
 from bench.scripted.media import IMAGE_BYTES
-from bench.scripted.refusal import Refusal
 from bench.scripted_model import ScriptedModel
 from tests.models.support import ask, configured
 from tests.models.test_scripted_model import calling, post, result

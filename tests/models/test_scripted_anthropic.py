@@ -10,9 +10,9 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from bench.http_client import events
 from bench.scripted.reuse import CONVERSATIONS, LOOK_BACK, Breakpoints
 from bench.scripted_model import ScriptedModel
-from bench.wire import events
 from tests.models.official import strictly
 
 pytestmark = pytest.mark.anyio

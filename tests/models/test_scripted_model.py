@@ -10,10 +10,10 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from bench.http_client import events
 from bench.scripted.reuse import CONVERSATIONS, Ledger
 from bench.scripted.script import read_script
 from bench.scripted_model import RECORDED, ScriptedModel
-from bench.wire import events
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from bench.http_client import events
 from bench.scripted_model import ScriptedModel
-from bench.wire import events
 from tests.models.official import strictly
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.scripted import seal
-from bench.scripted.refusal import Refusal
+from bench.scripted.interface import Refusal
 from tests.core import ANNA, Core
 from tests.effects import until
 from tests.logs import capture_logs

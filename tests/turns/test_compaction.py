@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from bench.scripted import ScriptedModel
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from tests.core import ANNA, WAIT, Core, core
 from tests.spool.pictures import noise, plain, saved
 from tidegate.agent import is_balanced
@@ -31,7 +31,7 @@ WORDS = "lorem ipsum dolor sit amet " * 20
 
 @pytest.fixture
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with ScriptedModel(temper=Temper(marker=SUMMARY_TASK, windows={"*": WINDOW})) as model:
+    async with ScriptedModel(behaviour=Behaviour(marker=SUMMARY_TASK, windows={"*": WINDOW})) as model:
         yield model
 
 
@@ -260,7 +260,7 @@ async def test_a_long_turn_of_many_tool_calls_is_summarised_inside_the_turn(home
 
 async def test_a_turn_of_which_a_part_is_left_out_goes_on_after_a_crash(home: Path, model: ScriptedModel) -> None:
     """An excerpt stays an excerpt: the interrupted request is repeated exactly."""
-    model.be(Temper(marker=SUMMARY_TASK, summary="empty", windows={"*": WINDOW}))
+    model.behave(Behaviour(marker=SUMMARY_TASK, summary="empty", windows={"*": WINDOW}))
     async with reading(home, model, drain=None) as h:
         accepted = await h.accept("work " + "[tool read_page {}] " * 14 + "[hold late step=12]")
         with anyio.fail_after(WAIT):
@@ -320,7 +320,7 @@ async def test_a_resumed_conversation_keeps_its_summaries(home: Path, model: Scr
 
 async def test_a_model_with_a_smaller_window_is_shown_less(home: Path, model: ScriptedModel) -> None:
     """Its own window counts, also when it is chosen in mid-conversation."""
-    model.be(Temper(marker=SUMMARY_TASK, windows={"scripted": WINDOW, "scripted-small": 2048}))
+    model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": WINDOW, "scripted-small": 2048}))
     async with house(home, model) as h:
         session = (await talk(h, 12))[-1].session
         await h.service.operations.set_setting(session, ANNA, "model", "small", source="test")
@@ -331,7 +331,7 @@ async def test_a_model_with_a_smaller_window_is_shown_less(home: Path, model: Sc
 
 
 async def test_the_model_for_summaries_is_given_no_more_than_its_own_window(home: Path, model: ScriptedModel) -> None:
-    model.be(Temper(marker=SUMMARY_TASK, windows={"scripted": WINDOW, "scripted-small": 2048}))
+    model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": WINDOW, "scripted-small": 2048}))
     async with house(home, model, more='[context]\nmodel = "small"') as h:
         session = (await talk(h, 40))[-1].session
         assert {body["model"] for body in map(decoded, model.recorded) if is_summary(body)} == {"scripted-small"}
@@ -348,7 +348,7 @@ async def test_a_context_that_the_provider_finds_too_long_is_made_smaller_and_as
     async with house(home, model) as h:
         await talk(h, 16)
         refused = unfit(model)
-        model.be(Temper(marker=SUMMARY_TASK, windows={"scripted": 1500}))
+        model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": 1500}))
         outcome = await h.say("and now?")
         assert outcome.state == "answered", outcome.error
         assert unfit(model) == refused + 1
@@ -359,7 +359,7 @@ async def test_a_window_that_is_far_too_small_ends_the_turn_after_one_retry(home
     async with house(home, model) as h:
         await talk(h, 6)
         refused = unfit(model)
-        model.be(Temper(marker=SUMMARY_TASK, windows={"scripted": 40}))
+        model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": 40}))
         outcome = await h.say("and now?")
         assert outcome.state == "failed" and outcome.error is not None
         assert "too long for the model" in outcome.error.message
@@ -429,7 +429,7 @@ async def test_the_cost_of_summaries_is_charged_to_the_conversation(home: Path, 
 
 async def test_a_compaction_of_one_conversation_does_not_hold_up_another(home: Path, model: ScriptedModel) -> None:
     """S36: it belongs to its own session."""
-    model.be(Temper(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
+    model.behave(Behaviour(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
     async with house(home, model) as h:
         accepted = None
         with anyio.fail_after(WAIT):
@@ -448,7 +448,7 @@ async def test_a_compaction_of_one_conversation_does_not_hold_up_another(home: P
 
 async def test_an_end_in_mid_summary_leaves_nothing_behind(home: Path, model: ScriptedModel) -> None:
     """A summary beside a turn ends with its session."""
-    model.be(Temper(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
+    model.behave(Behaviour(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
     async with house(home, model) as h:
         session, _ = await until_prepared(h)
         with anyio.fail_after(WAIT):
@@ -521,7 +521,7 @@ prompt = "{prompt}"
 """
     async with core(home, model=model, toml=toml) as h:
         await talk(h, 7)
-        model.be(Temper(marker=SUMMARY_TASK, windows={"*": 3300}))
+        model.behave(Behaviour(marker=SUMMARY_TASK, windows={"*": 3300}))
         outcome = await h.say("and now?")
         assert outcome.state == "answered", outcome.error
         assert unfit(model) >= 1
@@ -529,12 +529,12 @@ prompt = "{prompt}"
 
 async def test_of_two_pictures_the_one_that_is_too_large_is_found(home: Path, model: ScriptedModel) -> None:
     """Older pictures are described in words first; then the newest too."""
-    model.be(Temper(marker=SUMMARY_TASK))
+    model.behave(Behaviour(marker=SUMMARY_TASK))
     async with core(home, model=model) as h:
         small, large = saved(plain(20, 20), "PNG"), saved(noise(60, 60), "PNG")
         first = Message(role="user", text="one", media=(Media(media_type="image/png", data=small),))
         await h.say("", messages=(first,))
-        model.be(Temper(marker=SUMMARY_TASK, image_bytes=len(large) - 1))
+        model.behave(Behaviour(marker=SUMMARY_TASK, image_bytes=len(large) - 1))
         second = Message(role="user", text="two", media=(Media(media_type="image/png", data=large),))
         outcome = await h.say("", messages=(second,))
         assert outcome.state == "answered", outcome.error
@@ -574,7 +574,7 @@ async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, mode
 
 async def test_a_summary_of_undone_messages_is_not_stored(home: Path, model: ScriptedModel) -> None:
     """The summary comes too late."""
-    model.be(Temper(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
+    model.behave(Behaviour(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
     async with house(home, model) as h:
         session, turns = await until_prepared(h)
         with anyio.fail_after(WAIT):

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from bench.scripted import ScriptedModel
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from tests.core import ANNA, WAIT, Core
 from tests.engine.test_faults import Fault
 from tests.turns.test_compaction import WINDOW, WORDS, asked, house, talk, unfit
@@ -29,7 +29,7 @@ WRITES = 8
 
 @pytest.fixture
 async def model() -> AsyncIterator[ScriptedModel]:
-    async with ScriptedModel(temper=Temper(marker=SUMMARY_TASK, windows={"*": WINDOW})) as model:
+    async with ScriptedModel(behaviour=Behaviour(marker=SUMMARY_TASK, windows={"*": WINDOW})) as model:
         yield model
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.scripted.temper import INJECTED, Temper, Traced
+from bench.scripted.behaviour import INJECTED, Behaviour, Traced
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.spool.pictures import plain, saved
@@ -65,7 +65,7 @@ class Clock:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ScriptedModel]:
-    async with ScriptedModel(temper=Temper(marker=SUMMARY_TASK, by_prompt=True)) as server:
+    async with ScriptedModel(behaviour=Behaviour(marker=SUMMARY_TASK, by_prompt=True)) as server:
         yield server
 
 
@@ -75,7 +75,7 @@ def clock() -> Clock:
 
 
 def be(server: ScriptedModel, summary: str = "good", **temper: Any) -> None:
-    server.be(Temper(marker=SUMMARY_TASK, by_prompt=True, summary=summary, **temper))
+    server.behave(Behaviour(marker=SUMMARY_TASK, by_prompt=True, summary=summary, **temper))
 
 
 def long(

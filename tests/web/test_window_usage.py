@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.scripted.temper import Temper
+from bench.scripted.behaviour import Behaviour
 from bench.scripted_model import ScriptedModel
 from tests.in_process import in_process_gateway
 from tests.web.client import call, chat
@@ -27,7 +27,7 @@ WORDS = "the tide comes in and the tide goes out " * 10
 
 async def test_users_see_what_fills_the_window_of_their_own_conversations(home: Path, model: ScriptedModel) -> None:
     """X05: and of no other's."""
-    model.be(Temper(marker=SUMMARY_TASK, windows={"*": 2048}))
+    model.behave(Behaviour(marker=SUMMARY_TASK, windows={"*": 2048}))
     async with in_process_gateway(home, model=model, toml=SMALL.format(url=model.base_url)) as h:
         anna = await h.add_key("anna")
         for _ in range(30):

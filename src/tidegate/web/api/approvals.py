@@ -13,7 +13,7 @@ from tidegate.errors import Refused
 from tidegate.sessions import Sessions
 from tidegate.store import approvals
 from tidegate.turns import QuestionView
-from tidegate.web.app.endpoint import Request, Request
+from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.error_responses import HttpResponse, json_response
 
 MOST_LISTED = 500

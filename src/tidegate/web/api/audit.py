@@ -10,7 +10,7 @@ from msgspec import Meta
 from tidegate.errors import Refused
 from tidegate.sessions import Sessions
 from tidegate.store import AuditKind, AuditRow
-from tidegate.web.app.endpoint import Request, Request
+from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.error_responses import HttpResponse, json_response
 from tidegate.web.app.request_body import parse_time
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from tidegate.errors import NotFound
 from tidegate.memory import Notebook, NoteView
 from tidegate.sessions import Sessions
-from tidegate.web.app.endpoint import Request, Request
+from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.error_responses import HttpResponse, json_response
 
 if TYPE_CHECKING:

@@ -238,7 +238,7 @@ class ChatCompletions:
         outcome: Outcome | None = None
         if log is None:
             outcome = await self._outcome(request)
-        created = int(outcome.acceptance if outcome is not None else self._service.now())
+        created = int(outcome.accepted if outcome is not None else self._service.now())
         options = request.options
         chunks = Chunks(request.acceptance.turn, options.model, created, usage=options.usage, old_functions=options.old_functions)
         chat_stream = ChatStream(chunks, full=options.full)

@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from bench.scripted.temper import INJECTED, SUMMARY_WORDS, WRITTEN, Temper, good
+from bench.http_client import events
+from bench.scripted.behaviour import INJECTED, SUMMARY_WORDS, WRITTEN, Behaviour, good
 from bench.scripted_model import ScriptedModel
-from bench.wire import events
 from tests.models.official import strictly
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +45,7 @@ formats = pytest.mark.parametrize("form", PATHS)
 
 @pytest.fixture
 async def server() -> AsyncIterator[ScriptedModel]:
-    async with ScriptedModel(temper=Temper(marker=MARKER)) as server:
+    async with ScriptedModel(behaviour=Behaviour(marker=MARKER)) as server:
         yield server
 
 
@@ -105,7 +105,7 @@ async def test_any_other_system_prompt_is_no_summary(server: ScriptedModel, form
 @formats
 @pytest.mark.parametrize("mood", [*WRITTEN, "refusal", "filtered", "truncated", "calls"])
 async def test_every_mood_is_valid_by_the_official_types(server: ScriptedModel, form: str, mood: str) -> None:
-    server.be(Temper(marker=MARKER, summary=mood))
+    server.behave(Behaviour(marker=MARKER, summary=mood))
     status, body = await post(server, form, asking(form, TALK))
     assert status == 200
     said, refused, reason = outcome(form, json.loads(body))
@@ -139,7 +139,7 @@ async def test_every_mood_is_valid_by_the_official_types(server: ScriptedModel, 
 @formats
 @pytest.mark.parametrize("status", [500, 529, 400])
 async def test_a_summary_can_fail_and_be_good_again(server: ScriptedModel, form: str, status: int) -> None:
-    server.be(Temper(marker=MARKER, summary=f"[status {status}]", times=2))
+    server.behave(Behaviour(marker=MARKER, summary=f"[status {status}]", times=2))
     found = [(await post(server, form, asking(form, TALK)))[0] for _ in range(3)]
     assert found == [status, status, 200]
 
@@ -148,14 +148,14 @@ async def test_a_summary_can_fail_and_be_good_again(server: ScriptedModel, form:
 async def test_what_is_too_long_or_too_large_is_refused_in_the_providers_words(
     server: ScriptedModel, form: str
 ) -> None:
-    server.be(Temper(windows={"m": 300}))
+    server.behave(Behaviour(windows={"m": 300}))
     status, body = await post(server, form, asking(form, "a " * 1000))
     assert status == 400
     assert {"chat": "maximum context length", "responses": "context window", "anthropic": "prompt is too long"}[
         form
     ] in body
     assert (await post(server, form, asking(form, "a " * 100)))[0] == 200
-    server.be(Temper(body_bytes=1000))
+    server.behave(Behaviour(body_bytes=1000))
     assert (await post(server, form, asking(form, "a " * 1000)))[0] == 413
     png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(4000)).decode()
     url = f"data:image/png;base64,{png}"
@@ -164,10 +164,10 @@ async def test_what_is_too_long_or_too_large_is_refused_in_the_providers_words(
         "responses": {"type": "input_image", "image_url": url},
         "anthropic": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}},
     }[form]
-    server.be(Temper(image_bytes=1000))
+    server.behave(Behaviour(image_bytes=1000))
     status, body = await post(server, form, asking(form, [part]))
     assert status == 400 and "image" in body
-    server.be(Temper(image_bytes=5000))
+    server.behave(Behaviour(image_bytes=5000))
     assert (await post(server, form, asking(form, [part])))[0] == 200
     stats = server.stats()
     assert (stats["refused"], stats["too_much"]) == (0, 3)
@@ -177,9 +177,9 @@ async def test_its_temper_is_set_and_its_trace_is_read_over_http(server: Scripte
     """One conversation by its system prompt, however its requests begin; summaries are another."""
     wanted = {"marker": MARKER, "summary": "empty", "by_prompt": True}
     async with aiohttp.ClientSession() as session:
-        async with session.post(f"{server.root}/temper", json=wanted) as response:
+        async with session.post(f"{server.root}/behaviour", json=wanted) as response:
             assert response.status == 200
-        async with session.post(f"{server.root}/temper", json={"sumary": "good"}) as response:
+        async with session.post(f"{server.root}/behaviour", json={"sumary": "good"}) as response:
             assert response.status == 400
         for text in ("one", "one", "two"):
             await post(server, "chat", asking("chat", text, system="You talk."))

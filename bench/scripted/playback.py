@@ -1,13 +1,15 @@
-"""How an answer is played: held, slowed, broken off, spoiled, or simply said; the same in every format.
+"""Playback of a planned answer with its faults: held, slowed, cut off, damaged, or simply sent; for every format.
 
-Guarantee: every wait is bounded; what was begun ends as the script says, on a connection that its server owns.
+Every wait is bounded. An answer ends as the script says, on a connection that its server owns. `damaged` inserts bytes
+that are not text, halves of characters and wrong token counts.
 """
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from bench.scripted.connection import LONGEST_WAIT, Connection
-from bench.scripted.damage import damaged
 from bench.scripted.interface import Asked, Format
 from bench.scripted.script import Directive, Plan
 from bench.scripted.wire import END, credential_of, framed, reply_of
@@ -15,10 +17,23 @@ from bench.scripted.wire import END, credential_of, framed, reply_of
 if TYPE_CHECKING:
     from bench.scripted.server import ScriptedModel
 
-# Pieces to one write, when nothing is to happen between them.
+# Pieces per write, if nothing happens between them.
 BATCH = 64
 HUGE_PIECE = 65536
 WEB_PAGE = b"<html><body>Sign in to the hotel network</body></html>"
+
+_NAMES = {
+    "input": rb"prompt_tokens|input_tokens",
+    "output": rb"completion_tokens|output_tokens",
+    "cached": rb"cached_tokens|cache_read_input_tokens",
+    "written": rb"cache_write_tokens|cache_creation_input_tokens",
+    "reasoning": rb"reasoning_tokens|thinking_tokens",
+    "total": rb"total_tokens",
+}
+_FIELDS = {name: re.compile(rb'("(?:%b)":)\d+' % names) for name, names in _NAMES.items()}
+_WHOLE = re.compile(rb'("usage":)\{(?:[^{}]|\{[^{}]*\})*\}')
+_BYTE = re.compile(rb"<x([0-9A-Fa-f]{2})>")
+_ESCAPE = re.compile(rb"<(u[0-9A-Fa-f]{4})>")
 
 
 async def perform(
@@ -51,7 +66,7 @@ async def perform(
 
 
 async def _stream(server: "ScriptedModel", connection: Connection, form: Format, asked: Asked, plan: Plan) -> bool:
-    """Writes the answer's pieces; True when it went wrong on purpose and nothing may follow."""
+    """Write the pieces of the answer. Returns True if a fault ended it and nothing may follow."""
     faults = plan.faults
     slow = faults["slow"].number("ms", 20) / 1000 if "slow" in faults else 0.0
     after = {name: int(directive.number("after", 1)) for name, directive in faults.items()}
@@ -95,7 +110,7 @@ def _chunks(said: bytes, faults: dict[str, Directive]) -> bytes:
 
 
 def _quoted(directive: Directive, form: Format, asked: Asked) -> str:
-    """What providers do that complain of a message: they say which."""
+    """The quotation of the message or the credential that an error contains, as some providers send."""
     return f" You said: {form.said(asked)}" if "quote" in directive.words else ""
 
 
@@ -118,3 +133,14 @@ async def _huge_line(connection: Connection, form: Format, size: int) -> None:
         connection.write(piece)
         await connection.writable()
     connection.write(framed(end))
+
+
+def damaged(said: bytes, faults: dict[str, Directive]) -> bytes:
+    if usage := faults.get("usage"):
+        for name, value in usage.options.items():
+            if found := _WHOLE if name == "all" else _FIELDS.get(name):
+                said = found.sub(rb"\g<1>" + unquote_to_bytes(value).replace(b"\\", rb"\\"), said)
+    if "garbled" in faults:
+        said = _BYTE.sub(lambda found: bytes.fromhex(found[1].decode()), said)
+        said = _ESCAPE.sub(rb"\\\1", said)
+    return said

@@ -1,8 +1,8 @@
-"""A cheap HTTP/1.1 client for loopback: one connection, one request at a time, with the times of its answer.
+"""A minimal HTTP/1.1 client for loopback: one connection, one request at a time, with the times of the response.
 
-It guarantees little and costs little, so that the load driver takes as small a part as possible of the cores that it
-shares with what it measures. A `Connection` is owned and closed by whoever opened it. Deadlines are the caller's
-(`asyncio.timeout` around a whole run), because a timer per request would be a part of the measurement.
+It does little and costs little, so that the load driver uses as little as possible of the cores that it shares with the
+measured process. The caller that opens a `Connection` owns and closes it. Deadlines are up to the caller
+(`asyncio.timeout` around a whole run), because a timer per request would be part of the measurement.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import httptools
 
 
 class Broken(Exception):
-    """The connection ended before the answer did. `reply` holds what had arrived."""
+    """The connection ended before the response did. `reply` holds the part that arrived."""
 
     def __init__(self, reply: "Reply") -> None:
         super().__init__("the connection ended before the answer did")
@@ -23,7 +23,7 @@ class Broken(Exception):
 
 
 class Reply:
-    """One answer, filled in as it arrives. `head` is set once the headers are there, `end` when all of it is."""
+    """A response, filled in as it arrives. `head` is set after the headers, `end` after the body."""
 
     __slots__ = ("body", "end", "ended", "first", "head", "headers", "sent", "status")
 
@@ -39,13 +39,13 @@ class Reply:
 
 
 def events(body: bytes | bytearray) -> list[dict[str, Any]]:
-    """The JSON events of a streamed answer that have arrived whole; comments and the end mark are left out."""
+    """The complete JSON events of a streamed answer, without comments and the end mark."""
     lines = bytes(body).split(b"\n")[:-1]
     return [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
 
 
 def streamed_text(body: bytes | bytearray) -> str:
-    """The text that a streamed answer adds up to."""
+    """The text of a streamed answer."""
     pieces = [choice["delta"].get("content") for event in events(body) for choice in event.get("choices", ())]
     return "".join(piece for piece in pieces if piece)
 
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def begin(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> Reply:
-        """Send a request; the answer comes into what is returned."""
+        """Send a request. The response arrives in the returned Reply."""
         if self.transport is None or self.reply is not None:
             raise RuntimeError("a connection carries one request at a time")
         reply = self.reply = Reply(self.loop)
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         return reply
 
     async def ask(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> Reply:
-        """Send a request and wait for all of the answer."""
+        """Send a request and wait for the complete response."""
         reply = self.begin(method, path, headers, body)
         await reply.end
         return reply
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         for waiting in (reply.head, reply.end):
             if not waiting.done():
                 waiting.set_exception(Broken(reply))
-                waiting.exception()  # marked as seen: nobody need be waiting for both
+                waiting.exception()  # mark as retrieved: a caller may wait for only one of the two
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.reply is not None:
