@@ -40,7 +40,7 @@ def groups(tmp_path: Path) -> Cgroups:
     made = Cgroups(tmp_path)
     made.find()
     if made.kernel_limits != BOTH:
-        pytest.skip("this process may not make control groups here: what is looked at instead has tests of its own")
+        pytest.skip("this process may not create control groups here; polled limits have their own tests")
     return made
 
 
@@ -99,7 +99,7 @@ async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home:
         done, printed = await rooms.run(session, "python3 forks.py")
         made, refused = map(int, printed.split())
         assert 30 <= made < 40 and made + refused == 300
-        assert done.code == 0 and "processes begin, because 40 of" in done.note
+        assert done.code == 0 and "processes because this conversation may have at most 40" in done.note
         assert "(workspaces.processes)" in done.note and done.left_behind == made
         done, printed = await rooms.run(session, "echo fine")
         assert (printed, done.note) == ("fine\n", "")

@@ -144,7 +144,7 @@ async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
         assert "must name a file or folder" in await refusal(files, path)
     assert '"a\\nb\\x1b[2J"' in await refusal(files, "a\nb\x1b[2J")
     kill_and_close = LocalFiles((Mount(inner=INNER, folder=yard.work / "gone"),), Spawner(frozenset({0})))
-    assert "cannot be opened (No such file or directory); the operator must make it" in await refusal(
+    assert "cannot be opened (No such file or directory); the operator must create it" in await refusal(
         kill_and_close, "x"
     )
 
@@ -279,7 +279,7 @@ async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, mon
     assert await read(yard.files(), "huge", lines=2) == "first\nfirst\n"
     monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 4 * 1024 * 1024)
     assert "too far to reach" in await refusal(yard.files(), "huge", offset=10**9)
-    with pytest.raises(ToolFailed, match="more than the 1000 that fit here"):
+    with pytest.raises(ToolFailed, match="more than the limit of 1000"):
         await yard.files().load("huge", limit=1000)
 
 
@@ -301,7 +301,7 @@ async def test_a_file_is_loaded_whole_up_to_exactly_its_limit(yard: Yard, monkey
     loaded = await files.load("ten", limit=10)
     assert loaded.data == b"0123456789" and loaded.version == (await files.load("same", limit=10)).version
     assert (await files.load("empty", limit=0)).data == b""
-    with pytest.raises(ToolFailed, match='"ten" has 10 bytes, more than the 9'):
+    with pytest.raises(ToolFailed, match='"ten" has 10 bytes, more than the limit of 9'):
         await files.load("ten", limit=9)
 
 

@@ -172,7 +172,7 @@ async def test_what_is_too_large_to_be_handed_on_is_refused(
 ) -> None:
     monkeypatch.setattr(remote_module, "OPENED_BYTES", 10)
     (place.spec.folder / "large").write_bytes(b"x" * 11)
-    with pytest.raises(ToolFailed, match="has 11 bytes, more than the 10"):
+    with pytest.raises(ToolFailed, match="has 11 bytes, more than the limit of 10"):
         async with remote.opened("large"):
             pass
 
@@ -215,7 +215,7 @@ async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
     fake.chmod(0o755)
     for call in (remote.load("x", limit=10), remote.list(".", FileFilter(), recursive=True, limit=10)):
         assert await told(call) in (
-            "Files on the other machine cannot be reached: no reason is known.",
+            "Files on the other machine cannot be reached: no reason was given.",
             "The other machine sent an answer that cannot be read.",
             "The file was changed while it was read: read it again.",
         )

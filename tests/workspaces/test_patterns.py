@@ -128,7 +128,7 @@ def test_a_literal_is_every_character_as_it_stands() -> None:
         ("\ud800", "valid Unicode"),
         ("(a{50}){50}", "too large"),
         ("a{9999}", "too large"),
-        ("(" * 60 + ")" * 60, "more than 50 brackets"),
+        ("(" * 60 + ")" * 60, "more than 50 levels of brackets"),
     ],
 )
 def test_what_the_dialect_has_not_got_is_refused_in_a_sentence(pattern: str, said: str) -> None:

@@ -99,7 +99,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(rooms: Room, session:
 async def test_a_session_has_a_number_of_them(rooms: Room, session: str) -> None:
     for number in range(MOST_RUNNING):
         await rooms.of(session).start(f"p{number}", "sleep 1000")
-    with pytest.raises(ToolFailed, match=f"{MOST_RUNNING} processes run"):
+    with pytest.raises(ToolFailed, match=f"{MOST_RUNNING} processes are already running"):
         await rooms.of(session).start("more", "sleep 1000")
 
 
@@ -291,7 +291,7 @@ async def test_what_a_process_leaves_behind_ends_with_it(rooms: Room, session: s
     await rooms.of(session).start("leaver", f"(env -i setsid sleep {mark} &); exit 0")
     await until(lambda: not _running(rooms, session))
     assert alive(mark) == []
-    assert "had left 1 process" in await rooms.told(session)
+    assert "left 1 process running, which was ended" in await rooms.told(session)
 
 
 async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:

@@ -168,7 +168,7 @@ async def test_a_project_over_there_is_worked_in_and_one_that_is_not_there_is_to
     """V10: its path is the other machine's."""
     project = tmp_path / "project"
     spec = spec_of(tmp_path)
-    with pytest.raises(ToolFailed, match=r"there is no folder .*/project"):
+    with pytest.raises(ToolFailed, match=r"set to .*/project, which does not exist"):
         await backend.open(type(spec)(**{**_fields(spec), "folder": project, "project": True}))
     project.mkdir()
     async with opened(backend, type(spec)(**{**_fields(spec), "folder": project, "project": True})) as place:

@@ -300,7 +300,9 @@ class BackgroundProcesses:
         if state == "lost":
             return f"The process {process_label(row)} was lost: its sandbox was ended from outside."
         how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-        rest = f" It left {left} processes running, which were ended." if left else ""
+        rest = ""
+        if left:
+            rest = f" It left {left} process{'es' * (left > 1)} running, which {'were' if left > 1 else 'was'} ended."
         rest += f" {told}" if told else ""
         said = (await to_thread.run_sync(log.read, None, REPORTED_BYTES)).data.decode("utf-8", "replace").strip()
         return f"The process {process_label(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
