@@ -224,7 +224,7 @@ class Conformance:
 
     # -- the end of everything --
 
-    async def test_what_a_command_leaves_running_is_ended_and_counted(self, place: Place) -> None:
+    async def test_processes_left_by_a_command_are_ended_and_counted(self, place: Place) -> None:
         """L14, P12: it ends with the command, even after leaving its group and session."""
         mark = token()
         ran = await place.run(

@@ -90,7 +90,7 @@ class TestLocalInAGroup(Conformance):
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_the_number_of_processes_never_exceeds_its_limit(groups: Cgroups, home: Path, backend: str) -> None:
     """L14, L24: also if root runs the gateway; the caller is told, and everything else continues."""
     async with room(home, backend=backend, processes=40) as rooms:
         session = await rooms.new_session()
@@ -107,7 +107,9 @@ async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home:
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_a_process_that_exceeds_the_memory_limit_is_killed_and_reported(
+    groups: Cgroups, home: Path, backend: str
+) -> None:
     """L14, L24: one sentence names the limit; other processes and the shell continue."""
     async with room(home, backend=backend, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
@@ -125,7 +127,7 @@ async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgr
 
 
 @pytest.mark.parametrize("place", ["/dev/shm", "/run"])
-async def test_what_lies_in_memory_counts_as_memory(groups: Cgroups, home: Path, place: str) -> None:
+async def test_file_systems_in_memory_count_as_memory(groups: Cgroups, home: Path, place: str) -> None:
     """L24: also after the command that wrote it has ended."""
     async with room(home, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
@@ -136,9 +138,7 @@ async def test_what_lies_in_memory_counts_as_memory(groups: Cgroups, home: Path,
         await rooms.said(session, f"rm {place}/kept; {hold}")
 
 
-async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told_of(
-    groups: Cgroups, home: Path
-) -> None:
+async def test_a_background_process_killed_for_its_memory_is_reported(groups: Cgroups, home: Path) -> None:
     async with room(home, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         await rooms.of(session).start("large", f"exec python3 -c '{SHARE}'")
@@ -151,7 +151,7 @@ async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_a_group_is_there_as_long_as_the_box(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_a_group_exists_as_long_as_its_sandbox(groups: Cgroups, home: Path, backend: str) -> None:
     """B3, L14: and is removed when the session ends."""
     prefix = prefix_of(home)
     async with room(home, backend=backend) as rooms:
@@ -164,7 +164,7 @@ async def test_a_group_is_there_as_long_as_the_box(groups: Cgroups, home: Path, 
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_each_command_has_a_group_below_which_goes_with_it(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_each_command_has_a_leaf_group_that_ends_with_it(groups: Cgroups, home: Path, backend: str) -> None:
     """L14, L06."""
     prefix = prefix_of(home)
     async with room(home, backend=backend) as rooms:
@@ -211,7 +211,7 @@ async def test_only_groups_of_the_same_home_are_removed(groups: Cgroups, tmp_pat
     assert folders(prefix_of(tmp_path / "other")) == []
 
 
-async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt(groups: Cgroups) -> None:
+async def test_refusals_during_a_kill_do_not_count_as_limit_events(groups: Cgroups) -> None:
     group = await groups.make(LIMITS)
     assert group is not None
     leaf = await to_thread.run_sync(group.leaf)
@@ -225,7 +225,7 @@ async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt
     assert group.limit_events == LimitEvents() and await to_thread.run_sync(group.end)
 
 
-async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgroups) -> None:
+async def test_ending_a_group_ends_everything_in_it_and_below(groups: Cgroups) -> None:
     mark = token()
     group = await groups.make(LIMITS)
     assert group is not None
@@ -240,7 +240,7 @@ async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgro
     assert group.limit_events == LimitEvents()
 
 
-async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgroups, rooms: Room, session: str) -> None:
+async def test_a_group_removed_from_outside_is_created_again(groups: Cgroups, rooms: Room, session: str) -> None:
     await rooms.said(session, "export KEPT=yes")
     for folder in folders(prefix_of(rooms.home)):
         folder.rmdir()
@@ -248,7 +248,7 @@ async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgrou
     assert "control group" in await rooms.told(session)
 
 
-async def test_what_has_killed_its_guardian_and_hidden_ends_with_the_group(groups: Cgroups, home: Path) -> None:
+async def test_processes_that_killed_their_guardian_end_with_the_group(groups: Cgroups, home: Path) -> None:
     """L14: a command without a sandbox that tries to survive."""
     mark = token()
     async with room(home, backend="local") as rooms:
@@ -261,7 +261,7 @@ async def test_what_has_killed_its_guardian_and_hidden_ends_with_the_group(group
         assert alive(mark) == []
 
 
-async def test_whoever_is_cancelled_while_a_group_is_made_leaves_none(groups: Cgroups, tmp_path: Path) -> None:
+async def test_cancelling_the_creation_of_a_group_leaves_none(groups: Cgroups, tmp_path: Path) -> None:
     made = 0
     for turns in range(40):
         task = asyncio.ensure_future(groups.make(LIMITS))
@@ -276,7 +276,7 @@ async def test_whoever_is_cancelled_while_a_group_is_made_leaves_none(groups: Cg
     await until(lambda: folders(prefix_of(tmp_path)) == [])
 
 
-def test_a_tree_that_was_not_handed_over_is_left_alone(tmp_path: Path) -> None:
+def test_a_hierarchy_that_was_not_delegated_is_left_alone(tmp_path: Path) -> None:
     """L14: nothing is created or moved where the kernel or systemd does not allow it."""
     before = Path("/proc/self/cgroup").read_text()
     assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
@@ -286,7 +286,7 @@ def test_a_tree_that_was_not_handed_over_is_left_alone(tmp_path: Path) -> None:
     assert Path("/proc/self/cgroup").read_text() == before
 
 
-async def test_where_no_group_can_be_made_limits_are_looked_at(home: Path) -> None:
+async def test_without_groups_limits_are_polled(home: Path) -> None:
     """L14, L24: and the status says so."""
     async with room(home, polled=True) as rooms:
         session = await rooms.new_session()

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.anyio
 # -- what lasts --------------------------------------------------------------------------------------------------------
 
 
-async def test_directory_variables_functions_and_aliases_last_from_command_to_command(
-    rooms: Room, session: str
-) -> None:
+async def test_directory_variables_functions_and_aliases_persist_between_commands(rooms: Room, session: str) -> None:
     """B2: each command starts where the last one left the shell."""
     await rooms.said(session, "mkdir -p deep/er; cd deep/er; export NAME='a  b'; greet() { echo hello $1; }")
     await rooms.said(session, "alias twice='echo x; echo'; cd() { builtin cd \"$@\" && echo moved; }")
@@ -52,12 +50,12 @@ async def test_a_shell_outlives_its_sandbox_and_the_gateway(home: Path) -> None:
         assert await rooms.said(session, "pwd; echo $X; f; cat there") == "/tmp\nkept\nfunction\nfile"
 
 
-async def test_a_directory_that_is_gone_leaves_the_next_command_in_the_workspace(rooms: Room, session: str) -> None:
+async def test_if_the_directory_is_gone_the_next_command_starts_in_the_workspace(rooms: Room, session: str) -> None:
     await rooms.said(session, "mkdir gone; cd gone; rmdir ../gone")
     assert await rooms.said(session, "pwd") == "/workspace"
 
 
-async def test_a_shell_that_is_too_large_is_not_kept_and_that_is_said(rooms: Room, session: str) -> None:
+async def test_a_shell_that_is_too_large_is_not_kept_and_that_is_reported(rooms: Room, session: str) -> None:
     """L24: a saved shell is bounded."""
     await rooms.said(session, "export KEPT=1")
     done, _ = await rooms.run(session, "for i in 1 2 3; do export V$i=$(head -c 100000 /dev/zero | tr '\\0' x); done")
@@ -66,16 +64,14 @@ async def test_a_shell_that_is_too_large_is_not_kept_and_that_is_said(rooms: Roo
 
 
 @pytest.mark.parametrize("command", ["exec true", "kill -9 $$", "printf 'cd /usr' >&9; exec true"])
-async def test_a_command_that_replaces_its_shell_changes_nothing_there_and_says_so(
-    rooms: Room, session: str, command: str
-) -> None:
+async def test_a_command_that_replaces_its_shell_keeps_the_old_state(rooms: Room, session: str, command: str) -> None:
     await rooms.said(session, "cd /tmp")
     done, _ = await rooms.run(session, command)
     assert "replaced or killed its shell" in done.note
     assert await rooms.said(session, "pwd") == "/tmp"
 
 
-async def test_a_shell_that_was_forged_keeps_no_later_command_from_running(rooms: Room, session: str) -> None:
+async def test_a_forged_shell_state_does_not_break_later_commands(rooms: Room, session: str) -> None:
     """A command can write anything to the state channel; the next command still runs."""
     await rooms.run(session, 'printf "if \' broken\\n# saved\\nleft 0\\n" >&9; exec true')
     done, printed = await rooms.run(session, "echo still here")
@@ -86,18 +82,18 @@ async def test_a_shell_that_was_forged_keeps_no_later_command_from_running(rooms
 # -- how a command runs ------------------------------------------------------------------------------------------------
 
 
-async def test_output_and_errors_come_in_their_order_with_the_exit_code(rooms: Room, session: str) -> None:
+async def test_output_and_errors_come_in_order_with_the_exit_code(rooms: Room, session: str) -> None:
     done, printed = await rooms.run(session, "echo one; echo two >&2; echo three; (exit 3)")
     assert (done.code, printed, done.note, done.left_behind) == (3, "one\ntwo\nthree\n", "", 0)
 
 
-async def test_a_prompt_sees_the_end_of_its_input_instead_of_waiting(rooms: Room, session: str) -> None:
+async def test_a_prompt_gets_end_of_file_instead_of_waiting(rooms: Room, session: str) -> None:
     assert await rooms.said(session, "read answer || echo nobody answers; cat; test -t 0 || echo no terminal") == (
         "nobody answers\nno terminal"
     )
 
 
-async def test_a_terminal_is_there_for_who_asks_for_one(rooms: Room, session: str) -> None:
+async def test_a_terminal_is_provided_on_request(rooms: Room, session: str) -> None:
     assert "/dev/pts/" in await rooms.said(session, "tty; stty size", pty=True)
     done, _ = await rooms.run(session, "exit 9", pty=True)
     assert done.code == 9
@@ -117,7 +113,7 @@ async def test_a_command_that_cannot_be_run_is_refused_in_a_sentence(
         await rooms.run(session, command)
 
 
-async def test_a_gigabyte_of_output_goes_through_without_being_held(rooms: Room, session: str) -> None:
+async def test_a_gigabyte_of_output_is_not_held_in_memory(rooms: Room, session: str) -> None:
     """D7, L24: memory moves by less than 16 MiB, whatever a command prints."""
     await rooms.said(session, "true")
     before, most, total = _resident(), 0, 0
@@ -155,7 +151,7 @@ async def test_a_sink_that_fails_ends_the_command(rooms: Room, session: str) -> 
 # -- how a command ends ------------------------------------------------------------------------------------------------
 
 
-async def test_a_command_whose_time_is_over_ends_with_its_whole_tree(rooms: Room, session: str) -> None:
+async def test_a_command_that_times_out_ends_with_its_whole_tree(rooms: Room, session: str) -> None:
     """L14: children, their children and processes that left the group; the shell is kept."""
     mark = token()
     tree = f"cd /tmp; (setsid bash -c 'trap \"\" TERM; sleep {mark}' &); (sleep {mark} & wait) & sleep {mark}"
@@ -165,7 +161,7 @@ async def test_a_command_whose_time_is_over_ends_with_its_whole_tree(rooms: Room
     assert await rooms.said(session, "pwd") == "/tmp"
 
 
-async def test_a_stopped_turn_takes_its_command_with_it(rooms: Room, session: str) -> None:
+async def test_a_stopped_turn_ends_its_command(rooms: Room, session: str) -> None:
     """L14: when the cancellation is complete, the command and its tree are gone."""
     mark = token()
     tree = f"(setsid bash -c 'trap \"\" TERM; while :; do sleep {mark}; done' &); trap '' TERM; sleep {mark}; sleep 9"
@@ -177,7 +173,7 @@ async def test_a_stopped_turn_takes_its_command_with_it(rooms: Room, session: st
     assert await rooms.said(session, "echo fine") == "fine"
 
 
-async def test_a_command_that_does_not_listen_is_stopped_within_a_second_of_one_that_does(
+async def test_a_command_that_ignores_sigterm_is_stopped_within_a_second_of_one_that_does_not(
     rooms: Room, session: str
 ) -> None:
     """L14: compared with the normal duration, so that a busy machine affects both."""
@@ -198,7 +194,7 @@ async def test_a_command_that_does_not_listen_is_stopped_within_a_second_of_one_
     assert min(deaf) < min(plain) + 1
 
 
-async def test_what_is_said_on_the_state_channel_is_not_held(rooms: Room, session: str) -> None:
+async def test_endless_state_channel_output_is_not_held(rooms: Room, session: str) -> None:
     """L24: a command can write to it without end."""
     await rooms.said(session, "true")
     before = _peak()
@@ -207,7 +203,7 @@ async def test_what_is_said_on_the_state_channel_is_not_held(rooms: Room, sessio
     assert _peak() - before < 64 << 20
 
 
-async def test_a_turn_that_is_stopped_twice_takes_its_command_with_it_all_the_same(rooms: Room, session: str) -> None:
+async def test_a_turn_that_is_stopped_twice_still_ends_its_command(rooms: Room, session: str) -> None:
     """L14, L23: a stop, followed at once by the turn's timeout."""
     mark = token()
     tree = f"(setsid bash -c 'trap \"\" TERM; while :; do sleep {mark}; done' &); trap '' TERM; sleep {mark}; sleep 9"
@@ -228,7 +224,7 @@ async def test_a_turn_that_is_stopped_twice_takes_its_command_with_it_all_the_sa
     ["sleep {0} &", "(setsid sleep {0} &)", "setsid nohup sleep {0} >/dev/null 2>&1 &", "(env -i setsid sleep {0} &)"],
     ids=["a job", "out of the group", "without the streams", "without a mark"],
 )
-async def test_what_a_command_leaves_running_is_ended_and_counted(rooms: Room, session: str, start: str) -> None:
+async def test_processes_left_by_a_command_are_ended_and_counted(rooms: Room, session: str, start: str) -> None:
     mark = token()
     done, printed = await rooms.run(session, f"{start.format(mark)}\necho started")
     assert (done.code, printed, done.left_behind) == (0, "started\n", 1)
@@ -236,7 +232,7 @@ async def test_what_a_command_leaves_running_is_ended_and_counted(rooms: Room, s
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_a_crowd_of_processes_ends_with_its_box(home: Path, backend: str) -> None:
+async def test_a_crowd_of_processes_ends_with_its_sandbox(home: Path, backend: str) -> None:
     """L14: without control groups, the kernel refuses more processes in a sandbox; without a sandbox, the whole command
     is ended and reported."""
     mark = token()
@@ -257,7 +253,7 @@ async def test_a_crowd_of_processes_ends_with_its_box(home: Path, backend: str) 
         assert await rooms.said(session, "echo fine") == "fine"
 
 
-async def test_nothing_waits_when_the_output_is_held_by_somebody_else(rooms: Room, session: str) -> None:
+async def test_a_command_does_not_wait_for_a_process_that_holds_its_output(rooms: Room, session: str) -> None:
     """A command does not wait for a background process that holds its output."""
     await rooms.of(session).start("other", "sleep 1000")
     with anyio.fail_after(WAIT):

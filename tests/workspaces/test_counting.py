@@ -110,7 +110,7 @@ async def ended(rooms: Room, session: str, setting: str) -> None:
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 @pytest.mark.parametrize("program", [MEMFD, CLOSED, MAPPED], ids=["memfd", "memfd of a closed process", "mapping"])
-async def test_memory_that_processes_share_counts(home: Path, backend: str, program: str) -> None:
+async def test_shared_memory_counts(home: Path, backend: str, program: str) -> None:
     """L24: it belongs to no single process and used to be counted for none. An ordinary user cannot inspect a
     non-dumpable process, which the status says."""
     if program is CLOSED and os.geteuid() != 0:
@@ -125,7 +125,7 @@ async def test_memory_that_processes_share_counts(home: Path, backend: str, prog
 
 
 @pytest.mark.parametrize("program", [SEGMENT, SHM], ids=["System V", "POSIX, without a name"])
-async def test_shared_memory_that_nobody_has_mapped_counts(home: Path, program: str) -> None:
+async def test_unmapped_shared_memory_counts(home: Path, program: str) -> None:
     """L24: of System V and of POSIX."""
     async with room(home, polled=True, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
@@ -139,7 +139,7 @@ async def test_shared_memory_that_nobody_has_mapped_counts(home: Path, program: 
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_memory_that_is_seen_twice_counts_once(home: Path, backend: str) -> None:
+async def test_memory_seen_twice_counts_once(home: Path, backend: str) -> None:
     """L03: a memfd that is both open and mapped."""
     async with room(home, backend=backend, polled=True, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
@@ -160,7 +160,7 @@ async def test_a_deleted_file_counts_until_it_is_closed(home: Path, backend: str
         await ended(rooms, session, "workspaces.disk_bytes")
 
 
-async def test_a_folder_that_is_closed_to_its_own_user_is_measured(home: Path) -> None:
+async def test_a_folder_unreadable_to_its_own_user_is_measured(home: Path) -> None:
     """L19: its contents still occupy the disk."""
     async with room(home, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()
@@ -173,14 +173,14 @@ async def test_a_folder_that_is_closed_to_its_own_user_is_measured(home: Path) -
         assert await rooms.said(session, "echo x > new; cat new") == "x"
 
 
-async def test_a_closed_folder_that_takes_little_is_no_fault(home: Path) -> None:
+async def test_a_small_unreadable_folder_is_within_the_quota(home: Path) -> None:
     async with room(home, disk_bytes=4 * MIB) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "mkdir a; echo x > a/b; chmod 000 a")
         assert await rooms.said(session, "echo y > new; cat new") == "y"
 
 
-async def test_there_are_no_more_files_than_may_be(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_files_is_limited(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: empty files take no space, but the file system has a limited number."""
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
     async with room(home, files=300) as rooms:
@@ -195,7 +195,7 @@ async def test_there_are_no_more_files_than_may_be(home: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("polled", [True, False])
-async def test_the_status_names_what_is_not_counted(home: Path, polled: bool) -> None:
+async def test_the_status_names_uncounted_resources(home: Path, polled: bool) -> None:
     """L24: no file below /proc shows socket buffers; a control group counts them."""
     async with room(home, polled=polled) as rooms:
         await rooms.said(await rooms.new_session(), "true")

@@ -25,7 +25,7 @@ MIB = 1 << 20
 FULL = r'"big2" was not written: the files of this conversation may take 2 MiB together \(workspaces\.disk_bytes\)'
 
 
-async def test_files_that_are_written_stay_below_the_limit_of_the_disk(home: Path) -> None:
+async def test_written_files_stay_within_the_disk_quota(home: Path) -> None:
     """L19: new files and edits; the message names the limit; a write that makes a file smaller succeeds."""
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
@@ -43,7 +43,7 @@ async def test_files_that_are_written_stay_below_the_limit_of_the_disk(home: Pat
             await write(await rooms.of(session).files(), "big2", "x" * MIB)
 
 
-async def test_what_commands_write_and_remove_counts(home: Path) -> None:
+async def test_files_written_and_removed_by_commands_count(home: Path) -> None:
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
         mine = rooms.of(session)
@@ -65,7 +65,7 @@ WRITE = "head -c 1000000 /dev/zero > f{}"
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_commands_that_fill_the_disk_one_after_the_other_come_to_an_end(
+async def test_successive_commands_cannot_exceed_the_disk_quota(
     home: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """L19: each command counts the writes of the ones before; then files can be removed but not made larger."""
@@ -85,7 +85,7 @@ async def test_commands_that_fill_the_disk_one_after_the_other_come_to_an_end(
         assert await rooms.said(session, f"{WRITE.format(1)}; stat -c %s f1") == "1000000"
 
 
-async def test_too_much_is_known_also_when_nothing_was_present_in_between(
+async def test_an_exceeded_quota_is_known_after_the_sandbox_was_closed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L19: closing the sandbox or restarting does not avoid it."""
@@ -104,9 +104,7 @@ async def test_too_much_is_known_also_when_nothing_was_present_in_between(
             assert rooms.presence.get(session) is None
 
 
-async def test_a_command_that_failed_because_it_could_not_write_is_told_why(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_command_that_cannot_write_is_told_the_reason(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     async with room(home, disk_bytes=MIB) as rooms:
         session = await rooms.new_session()
@@ -115,7 +113,7 @@ async def test_a_command_that_failed_because_it_could_not_write_is_told_why(
         assert done.code != 0 and "workspaces.disk_bytes" in done.note
 
 
-async def test_what_a_stopped_command_wrote_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_of_a_stopped_command_count(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: for the next command."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     async with room(home, disk_bytes=MIB) as rooms:
@@ -131,7 +129,7 @@ async def test_what_a_stopped_command_wrote_counts(home: Path, monkeypatch: pyte
         assert done.code != 0 and "workspaces.disk_bytes" in done.note
 
 
-async def test_a_process_that_goes_on_does_not_outlast_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_background_process_is_ended_when_the_disk_is_full(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: processes that may have filled the disk are ended on the timer and after a command."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     async with room(home, disk_bytes=2 * MIB) as rooms:
@@ -149,9 +147,7 @@ async def test_a_process_that_goes_on_does_not_outlast_a_full_disk(home: Path, m
         assert "workspaces.disk_bytes" in done.note and "server" in await rooms.told(session)
 
 
-async def test_who_removes_files_is_let_go_on_while_there_is_too_much(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_commands_that_remove_files_continue_over_the_quota(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     async with room(home, disk_bytes=MIB) as rooms:
         session = await rooms.new_session()
@@ -168,7 +164,7 @@ async def test_who_removes_files_is_let_go_on_while_there_is_too_much(
         assert (done.code, done.note) == (0, "")
 
 
-async def test_a_large_workspace_is_measured_seldom(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_workspace_is_measured_rarely(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L20: measuring takes a small share of the time, however often it is requested."""
     monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", 0)
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 1e9)
@@ -187,7 +183,7 @@ async def test_a_large_workspace_is_measured_seldom(home: Path, monkeypatch: pyt
         assert len(measured) == 1
 
 
-async def test_what_is_fetched_into_a_file_counts(home: Path, tmp_path: Path) -> None:
+async def test_a_file_saved_by_web_fetch_counts(home: Path, tmp_path: Path) -> None:
     """L19: web_fetch with `save` is a tool that writes."""
     async with room(home, disk_bytes=2 * MIB) as rooms, site(_large) as found, agent(tmp_path) as mine:
         session = await rooms.new_session()
@@ -202,7 +198,7 @@ async def _large(request: web.Request) -> web.StreamResponse:
     return web.Response(body=bytes(MIB + MIB // 4), content_type="application/zip")
 
 
-async def test_several_that_write_at_once_do_not_get_above_it_together(home: Path) -> None:
+async def test_concurrent_writes_stay_within_the_quota_together(home: Path) -> None:
     """L25: pending writes count before they are written."""
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
@@ -213,7 +209,7 @@ async def test_several_that_write_at_once_do_not_get_above_it_together(home: Pat
         assert all(isinstance(result, (str, ToolFailed)) for result in done)
 
 
-async def test_several_that_write_at_once_by_handles_of_their_own_do_not_either(home: Path) -> None:
+async def test_concurrent_writes_with_separate_handles_stay_within_the_quota(home: Path) -> None:
     """L25: the quota belongs to the session while it is present."""
     async with room(home, disk_bytes=2 * MIB) as rooms:
         session = await rooms.new_session()
@@ -225,7 +221,7 @@ async def test_several_that_write_at_once_by_handles_of_their_own_do_not_either(
         assert rooms.presence.get(session) is None
 
 
-async def test_a_project_may_be_written_however_large_it_is(home: Path) -> None:
+async def test_a_project_has_no_disk_quota_for_writes(home: Path) -> None:
     async with room(home, disk_bytes=MIB) as rooms:
         (home / "project").mkdir()
         (home / "project").chmod(0o777)  # if root has created it, its user is another
@@ -234,7 +230,7 @@ async def test_a_project_may_be_written_however_large_it_is(home: Path) -> None:
         await write(await rooms.of(session, "project").files(), "more", "x" * MIB)
 
 
-async def test_who_is_cancelled_while_a_file_is_opened_leaves_no_descriptor(
+async def test_cancelling_while_a_file_is_opened_leaks_no_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L06: whether the file is opened before or after the cancellation."""

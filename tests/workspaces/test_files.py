@@ -43,7 +43,7 @@ async def refusal(files: LocalFiles, path: str, **arguments: Any) -> str:
 # -- paths --
 
 
-async def test_a_file_is_reached_by_every_path_that_commands_would_use(yard: Yard) -> None:
+async def test_files_are_reached_by_every_path_that_commands_use(yard: Yard) -> None:
     """Relative, with dots and doubled slashes, absolute as commands see it, and through parent folders."""
     files = yard.files()
     for path in (
@@ -59,7 +59,7 @@ async def test_a_file_is_reached_by_every_path_that_commands_would_use(yard: Yar
     assert await read(files, "/shared/given") == "shared\n"
 
 
-async def test_the_longest_mount_is_the_one_that_counts(yard: Yard) -> None:
+async def test_the_longest_matching_mount_is_used(yard: Yard) -> None:
     inside = yard.shared / "inside"
     inside.mkdir()
     (inside / "x").write_text("of the inner mount")
@@ -72,7 +72,7 @@ async def test_the_longest_mount_is_the_one_that_counts(yard: Yard) -> None:
     "path",
     ["../outside/secret", "sub/../../outside/secret", "sub/deep/../../../outside/secret", "..", "../work/sub"],
 )
-async def test_two_dots_do_not_lead_out(yard: Yard, path: str) -> None:
+async def test_parent_references_do_not_lead_out(yard: Yard, path: str) -> None:
     """X07: nor in an absolute path."""
     for given in (path, f"{INNER}/{path}", f"{INNER}/sub/../{path}"):
         assert "leads out of the workspace" in await refusal(yard.files(), given)
@@ -104,7 +104,7 @@ async def test_links_that_stay_inside_are_followed(yard: Yard) -> None:
     assert await read(files, "other") == "shared\n"
 
 
-async def test_links_that_lead_out_are_refused_wherever_they_stand(yard: Yard) -> None:
+async def test_links_that_lead_out_are_refused_anywhere_in_a_path(yard: Yard) -> None:
     """X07: to a file, to a folder, in the middle, absolute, relative, through a link that stays inside, or in a
     circle."""
     links = {
@@ -132,7 +132,7 @@ async def test_the_folder_of_a_mount_may_itself_be_a_link(yard: Yard) -> None:
     assert await read(files, "sub/deep/note.txt") == "inside\n"
 
 
-async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
+async def test_unreachable_paths_are_explained_in_one_sentence(yard: Yard) -> None:
     files = yard.files()
     assert await refusal(files, "none") == 'There is no file "none"; list_files shows what is there.'
     assert await refusal(files, "none/x") == 'There is no "none/x"; list_files shows what is there.'
@@ -149,7 +149,7 @@ async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
     )
 
 
-async def test_a_path_has_a_greatest_depth(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_depth_of_a_path_is_bounded(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each level needs a descriptor during the walk."""
     monkeypatch.setattr(mounts, "DEEPEST", 3)
     yard.put({"a/b/x": "at the limit", "a/b/c/x": "below it"})
@@ -157,7 +157,7 @@ async def test_a_path_has_a_greatest_depth(yard: Yard, monkeypatch: pytest.Monke
     assert "more than 3 levels" in await refusal(yard.files(), "a/b/c/x")
 
 
-async def test_what_is_not_a_file_is_named_and_never_waited_for(yard: Yard) -> None:
+async def test_pipes_sockets_and_devices_are_named_and_never_opened(yard: Yard) -> None:
     """A pipe without a writer, a socket, a device: none of them is opened."""
     os.mkfifo(yard.work / "pipe")
     listener = socket.socket(socket.AF_UNIX)
@@ -182,7 +182,7 @@ async def test_what_is_not_a_file_is_named_and_never_waited_for(yard: Yard) -> N
 
 
 @pytest.mark.parametrize("place", ["sub", "sub/deep", "sub/deep/secret"])
-async def test_an_exchange_in_the_very_moment_gains_nothing(
+async def test_exchanging_a_folder_for_a_link_does_not_lead_out(
     yard: Yard, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X07: the opened entry is exchanged for a link out before the next step, and before it is read."""
@@ -206,9 +206,7 @@ async def test_an_exchange_in_the_very_moment_gains_nothing(
     assert exchanged
 
 
-async def test_a_folder_exchanged_before_it_is_entered_is_not_listed(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_folder_exchanged_for_a_link_is_not_listed(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """X07: it is a folder when its name is read and a link out when it is opened."""
     real = walking.FolderWalk._entered
 
@@ -223,7 +221,7 @@ async def test_a_folder_exchanged_before_it_is_entered_is_not_listed(
     assert [entry.path for entry in listing.entries] == ["sub"]
 
 
-async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard: Yard) -> None:
+async def test_constantly_exchanging_a_folder_never_reveals_outside_files(yard: Yard) -> None:
     """X07: reading, loading and listing, at random moments."""
     yard.put({"flip/secret": "harmless"})
     files = yard.files()
@@ -239,7 +237,7 @@ async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard:
     assert seen == {"harmless"}
 
 
-async def test_a_folder_exchanged_all_the_time_never_lets_anything_be_written_outside(yard: Yard) -> None:
+async def test_constantly_exchanging_a_folder_never_allows_writes_outside(yard: Yard) -> None:
     """X07: neither a file nor a folder."""
     (yard.work / "flip").mkdir()
     files = yard.files()
@@ -271,7 +269,7 @@ async def test_every_line_is_in_exactly_one_page(yard: Yard, chunk: int, monkeyp
         assert pages == text
 
 
-async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_huge_file_is_paged_without_reading_all_of_it(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file of a terabyte: its first page is returned, and the search for a far line ends."""
     with (yard.work / "huge").open("wb") as file:
         file.write(b"first\n" * 3000)
@@ -283,7 +281,7 @@ async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, mon
         await yard.files().load("huge", limit=1000)
 
 
-async def test_a_long_reading_ends_when_it_is_cancelled(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_read_ends_when_it_is_cancelled(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """L10: a cancelled read stops."""
     with (yard.work / "huge").open("wb") as file:
         file.truncate(10**12)
@@ -294,7 +292,7 @@ async def test_a_long_reading_ends_when_it_is_cancelled(yard: Yard, monkeypatch:
         assert scope.cancelled_caught
 
 
-async def test_a_file_is_loaded_whole_up_to_exactly_its_limit(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_is_loaded_up_to_exactly_the_limit(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "CHUNK", 3)
     yard.put({"ten": b"0123456789", "same": b"0123456789", "empty": b""})
     files = yard.files()
@@ -305,7 +303,7 @@ async def test_a_file_is_loaded_whole_up_to_exactly_its_limit(yard: Yard, monkey
         await files.load("ten", limit=9)
 
 
-async def test_an_opened_file_is_closed_with_its_block(yard: Yard) -> None:
+async def test_an_opened_file_is_closed_at_the_end_of_its_block(yard: Yard) -> None:
     async with yard.files().opened("sub/deep/note.txt") as fd:
         assert os.read(fd, 100) == b"inside\n"
     with pytest.raises(OSError):
@@ -320,7 +318,7 @@ async def listed(yard: Yard, path: str = ".", *, glob: str = "", hidden: bool = 
     return [entry.path for entry in listing.entries]
 
 
-async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) -> None:
+async def test_a_listing_is_sorted_by_name_with_kinds(yard: Yard) -> None:
     """Links are listed with their target and not followed."""
     yard.put({"b.txt": "12345", "a b": "", "sub/z": "", "ü": ""})
     os.mkfifo(yard.work / "pipe")
@@ -345,7 +343,7 @@ async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) ->
     ]
 
 
-async def test_hidden_names_and_heavy_folders_are_left_out_and_mentioned(yard: Yard) -> None:
+async def test_hidden_names_and_heavy_folders_are_left_out_and_reported(yard: Yard) -> None:
     yard.put({".git/config": "", "node_modules/x/y": "", "sub/.env": "", "sub/__pycache__/c": "", "a/node_modules": ""})
     listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["a", "a/node_modules", "sub", "sub/deep", "sub/deep/note.txt"]
@@ -354,7 +352,7 @@ async def test_hidden_names_and_heavy_folders_are_left_out_and_mentioned(yard: Y
     assert "node_modules/x/y" in await listed(yard, deep=True, hidden=True)
 
 
-async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_incomplete_listing_says_why(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({f"many/{number:02}": "" for number in range(20)})
     files = yard.files()
     assert not (await files.list("many", FileFilter(), recursive=True, limit=20)).stopped
@@ -368,22 +366,20 @@ async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytes
     assert listing.stopped == "only the first 3 names were read"
 
 
-async def test_a_listing_of_what_is_no_folder_is_refused(yard: Yard) -> None:
+async def test_listing_something_other_than_a_folder_is_refused(yard: Yard) -> None:
     for path, said in (("none", "There is no folder"), ("sub/deep/note.txt", "is not a folder")):
         with pytest.raises(ToolFailed, match=said):
             await listed(yard, path)
 
 
-async def test_a_tree_deeper_than_descriptors_go_is_cut_and_said_to_be(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tree_that_is_too_deep_is_cut_and_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walking, "DEEPEST", 2)
     listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["sub", "sub/deep"]
     assert "more than 2 levels deep" in listing.stopped
 
 
-async def test_names_that_are_no_text_are_listed_and_hurt_nobody(yard: Yard) -> None:
+async def test_names_that_are_not_utf8_are_listed_safely(yard: Yard) -> None:
     Path(os.fsdecode(os.fsencode(yard.work) + b"/\xff\n")).write_bytes(b"x")
     (path, *_rest) = reversed(await listed(yard))
     assert mounts.printable(path) == "\\xff\\n"

@@ -71,14 +71,14 @@ async def test_lines_are_found_in_the_order_of_a_listing(yard: Yard, ripgrep: bo
     assert places(await search(yard, "ebb", ripgrep=ripgrep)) == []
 
 
-async def test_files_without_a_last_line_break_do_not_run_into_each_other(yard: Yard, ripgrep: bool) -> None:
+async def test_files_without_a_final_line_break_are_kept_apart(yard: Yard, ripgrep: bool) -> None:
     yard.put({"1": "ab", "2": "c", "3": "\n", "4": "ab"})
     assert places(await search(yard, "abc|ca", ripgrep=ripgrep)) == []
     assert places(await search(yard, "^ab$", ripgrep=ripgrep)) == [("1", 1), ("4", 1)]
     assert places(await search(yard, "^$", ripgrep=ripgrep)) == [("3", 1)]
 
 
-async def test_lines_around_are_shown_and_never_those_of_another_file(yard: Yard, ripgrep: bool) -> None:
+async def test_context_lines_never_come_from_another_file(yard: Yard, ripgrep: bool) -> None:
     yard.put({"a": "1\n2\nhit\n4\n5\n6\nhit\n", "b": "hit\n2\n", "c": "hit"})
     found = await search(yard, "hit", context=1, ripgrep=ripgrep)
     assert [[(line.number, line.text, line.found) for line in hit.lines] for hit in found.hits] == [
@@ -88,7 +88,7 @@ async def test_lines_around_are_shown_and_never_those_of_another_file(yard: Yard
     ]
 
 
-async def test_a_limit_is_kept_and_said(yard: Yard, ripgrep: bool) -> None:
+async def test_a_search_limit_is_applied_and_reported(yard: Yard, ripgrep: bool) -> None:
     yard.put({"a": "hit\nhit\n", "b": "hit\n", "c": "hit\n"})
     assert not (await search(yard, "hit", limit=4, ripgrep=ripgrep)).more
     for limit, files in ((1, 1), (2, 2), (3, 3)):
@@ -133,7 +133,7 @@ async def test_binary_large_and_hidden_files_are_left_out_and_counted(
     assert places(await search(yard, "hit", "node_modules", ripgrep=ripgrep)) == [("node_modules/m", 1)]
 
 
-async def test_links_are_not_followed_and_pipes_not_waited_for(yard: Yard, ripgrep: bool) -> None:
+async def test_a_search_follows_no_links_and_waits_for_no_pipes(yard: Yard, ripgrep: bool) -> None:
     """X07: the target of a link is found at its own place, if that is inside."""
     yard.put({"real": f"{SECRET}\n"})
     (yard.work / "inside").symlink_to("real")
@@ -149,7 +149,7 @@ async def test_links_are_not_followed_and_pipes_not_waited_for(yard: Yard, ripgr
 
 
 @pytest.mark.parametrize("moment", ["entered", "opened", "shown"])
-async def test_an_exchange_in_the_very_moment_gains_nothing(
+async def test_exchanging_a_folder_for_a_link_does_not_lead_out(
     yard: Yard, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X07: a folder before it is entered, a file before it is read, and before its lines are shown."""
@@ -184,7 +184,7 @@ async def test_an_exchange_in_the_very_moment_gains_nothing(
     assert [hit.changed for hit in found.hits] == {"entered": [], "opened": [True], "shown": [True]}[moment]
 
 
-async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard: Yard, ripgrep: bool) -> None:
+async def test_constantly_exchanging_a_folder_never_reveals_outside_files(yard: Yard, ripgrep: bool) -> None:
     """X07: neither a line of it nor its number."""
     yard.put({"flip/secret": "harmless\n"})
 
@@ -220,7 +220,7 @@ async def test_a_catastrophic_pattern_is_stopped(yard: Yard, monkeypatch: pytest
         assert places(found) == [("a", 1)] and not found.stopped
 
 
-async def test_what_was_found_before_a_search_was_stopped_is_kept(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_matches_found_before_a_timeout_are_returned(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout comes at the moment the first line is reported."""
     yard.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
 
@@ -243,7 +243,7 @@ async def test_a_cancelled_search_ends_its_child_and_its_thread(yard: Yard) -> N
     assert scope.cancelled_caught
 
 
-async def test_many_files_and_bytes_are_bounded_and_said(
+async def test_searched_files_and_bytes_are_bounded_and_reported(
     yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yard.put({f"{number:02}": "hit\n" for number in range(10)})
@@ -255,7 +255,7 @@ async def test_many_files_and_bytes_are_bounded_and_said(
     assert len(places(await search(yard, "hit", ripgrep=ripgrep))) == 3
 
 
-async def test_a_file_changed_meanwhile_is_said_to_be(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_changed_during_the_search_is_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lines would not be those that were found."""
     yard.put({"a": "hit\n", "b": "hit\n", "c": "hit\n"})
     real = search_input.hits
@@ -273,9 +273,7 @@ async def test_a_file_changed_meanwhile_is_said_to_be(yard: Yard, monkeypatch: p
     ]
 
 
-async def test_what_searches_gets_nothing_of_the_gateways_environment(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_search_process_has_an_empty_environment(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """X18: and ripgrep reads nobody's configuration."""
     (yard.work / "seen").mkdir()
     spy = yard.work / "seen/rg"
@@ -289,7 +287,7 @@ async def test_what_searches_gets_nothing_of_the_gateways_environment(
     assert names <= {"PWD", "OLDPWD", "SHLVL", "_"}  # set by this test's own shell
 
 
-async def test_a_ripgrep_that_does_not_work_is_done_without(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_ripgrep_is_replaced_by_our_own_program(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, too old for an option."""
     monkeypatch.setattr(
         searching, "find_program", lambda _program: "/bin/false" if Path("/bin/false").exists() else None
@@ -299,7 +297,7 @@ async def test_a_ripgrep_that_does_not_work_is_done_without(yard: Yard, monkeypa
     assert places(await search(yard, "hit")) == [("a", 1)]
 
 
-async def test_a_search_that_cannot_end_well_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_that_fails_is_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/bin/false",), (0,)))
     yard.put({"a": "hit\n"})
     with pytest.raises(ToolFailed, match="did not finish"):
@@ -309,7 +307,7 @@ async def test_a_search_that_cannot_end_well_is_told(yard: Yard, monkeypatch: py
         await search(yard, "hit", ripgrep=False)
 
 
-async def test_what_searches_has_a_bound_on_its_memory(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_process_has_a_memory_limit(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """D7: a line as long as a file does not fit into a small limit, and is an error, not a hang."""
     monkeypatch.setattr(searching, "CHILD_MEMORY", 64 * 1024 * 1024)
     with (yard.work / "a").open("wb") as file:
@@ -340,7 +338,7 @@ OPTIONS = st.fixed_dictionaries(
 @pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREES, pattern=PATTERNS, options=OPTIONS)
-async def test_with_and_without_ripgrep_the_whole_answer_is_the_same(
+async def test_both_engines_return_the_same_complete_answer(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, bytes], pattern: str, options: dict[str, Any]
 ) -> None:
     """Order, lines, columns, left-out files and their messages, under any limit."""
@@ -349,7 +347,7 @@ async def test_with_and_without_ripgrep_the_whole_answer_is_the_same(
     assert await search(yard, pattern, ripgrep=True, **options) == await search(yard, pattern, ripgrep=False, **options)
 
 
-async def test_so_many_search_at_once_and_the_others_wait(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_searches_are_limited_and_others_wait(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """L14: however many are requested."""
     yard.put({"a": "hit\n"})
     files = yard.files(ripgrep=False)

@@ -32,7 +32,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
     assert not list(tmp_path.rglob(".tidegate-*")), "a temporary file was left"
 
 
-async def test_a_file_is_made_with_the_folders_on_its_way(yard: Yard) -> None:
+async def test_writing_a_file_creates_missing_folders(yard: Yard) -> None:
     files = yard.files()
     assert (await files.write("a/b/c.txt", b"one")).replaced is None
     assert (await files.write(f"{INNER}/a/b/c.txt", b"another")).replaced == 3
@@ -41,7 +41,7 @@ async def test_a_file_is_made_with_the_folders_on_its_way(yard: Yard) -> None:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), chunk=st.integers(1, 500))
-async def test_what_was_written_is_what_is_there(yard: Yard, contents: list[bytes], chunk: int) -> None:
+async def test_written_bytes_are_read_back_unchanged(yard: Yard, contents: list[bytes], chunk: int) -> None:
     """Any bytes of any length, replacing any others, in pieces of any size."""
     files = yard.files()
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +53,7 @@ async def test_what_was_written_is_what_is_there(yard: Yard, contents: list[byte
     assert [path.name for path in yard.work.iterdir()] == ["file"]
 
 
-async def test_permissions_stay_and_special_bits_go(yard: Yard) -> None:
+async def test_a_replaced_file_keeps_permissions_but_not_special_bits(yard: Yard) -> None:
     """An edited script can still be run; setuid bits are dropped."""
     yard.put({"script": "old", "special": "old"})
     (yard.work / "script").chmod(0o750)
@@ -68,7 +68,7 @@ async def test_permissions_stay_and_special_bits_go(yard: Yard) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-async def test_the_owner_stays(yard: Yard) -> None:
+async def test_a_replaced_file_keeps_its_owner(yard: Yard) -> None:
     yard.put({"theirs": "old"})
     os.chown(yard.work / "theirs", 4321, 4322)
     await yard.files().write("theirs", b"new")
@@ -76,7 +76,7 @@ async def test_the_owner_stays(yard: Yard) -> None:
     assert (status.st_uid, status.st_gid) == (4321, 4322)
 
 
-async def test_a_link_is_written_through_when_it_stays_inside(yard: Yard) -> None:
+async def test_writing_follows_links_that_stay_inside(yard: Yard) -> None:
     """Including a link to a file that does not exist yet; a link that leads out is refused."""
     yard.put({"real": "old"})
     for name, target in (("link", "real"), ("dangling", "sub/new"), ("out", "../outside/secret")):
@@ -91,7 +91,7 @@ async def test_a_link_is_written_through_when_it_stays_inside(yard: Yard) -> Non
     assert (yard.outside / "secret").read_bytes() != b"x"
 
 
-async def test_what_may_only_be_read_is_not_written(yard: Yard) -> None:
+async def test_read_only_mounts_are_not_written(yard: Yard) -> None:
     (yard.shared / "given").write_text("theirs")
     (yard.work / "link").symlink_to("/shared/given")
     for path in ("/shared/given", "/shared/new", "/shared/new/folder/file", "link"):
@@ -101,7 +101,7 @@ async def test_what_may_only_be_read_is_not_written(yard: Yard) -> None:
     assert (yard.shared / "given").read_text() == "theirs"
 
 
-async def test_what_is_no_place_for_a_file_is_refused(yard: Yard) -> None:
+async def test_a_path_that_cannot_be_a_file_is_refused(yard: Yard) -> None:
     yard.put({"folder/file": ""})
     for path, said in (
         ("folder", "is a folder"),
@@ -116,9 +116,7 @@ async def test_what_is_no_place_for_a_file_is_refused(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("call", ["write", "rename", "fchmod"])
-async def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(
-    yard: Yard, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_write_leaves_only_the_old_file(yard: Yard, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D5: a full disk, wherever it is noticed."""
     yard.put({"file": "old"})
 
@@ -132,7 +130,7 @@ async def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(
     assert (yard.work / "file").read_text() == "old"
 
 
-async def test_whoever_reads_meanwhile_finds_one_content_or_the_other(yard: Yard) -> None:
+async def test_concurrent_readers_see_the_old_or_the_new_content(yard: Yard) -> None:
     """Never a part, and never nothing."""
     contents = (b"a" * 300_000, b"b" * 500_000)
     (yard.work / "file").write_bytes(contents[0])
@@ -161,7 +159,7 @@ anyio.run(main)
 """
 
 
-def test_a_write_in_which_the_process_is_killed_leaves_a_whole_file(yard: Yard) -> None:
+def test_a_kill_during_a_write_leaves_a_complete_file(yard: Yard) -> None:
     """F4: the old content or the new one; a leftover has a recognisable name."""
     for written in (1, 4, 10):
         with subprocess.Popen([sys.executable, "-c", KILLED, str(yard.work)], stdout=subprocess.PIPE) as child:
@@ -206,7 +204,9 @@ async def test_an_expected_version_is_replaced_and_another_is_not(yard: Yard) ->
 
 
 @pytest.mark.parametrize("change", ["replace", "rewrite", "remove"])
-async def test_a_change_in_the_last_moment_is_kept(yard: Yard, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_last_moment_change_is_not_overwritten(
+    yard: Yard, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes after the version check and before the file is put in place."""
     yard.put({"file": "one"})
     expected = (await yard.files().load("file", limit=10)).version
@@ -227,9 +227,7 @@ async def test_a_change_in_the_last_moment_is_kept(yard: Yard, change: str, monk
     assert (not (yard.work / "file").exists()) if change == "remove" else (yard.work / "file").read_text() == "six"
 
 
-async def test_a_file_system_that_cannot_exchange_is_written_all_the_same(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_writing_works_without_atomic_exchange(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({"file": "one"})
     expected = (await yard.files().load("file", limit=10)).version
 
@@ -241,7 +239,7 @@ async def test_a_file_system_that_cannot_exchange_is_written_all_the_same(
     assert (yard.work / "file").read_text() == "two"
 
 
-async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(yard: Yard) -> None:
+async def test_of_writers_expecting_the_same_version_one_succeeds(yard: Yard) -> None:
     """Each adds one to the number it has read: the sum counts the successful writes."""
     yard.put({"number": "0"})
     added = 0
@@ -264,9 +262,7 @@ async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(y
     assert not (await yard.files().list(".", FileFilter(), recursive=True, limit=10)).left_out
 
 
-async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_folder_that_stays_locked_is_still_written(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of the session could hold the lock for ever; it blocks nobody."""
     monkeypatch.setattr(atomic_write, "LOCK_SECONDS", 0.05)
     fd = os.open(yard.work, os.O_RDONLY)
@@ -279,7 +275,9 @@ async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(
     assert (yard.work / "file").read_bytes() == b"new"
 
 
-async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_undoing_an_exchange_does_not_remove_another_writers_file(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between a wrong exchange and its undoing, no other writer of ours works in the folder."""
     yard.put({"file": "one"})
     files = yard.files()

@@ -122,7 +122,7 @@ async def test_a_sandbox_whose_first_process_is_stopped_ends_with_its_gateway(tm
         await until(lambda: alive(mark) == [])
 
 
-async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_hold(rooms: Room, session: str) -> None:
+async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_keep_open(rooms: Room, session: str) -> None:
     """L14, X12: including processes that left their group and session, cleared their environment or ignore signals."""
     mark = token()
     tree = f"(setsid env -i sleep {mark} &); (setsid bash -c 'trap \"\" TERM; sleep {mark}; :' &); sleep {mark}; :"
@@ -169,7 +169,7 @@ async def test_a_sandbox_whose_bwrap_is_killed_while_it_starts_leaves_nothing(
 # -- what is left all the same ---------------------------------------------------------------------------------------
 
 
-async def test_the_start_ends_what_was_left_of_its_own_home_and_of_no_other(tmp_path: Path) -> None:
+async def test_a_starting_gateway_ends_leftovers_of_its_own_home_only(tmp_path: Path) -> None:
     """L14, L16: a bwrap that waits for ever, and a command whose guardian was killed with the gateway."""
     home, other = tmp_path / "home", tmp_path / "other"
     with left_behind(home) as own, left_behind(other) as foreign:
@@ -178,7 +178,7 @@ async def test_the_start_ends_what_was_left_of_its_own_home_and_of_no_other(tmp_
             assert all(len(alive(mark)) == 1 for mark in foreign)
 
 
-async def test_the_timer_ends_what_nobody_owns_and_nothing_else(rooms: Room, session: str) -> None:
+async def test_the_timer_ends_only_processes_without_an_owner(rooms: Room, session: str) -> None:
     """L14, L16: processes in a sandbox continue."""
     kept = token()
     await rooms.of(session).start("server", f"(setsid sleep {kept} &); sleep {kept}; :")
@@ -190,7 +190,7 @@ async def test_the_timer_ends_what_nobody_owns_and_nothing_else(rooms: Room, ses
     assert [view.state for view in await rooms.of(session).list()] == ["running"]
 
 
-async def test_all_of_it_holds_for_a_gateway_that_is_a_plain_user(tmp_path: Path) -> None:
+async def test_a_gateway_of_an_ordinary_user_leaves_nothing_running_either(tmp_path: Path) -> None:
     """L14: commands, process trees, stop, end, and the kill, without any privilege."""
     if os.geteuid() != 0:
         pytest.skip("the whole room has just been tested as a plain user")

@@ -32,7 +32,7 @@ def box_pid(rooms: Room, session: str) -> int:
 # -- the box -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_gets_its_box_with_its_first_command_and_only_then(rooms: Room, session: str) -> None:
+async def test_a_session_gets_its_sandbox_with_its_first_command(rooms: Room, session: str) -> None:
     """L29: a session that runs nothing has no sandbox, no folder and no row."""
     mine = rooms.of(session)
     assert await mine.list() == () and await mine.sandboxed()
@@ -43,15 +43,13 @@ async def test_a_session_gets_its_box_with_its_first_command_and_only_then(rooms
     assert (await rooms.store.read(workspaces.get, session)).backend == "bubblewrap"
 
 
-async def test_many_first_commands_at_once_open_one_box(rooms: Room, session: str) -> None:
+async def test_concurrent_first_commands_open_one_sandbox(rooms: Room, session: str) -> None:
     """L25: single flight."""
     said = await asyncio.gather(*(rooms.said(session, "readlink /proc/self/ns/pid") for _ in range(12)))
     assert len(set(said)) == 1
 
 
-async def test_a_box_that_was_removed_from_outside_is_made_again_and_the_agent_is_told(
-    rooms: Room, session: str
-) -> None:
+async def test_a_sandbox_ended_from_outside_is_opened_again_and_the_agent_is_told(rooms: Room, session: str) -> None:
     """S10: the loss of state is reported; files and the shell are unchanged."""
     mark = token()
     await rooms.said(session, "cd /tmp; echo kept > file")
@@ -65,7 +63,7 @@ async def test_a_box_that_was_removed_from_outside_is_made_again_and_the_agent_i
     assert alive(mark) == []
 
 
-async def test_the_loss_of_a_box_in_which_nothing_ran_is_told_too(rooms: Room, session: str) -> None:
+async def test_the_loss_of_an_idle_sandbox_is_reported_too(rooms: Room, session: str) -> None:
     """S10: what was in its memory is lost; that is reported once, on the timer or with the next command."""
     for look in (rooms.workspaces.reconcile, lambda: rooms.said(session, "true")):
         await rooms.said(session, "true")
@@ -79,9 +77,7 @@ async def test_the_loss_of_a_box_in_which_nothing_ran_is_told_too(rooms: Room, s
         assert await rooms.told(session) == ""
 
 
-async def test_what_was_lost_with_a_box_is_known_also_when_the_next_command_comes_at_once(
-    rooms: Room, session: str
-) -> None:
+async def test_lost_processes_are_reported_even_if_the_next_command_comes_at_once(rooms: Room, session: str) -> None:
     """S10: the sandbox may be opened again before the ends of its processes are seen."""
     mark = token()
     await rooms.of(session).start("kept", f"sleep {mark}", restart=True)
@@ -100,7 +96,7 @@ async def test_what_was_lost_with_a_box_is_known_also_when_the_next_command_come
     assert states == [("gone", "lost"), ("kept", "lost"), ("kept", "running")]
 
 
-async def test_a_command_whose_box_is_removed_says_why_it_ended(rooms: Room, session: str) -> None:
+async def test_a_command_whose_sandbox_is_ended_reports_the_reason(rooms: Room, session: str) -> None:
     """S10."""
     mark = token()
     running = asyncio.ensure_future(rooms.run(session, f"sleep {mark}"))
@@ -111,7 +107,7 @@ async def test_a_command_whose_box_is_removed_says_why_it_ended(rooms: Room, ses
     assert await rooms.said(session, "echo fine") == "fine"
 
 
-async def test_a_process_marked_restart_comes_back_with_its_box(rooms: Room, session: str) -> None:
+async def test_a_process_marked_restart_comes_back_with_its_sandbox(rooms: Room, session: str) -> None:
     """S10: a process that survives the gateway's restart also survives the loss of its sandbox."""
     mark = token()
     await rooms.of(session).start("server", f"sleep {mark}", restart=True)
@@ -131,9 +127,7 @@ async def until_told(rooms: Room, session: str, text: str) -> str:
     return told
 
 
-async def test_an_idle_box_is_closed_and_nobody_sees_the_difference(
-    rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_closing_an_idle_sandbox_is_invisible(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """S11: an idle sandbox costs nothing after a while; one with a running process stays."""
     busy = await rooms.new_session()
     await rooms.of(busy).start("server", "sleep 1000")
@@ -150,7 +144,7 @@ async def test_an_idle_box_is_closed_and_nobody_sees_the_difference(
     assert await rooms.told(session) == ""
 
 
-async def test_idle_boxes_are_bounded_in_number(rooms: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_idle_sandboxes_is_bounded(rooms: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """L04, L14: the least recently used are closed first."""
     monkeypatch.setattr("tidegate.workspaces.workspaces.IDLE_SANDBOXES", 2)
     made = [await rooms.new_session() for _ in range(4)]
@@ -160,7 +154,7 @@ async def test_idle_boxes_are_bounded_in_number(rooms: Room, monkeypatch: pytest
     assert [rooms.live_sandbox(session) is not None for session in made] == [False, False, True, True]
 
 
-async def test_a_box_is_never_another_backends(home: Path) -> None:
+async def test_a_sandbox_is_never_reused_for_another_backend(home: Path) -> None:
     """S12: a sandbox is keyed by its session and by what it was made with."""
     made: list[Backend] = []
 
@@ -182,7 +176,7 @@ async def test_a_box_is_never_another_backends(home: Path) -> None:
         assert (await rooms.store.read(workspaces.get, session)).backend == "other-1"
 
 
-async def test_opening_and_closing_leaves_nothing(rooms: Room, session: str) -> None:
+async def test_opening_and_closing_sandboxes_leaks_nothing(rooms: Room, session: str) -> None:
     """L06, L15: descriptors, children and zombies after fifty sandboxes are as before."""
     await rooms.said(session, "true")
     await rooms.workspaces.close_sandbox(rooms.live_sandbox(session))  # type: ignore[arg-type]
@@ -196,7 +190,7 @@ async def test_opening_and_closing_leaves_nothing(rooms: Room, session: str) -> 
     assert children == []
 
 
-async def test_what_is_held_is_on_the_books(rooms: Room, session: str) -> None:
+async def test_held_resources_are_accounted(rooms: Room, session: str) -> None:
     await rooms.of(session).start("server", "sleep 1000")
     held = dict(rooms.ledger.owners())[f"session {session}"]
     assert held.count == 1 and held.children == 2 and held.fds > 0
@@ -299,7 +293,7 @@ async def test_what_the_last_gateway_left_alive_is_ended_at_the_start(home: Path
                 child.close()
 
 
-async def test_a_row_that_nothing_is_behind_is_put_right_on_the_timer(rooms: Room, session: str) -> None:
+async def test_a_row_without_a_process_is_corrected_on_the_timer(rooms: Room, session: str) -> None:
     """L16: level-triggered; recent rows are left alone."""
     await rooms.of(session).start("real", "sleep 1000")
     for name, at in (("old", 0.0), ("young", rooms.clock.now)):
@@ -317,9 +311,7 @@ async def test_a_row_that_nothing_is_behind_is_put_right_on_the_timer(rooms: Roo
 # -- the session -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_end_of_a_session_ends_everything_and_puts_its_folder_into_the_trash(
-    rooms: Room, session: str
-) -> None:
+async def test_ending_a_session_ends_everything_and_moves_its_folder_to_the_trash(rooms: Room, session: str) -> None:
     """B3, S08, V09, V11, V12: shell, background processes and workspace folder, when the session ends."""
     mark = token()
     await rooms.said(session, "echo text > file; echo x > /tmp/t; export A=1")
@@ -392,7 +384,7 @@ async def test_a_project_folder_is_never_touched(rooms: Room) -> None:
         assert list((rooms.home / "workspaces").iterdir()) == []
 
 
-async def test_a_project_folder_that_is_missing_is_named_and_not_made(rooms: Room, session: str) -> None:
+async def test_a_missing_project_folder_is_named_and_not_created(rooms: Room, session: str) -> None:
     with pytest.raises(ToolFailed, match="workspace is set to .*project, which does not exist"):
         await rooms.run(session, "true", agent="project")
     assert not (rooms.home / "project").exists()
@@ -405,7 +397,7 @@ async def test_the_demo_model_finds_its_notes_in_a_new_folder_once(rooms: Room, 
     assert await rooms.said(await rooms.new_session(), "ls") == ""
 
 
-async def test_folders_that_nobody_owns_are_removed_and_others_left_alone(rooms: Room, session: str) -> None:
+async def test_folders_without_an_owner_are_removed_and_others_left_alone(rooms: Room, session: str) -> None:
     """L14, L19: leftovers of a crash are swept by name; anything with another name is not ours."""
     await rooms.said(session, "echo mine > file")
     stray = "s_" + "0" * 32
@@ -422,7 +414,7 @@ async def test_folders_that_nobody_owns_are_removed_and_others_left_alone(rooms:
     assert await rooms.said(session, "cat file") == "mine"
 
 
-async def test_an_end_while_a_command_runs_ends_the_command(rooms: Room, session: str) -> None:
+async def test_ending_a_session_ends_its_running_command(rooms: Room, session: str) -> None:
     """B3: even if its turn did not end in time."""
     mark = token()
     running = asyncio.ensure_future(rooms.run(session, f"sleep {mark}"))
@@ -432,7 +424,7 @@ async def test_an_end_while_a_command_runs_ends_the_command(rooms: Room, session
     assert done.code != 0 and alive(mark) == []
 
 
-async def test_an_end_while_a_box_is_opened_leaves_none(rooms: Room) -> None:
+async def test_ending_a_session_while_its_sandbox_opens_leaves_none(rooms: Room) -> None:
     """L09: a sandbox that opens too late is closed."""
     for turns in range(0, 60, 5):
         session = await rooms.new_session()

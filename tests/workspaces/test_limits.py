@@ -21,7 +21,7 @@ async def memory(rooms: Room, session: str) -> int:
     )
 
 
-async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path) -> None:
+async def test_processes_that_exceed_the_memory_limit_together_are_ended_and_reported(home: Path) -> None:
     """L14, L24: each is below the limit of a process, together they exceed the session's."""
     async with room(home, polled=True, memory_bytes=100 * MIB) as rooms:
         session = await rooms.new_session()
@@ -40,7 +40,7 @@ async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path)
         assert await rooms.said(session, "echo fine") == "fine"
 
 
-async def test_memory_that_is_shared_counts_once(home: Path) -> None:
+async def test_memory_shared_by_forks_counts_once(home: Path) -> None:
     """L03: a process that has forked does not count as all its children together."""
     mark = token()
     async with room(home, polled=True, memory_bytes=200 * MIB) as rooms:
@@ -53,7 +53,7 @@ async def test_memory_that_is_shared_counts_once(home: Path) -> None:
         assert 50 * MIB < await memory(rooms, session) < 200 * MIB
 
 
-async def test_what_lies_in_memory_counts_as_memory(home: Path) -> None:
+async def test_file_systems_in_memory_count_as_memory(home: Path) -> None:
     """L24: although it belongs to no process; and it never exceeds the session's memory."""
     async with room(home, polled=True, memory_bytes=60 * MIB) as rooms:
         session = await rooms.new_session()
@@ -67,19 +67,19 @@ async def test_what_lies_in_memory_counts_as_memory(home: Path) -> None:
         assert await rooms.said(session, "ls /dev/shm /run") == "/dev/shm:\n\n/run:"
 
 
-async def test_a_place_in_memory_is_bounded_however_much_memory_there_may_be(home: Path) -> None:
+async def test_file_systems_in_memory_are_bounded(home: Path) -> None:
     async with room(home, memory_bytes=1 << 40) as rooms:
         sizes = await rooms.said(await rooms.new_session(), "df --output=size -B1 /dev/shm /run | tail -n +2")
         assert sizes.split() == [str(64 * MIB)] * 2
 
 
-async def test_the_kernel_is_told_how_many_processes_there_may_be(home: Path) -> None:
+async def test_the_process_limit_is_passed_to_the_kernel(home: Path) -> None:
     """L14: without control groups; the test of a killed gateway shows that the kernel counts them."""
     async with room(home, polled=True, processes=77) as rooms:
         assert await rooms.said(await rooms.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
 
 
-async def test_a_running_command_is_told_which_limit_it_was(home: Path) -> None:
+async def test_an_ended_command_is_told_which_limit_it_exceeded(home: Path) -> None:
     async with room(home, polled=True, memory_bytes=64 * MIB) as rooms:
         session = await rooms.new_session()
         eat = EAT.format(30 * MIB)
@@ -87,7 +87,7 @@ async def test_a_running_command_is_told_which_limit_it_was(home: Path) -> None:
         assert done.code != 0 and "workspaces.memory_bytes" in done.note
 
 
-async def test_too_many_processes_in_the_background_are_ended(home: Path) -> None:
+async def test_too_many_background_processes_are_ended(home: Path) -> None:
     """L14: where the kernel does not count them, the timer does."""
     mark = token()
     async with room(home, polled=True, processes=30) as rooms:
@@ -104,9 +104,7 @@ async def test_too_many_processes_in_the_background_are_ended(home: Path) -> Non
         )
 
 
-async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_files_end_writers_but_not_removers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: the disk of a workspace is bounded and measured while something runs."""
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
     async with room(home, disk_bytes=4 * MIB) as rooms:
@@ -118,7 +116,7 @@ async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
         assert await rooms.said(session, "rm f*; sleep 1; echo removed") == "removed"
 
 
-async def test_a_project_is_as_large_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_project_has_no_disk_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with room(home, disk_bytes=MIB) as rooms:
         (home / "project").mkdir()
         (home / "project" / "large").write_bytes(b"x" * 3 * MIB)

@@ -41,14 +41,14 @@ def _parent(pid: int) -> int:
         return 0
 
 
-async def test_it_says_that_it_is_no_sandbox(place: Place) -> None:
+async def test_the_local_backend_says_that_it_is_not_a_sandbox(place: Place) -> None:
     """X12: approvals depend on it."""
     assert not place.backend.sandboxed
     assert place.backend.enforced["processes"] == "polled"
     assert await place.backend.check() is None
 
 
-async def test_it_works_in_the_folder_itself_with_a_home_and_temporary_files_beside_it(place: Place) -> None:
+async def test_commands_work_in_the_folder_with_home_and_temporary_files_beside_it(place: Place) -> None:
     spec = place.spec
     assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
     await place.said("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
@@ -58,7 +58,7 @@ async def test_it_works_in_the_folder_itself_with_a_home_and_temporary_files_bes
         assert (await files.load(path, limit=10)).data == content
 
 
-async def test_no_process_is_there_while_nothing_runs(place: Place) -> None:
+async def test_an_idle_local_sandbox_has_no_process(place: Place) -> None:
     assert place.sandbox.alive and place.sandbox.pid is None and not guardians()
     child = await place.start("read -r line")
     assert len(guardians()) == 1
@@ -90,7 +90,7 @@ async def test_a_command_may_use_every_core_that_the_gateway_was_given(place: Pl
         os.sched_setaffinity(0, cores)
 
 
-async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_its_mark(place: Place) -> None:
+async def test_processes_of_a_killed_guardian_are_ended_by_their_mark(place: Place) -> None:
     """P12: the gateway does the guardian's work, as far as the mark goes."""
     mark = token()
     child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
@@ -103,7 +103,7 @@ async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_i
     child.close()
 
 
-async def test_who_kills_a_command_leaves_the_rest_to_its_guardian(place: Place) -> None:
+async def test_killing_a_command_leaves_the_rest_to_its_guardian(place: Place) -> None:
     """P12: as a starting gateway does with a process of the last one."""
     mark = token()
     child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
@@ -118,7 +118,7 @@ async def test_who_kills_a_command_leaves_the_rest_to_its_guardian(place: Place)
     child.close()
 
 
-async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
+async def test_a_growing_crowd_of_processes_is_ended(place: Place) -> None:
     """L14: as long as killing is faster than forking."""
     mark = token()
     child = await place.start(
@@ -131,7 +131,7 @@ async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
     child.close()
 
 
-async def test_a_command_says_whose_it_is_and_no_saved_shell_does(tmp_path: Path) -> None:
+async def test_a_command_carries_the_owner_mark_and_a_saved_shell_does_not(tmp_path: Path) -> None:
     """L14: so that the next gateway of the same home finds it if its guardian is killed together with the gateway."""
     backend = LocalBackend(Spawner(frozenset(os.sched_getaffinity(0)), "one"))
     async with opened(backend, spec_of(tmp_path)) as place:
@@ -145,7 +145,7 @@ async def test_an_environment_that_is_too_long_is_refused(tmp_path: Path) -> Non
             await place.run("true")
 
 
-async def test_a_session_whose_folder_is_gone_says_so(place: Place) -> None:
+async def test_a_missing_session_folder_is_reported(place: Place) -> None:
     place.spec.folder.rmdir()
     child = await place.start("true")
     with anyio.fail_after(WAIT):
@@ -198,7 +198,7 @@ def _cwd(pid: int) -> str:
         return ""
 
 
-async def test_a_session_without_a_sandbox_has_what_others_have(home: Path) -> None:
+async def test_a_session_without_a_sandbox_has_all_features(home: Path) -> None:
     """B2, B3, P12: shell, processes and folder, until its end."""
     mark = token()
     async with room(home, backend="local") as rooms:

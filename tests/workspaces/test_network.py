@@ -56,7 +56,7 @@ def reached(role: str, hosts: tuple[str, ...], *private: str) -> dict[str, set[b
 
 
 @ROLES
-def test_what_is_public_is_reached_and_nothing_else(role: str) -> None:
+def test_commands_reach_public_addresses_and_nothing_else(role: str) -> None:
     """X09, X12: not the machine's loopback, no private network, no cloud metadata, no neighbour, no abstract socket;
     not even through a socket bound to the interface, whatever the routes are."""
     names = ("some.example", "255.255.255.255", "224.0.0.251")
@@ -66,14 +66,14 @@ def test_what_is_public_is_reached_and_nothing_else(role: str) -> None:
 
 
 @ROLES
-def test_what_the_owner_allows_to_be_fetched_is_reached_too(role: str) -> None:
+def test_addresses_allowed_for_web_fetch_are_reached(role: str) -> None:
     """X09: by the same setting."""
     found = reached(role, ("10.1.2.3", "192.168.1.1", "fd00::1", "fd07::1"), "10.1.0.0/16", "fd00::1")
     assert [host for host, ways in found.items() if True in ways] == ["10.1.2.3", "fd00::1"]
 
 
 @ROLES
-def test_no_command_can_open_what_is_closed(role: str) -> None:
+def test_no_command_can_change_the_network_rules(role: str) -> None:
     """X12: that takes a capability that nothing in the sandbox has or can get."""
     attempts = ("nft flush ruleset", "nft delete table inet tidegate", "ip route add 10.0.0.0/8 dev uplink",
                 "ip addr add 10.1.2.4/8 dev uplink", "unshare -Urn true", "unshare -n true")  # fmt: skip
@@ -102,7 +102,7 @@ print(json.dumps([is_open(host) for host in hosts]))
 """
 
 
-def test_the_kernel_closes_what_the_table_of_web_fetch_refuses() -> None:
+def test_the_kernel_blocks_every_address_that_web_fetch_refuses() -> None:
     """X09: at the borders of every network, on both sides, and for addresses that embed another one."""
     allowed = ("10.20.0.0/16", "fd20::/16")
     hosts = [
@@ -150,7 +150,7 @@ def _name(pid: int) -> str:
     return ""
 
 
-async def test_the_uplink_ends_with_its_sandbox_and_is_on_the_books(home: Path) -> None:
+async def test_the_network_helper_ends_with_its_sandbox_and_is_accounted(home: Path) -> None:
     """L09, L14"""
     async with room(home, network=True) as rooms:
         session = await rooms.new_session()
@@ -185,13 +185,13 @@ def killed(home: Path) -> list[int]:
     return children
 
 
-async def test_the_uplink_ends_with_a_gateway_that_is_killed(home: Path) -> None:
+async def test_the_network_helper_ends_with_a_killed_gateway(home: Path) -> None:
     """L14: although the network helper itself holds the namespace open."""
     children = killed(home)
     await until(lambda: not any(map(_name, children)))
 
 
-async def test_a_sandbox_whose_uplink_was_killed_is_made_again(home: Path) -> None:
+async def test_a_sandbox_whose_network_helper_was_killed_is_opened_again(home: Path) -> None:
     async with room(home, network=True) as rooms:
         session = await rooms.new_session()
         await rooms.said(session, "true")
@@ -216,7 +216,7 @@ async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_ins
     ("name", "value", "said"),
     [("rules", lambda _: "nonsense", "nft: .*nonsense"), ("_OPTIONS", ("--nonsense",), "pasta: .*nonsense")],
 )
-async def test_where_it_cannot_be_closed_or_joined_there_is_no_sandbox_and_the_reason_is_told(
+async def test_without_network_rules_or_helper_there_is_no_sandbox(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
 ) -> None:
     monkeypatch.setattr(sandbox_network, name, value)

@@ -58,7 +58,7 @@ async def test_a_process_starts_where_the_shell_is_and_changes_nothing_there(roo
     assert await rooms.said(session, "pwd; echo $WHO") == "/workspace/here\nme"
 
 
-async def test_its_row_is_there_before_it_is_and_says_so_when_it_could_not_be_started(home: Path) -> None:
+async def test_a_process_has_a_row_before_it_starts_and_a_failed_start_is_recorded(home: Path) -> None:
     """L09: ownership is recorded before the spawn."""
     seen: list[list[str]] = []
 
@@ -96,7 +96,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(rooms: Room, session:
     await until(lambda: alive(mark) == [])
 
 
-async def test_a_session_has_a_number_of_them(rooms: Room, session: str) -> None:
+async def test_the_number_of_processes_of_a_session_is_bounded(rooms: Room, session: str) -> None:
     for number in range(MOST_RUNNING):
         await rooms.of(session).start(f"p{number}", "sleep 1000")
     with pytest.raises(ToolFailed, match=f"{MOST_RUNNING} processes are already running"):
@@ -104,7 +104,7 @@ async def test_a_session_has_a_number_of_them(rooms: Room, session: str) -> None
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 65, "ä"])
-async def test_a_name_is_plain(rooms: Room, session: str, name: str) -> None:
+async def test_a_process_name_must_be_plain(rooms: Room, session: str, name: str) -> None:
     with pytest.raises(ToolFailed, match="letters, digits"):
         await rooms.of(session).start(name, "true")
 
@@ -175,7 +175,7 @@ async def test_a_process_that_does_not_read_is_not_waited_for(
         await rooms.of(session).write("deaf", b"x")
 
 
-async def test_what_is_over_or_was_never_there_cannot_be_written_to(rooms: Room, session: str) -> None:
+async def test_an_ended_or_unknown_process_cannot_be_written_to(rooms: Room, session: str) -> None:
     mine = rooms.of(session)
     await mine.start("short", "true")
     await ended(rooms, session, "short")
@@ -217,7 +217,7 @@ async def test_waiting_ends_with_its_time_and_with_the_process(rooms: Room, sess
     assert waited.matched is None and (waited.process.state, waited.process.exit_code) == ("exited", 4)
 
 
-async def test_a_pattern_of_somebody_elses_takes_only_his_own_time(rooms: Room, session: str) -> None:
+async def test_an_expensive_pattern_delays_only_its_own_session(rooms: Room, session: str) -> None:
     """L20: the search runs in the sandbox, not in the gateway."""
     mine = rooms.of(session)
     await mine.start("p", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!; sleep 1000")
@@ -242,7 +242,9 @@ async def test_stop_asks_first_and_ends_the_whole_tree(rooms: Room, session: str
     assert await rooms.told(session) == ""
 
 
-async def test_what_does_not_listen_is_killed(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed(
+    rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tidegate.workspaces.processes.background.STOP_GRACE", 0.2)
     mark = token()
     await rooms.of(session).start("deaf", f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
@@ -251,7 +253,7 @@ async def test_what_does_not_listen_is_killed(rooms: Room, session: str, monkeyp
     assert alive(mark) == []
 
 
-async def test_an_end_is_told_with_the_next_message_unless_somebody_waited_for_it(rooms: Room, session: str) -> None:
+async def test_an_end_is_reported_with_the_next_message_unless_awaited(rooms: Room, session: str) -> None:
     mine = rooms.of(session)
     await mine.start("build", "echo almost; exit 2")
     await until(lambda: not _running(rooms, session))
@@ -266,7 +268,7 @@ async def test_an_end_is_told_with_the_next_message_unless_somebody_waited_for_i
     assert rooms.finished == []
 
 
-async def test_who_asked_for_it_gets_a_turn_when_it_is_done(rooms: Room, session: str) -> None:
+async def test_a_process_with_notify_starts_a_turn_when_it_ends(rooms: Room, session: str) -> None:
     """S08: "tell me when it is done"."""
     await rooms.of(session).start("job", "echo result; true", notify=True)
     await until(lambda: rooms.finished)
@@ -276,7 +278,7 @@ async def test_who_asked_for_it_gets_a_turn_when_it_is_done(rooms: Room, session
     assert await rooms.told(session) == ""
 
 
-async def test_a_turn_that_cannot_be_begun_is_told_with_the_next_message(rooms: Room, session: str) -> None:
+async def test_an_end_whose_turn_cannot_start_is_reported_with_the_next_message(rooms: Room, session: str) -> None:
     async def fail(row: Any, text: str) -> None:
         raise RuntimeError("no turns today")
 
@@ -286,7 +288,7 @@ async def test_a_turn_that_cannot_be_begun_is_told_with_the_next_message(rooms: 
     assert "exit code 0" in await rooms.told(session)
 
 
-async def test_what_a_process_leaves_behind_ends_with_it(rooms: Room, session: str) -> None:
+async def test_processes_left_behind_end_with_their_process(rooms: Room, session: str) -> None:
     mark = token()
     await rooms.of(session).start("leaver", f"(env -i setsid sleep {mark} &); exit 0")
     await until(lambda: not _running(rooms, session))
@@ -294,7 +296,7 @@ async def test_what_a_process_leaves_behind_ends_with_it(rooms: Room, session: s
     assert "left 1 process running, which was ended" in await rooms.told(session)
 
 
-async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:
+async def test_finished_processes_are_kept_up_to_a_limit(home: Path) -> None:
     """L19: the last ones, with their logs; older ones are removed with theirs."""
     async with room(home, kept_processes=3) as rooms:
         session = await rooms.new_session()
@@ -309,7 +311,7 @@ async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:
         assert (await rooms.of(session).output("p5", limit=10)).text == "5\n"
 
 
-async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room, session: str) -> None:
+async def test_endless_output_does_not_block_the_gateway(rooms: Room, session: str) -> None:
     """L21: its output is read at a bounded rate, and the process waits."""
     mine = rooms.of(session)
     await mine.start("yes", "yes")
@@ -319,7 +321,7 @@ async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room
         await mine.stop("yes")
 
 
-async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_is_read_at_a_bounded_rate(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """L21: three seconds' worth of output takes at least two seconds, however fast it comes."""
     monkeypatch.setattr("tidegate.workspaces.processes.background.PACE_BYTES", 1 << 20)
     loop = asyncio.get_running_loop()
@@ -331,7 +333,7 @@ async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch:
 
 
 @pytest.mark.parametrize("how", ["asked for", "idle"])
-async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, how: str) -> None:
+async def test_unloading_a_session_keeps_its_processes(home: Path, model: ScriptedModel, how: str) -> None:
     """B1, B2, S08, V11, V12: a running process does not keep its session's resident in memory. When the resident is
     unloaded, the process, the shell's directory and its variables stay."""
     mark = token()

@@ -86,7 +86,7 @@ ATTACKS = (
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_no_command_changes_how_git_behaves_for_the_owner(home: Path, project: Path, attack: str) -> None:
+async def test_no_command_can_change_the_owners_git_configuration(home: Path, project: Path, attack: str) -> None:
     """X12: nor put another repository in the place of the project's."""
     before = of_git(project)
     async with room(home) as rooms:
@@ -97,7 +97,7 @@ async def test_no_command_changes_how_git_behaves_for_the_owner(home: Path, proj
         assert "evil" not in git(project, "config", "--list") and git(project, "rev-parse", "HEAD")
 
 
-async def test_a_process_in_the_background_changes_none_of_it_later(home: Path, project: Path) -> None:
+async def test_no_background_process_can_change_it_later(home: Path, project: Path) -> None:
     before = of_git(project)
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -107,7 +107,7 @@ async def test_a_process_in_the_background_changes_none_of_it_later(home: Path, 
         assert of_git(project) == before
 
 
-async def test_the_owners_git_runs_nothing_that_a_command_left(home: Path, project: Path, tmp_path: Path) -> None:
+async def test_the_owners_git_runs_nothing_left_by_a_command(home: Path, project: Path, tmp_path: Path) -> None:
     """The complete attack: hooks, a monitor, another common folder; then the owner commits and inspects."""
     proof = tmp_path / "proof"
     async with room(home) as rooms:
@@ -178,7 +178,7 @@ async def test_settings_of_editors_and_shells_are_read_only(home: Path, project:
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
-async def test_the_file_tools_write_none_of_them_by_any_path(home: Path, project: Path, backend: str) -> None:
+async def test_file_tools_do_not_write_protected_files_by_any_path(home: Path, project: Path, backend: str) -> None:
     """Whether they exist or not, through links and in folders that would be created on the way."""
     (project / "linked").symlink_to(".git")
     (project / "to-hooks").symlink_to(".git/hooks")
@@ -201,7 +201,7 @@ async def test_the_file_tools_write_none_of_them_by_any_path(home: Path, project
     assert of_git(project) == before and not (project / ".idea").exists() and not (project / "sub" / ".git").exists()
 
 
-async def test_the_hooks_that_the_configuration_names_are_protected(home: Path, project: Path) -> None:
+async def test_hooks_named_in_the_configuration_are_protected(home: Path, project: Path) -> None:
     """`core.hooksPath` and `include.path` may name files of the project itself."""
     (project / ".husky").mkdir()
     (project / "more.gitconfig").write_text("[user]\n\tname = a\n")
@@ -247,7 +247,7 @@ async def test_submodules_worktrees_and_nested_repositories_are_protected(
             assert git(place, "log", "-1", "--format=%s") == "two\n"
 
 
-async def test_a_link_leads_no_mount_out_of_the_project(home: Path, project: Path, tmp_path: Path) -> None:
+async def test_no_link_leads_a_mount_out_of_the_project(home: Path, project: Path, tmp_path: Path) -> None:
     """X12: a link that a session left under a protected name shows nothing of the machine to the next sandbox."""
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -261,7 +261,7 @@ async def test_a_link_leads_no_mount_out_of_the_project(home: Path, project: Pat
 
 
 @pytest.mark.parametrize("other", ["a link", "a folder"])
-async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
+async def test_a_folder_exchanged_while_the_sandbox_opens_is_never_shown(
     home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """X12: between checking a folder and mounting it, another session's command may replace it."""
@@ -285,7 +285,7 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
             await rooms.run(await rooms.new_session(), "cat .vscode/key", agent="project")
 
 
-async def test_a_file_that_the_owner_replaces_is_protected_again(home: Path, project: Path) -> None:
+async def test_a_file_replaced_by_the_owner_is_protected_again(home: Path, project: Path) -> None:
     """The mount goes with its file: the running processes are ended, and the next command gets a new sandbox."""
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -300,7 +300,7 @@ async def test_a_file_that_the_owner_replaces_is_protected_again(home: Path, pro
 
 @pytest.mark.parametrize("attack", ["echo evil > .bashrc", "mkdir .idea; echo evil > .idea/x", "ln -s a .zshrc"])
 @pytest.mark.parametrize("then", ["look", "end", "command"])
-async def test_a_protected_file_that_a_command_makes_is_renamed(
+async def test_a_protected_file_created_by_a_command_is_renamed(
     home: Path, project: Path, attack: str, then: str
 ) -> None:
     """X12: a missing file cannot be covered by a mount, so it is found by name: before the next command, on the timer,
@@ -315,7 +315,7 @@ async def test_a_protected_file_that_a_command_makes_is_renamed(
     assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
 
 
-async def test_a_protected_file_that_appears_while_no_command_runs_is_its_owners(home: Path, project: Path) -> None:
+async def test_a_protected_file_that_appears_while_no_command_runs_is_kept(home: Path, project: Path) -> None:
     """Created outside, as an editor creates its settings: it is logged once, stays, and the next sandbox covers it."""
     with capture_logs() as lines:
         async with room(home) as rooms:
@@ -332,7 +332,7 @@ async def test_a_protected_file_that_appears_while_no_command_runs_is_its_owners
     assert [line["path"] for line in lines if line["event"] == bubblewrap_sandbox.NEW] == [f"{project}/.idea"]
 
 
-async def test_no_link_leads_to_another_head_that_is_renamed(home: Path, project: Path, tmp_path: Path) -> None:
+async def test_no_link_makes_the_gateway_rename_another_head(home: Path, project: Path, tmp_path: Path) -> None:
     """X12: a session whose sandbox is older than a repository can replace its folder with a link."""
     other = tmp_path / "other.git"
     other.mkdir()
@@ -361,9 +361,7 @@ async def test_a_bare_repository_is_disarmed_whatever_is_around_it(home: Path, p
 
 @pytest.mark.parametrize("mode", ["100", "300"])
 @pytest.mark.parametrize("place", [".", "apps"])
-async def test_a_folder_that_a_command_closes_hides_no_repository(
-    home: Path, project: Path, place: str, mode: str
-) -> None:
+async def test_an_unreadable_folder_hides_no_repository(home: Path, project: Path, place: str, mode: str) -> None:
     """X12: the gateway cannot read it, and the next command could open it again."""
     git(project, "init", "-q", "apps/web")
     repository = project if place == "." else project / "apps" / "web"
@@ -378,7 +376,7 @@ async def test_a_folder_that_a_command_closes_hides_no_repository(
     assert of_git(repository) == before
 
 
-async def test_settings_in_a_folder_that_a_command_closes_stay_as_they_are(home: Path, project: Path) -> None:
+async def test_settings_in_an_unreadable_folder_stay_unchanged(home: Path, project: Path) -> None:
     """X12"""
     (project / ".claude").mkdir()
     (project / ".claude" / "settings.json").write_text("{}")
@@ -392,7 +390,7 @@ async def test_settings_in_a_folder_that_a_command_closes_stay_as_they_are(home:
     assert (project / ".claude" / "settings.json").read_text() == "{}"
 
 
-def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_survey_of_a_large_project_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project's own repository comes first, however many folders there are."""
     monkeypatch.setattr(protected_mounts, "FOLDERS", 10)
     git(tmp_path, "init", "-q")
@@ -402,7 +400,7 @@ def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user can give nothing away")
-def test_nothing_of_roots_is_given_to_the_owner_of_a_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_of_root_is_given_to_the_owner_of_a_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X12: root creates the missing parts of a repository, and a command may exchange them at that moment."""
     secret, make = project / "secret", Path.mkdir
     secret.mkdir(mode=0o700)

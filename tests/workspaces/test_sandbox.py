@@ -13,7 +13,7 @@ from tidegate.tools.files.write import write
 pytestmark = pytest.mark.anyio
 
 
-async def test_nothing_of_the_gateway_is_in_its_environment(home: Path) -> None:
+async def test_a_command_has_nothing_of_the_gateways_environment(home: Path) -> None:
     """X15, L26: the environment is built from an allow-list, not from the gateway's own."""
     own = {"LANG": "C.UTF-8", "TZ": "UTC", "OPENAI_API_KEY": "sk-secret", "PATH": "/evil", "LD_PRELOAD": "/evil.so"}
     async with room(home, environment=own) as rooms:
@@ -26,7 +26,7 @@ async def test_nothing_of_the_gateway_is_in_its_environment(home: Path) -> None:
         assert "evil" not in await rooms.said(session, "env")
 
 
-async def test_the_system_is_there_to_be_read_and_nothing_else_of_the_machine(rooms: Room, session: str) -> None:
+async def test_a_command_can_read_the_system_and_nothing_else(rooms: Room, session: str) -> None:
     """X12, X18: the kernel enforces it: a read-only system, nobody's home, no secrets of the machine."""
     seen = await rooms.said(session, "ls -A / | tr '\\n' ' '")
     assert set(seen.split()) <= {
@@ -43,7 +43,7 @@ async def test_the_system_is_there_to_be_read_and_nothing_else_of_the_machine(ro
     assert await rooms.said(session, "touch /tmp/x /var/tmp/y ~/z /workspace/w /dev/shm/s; ls /tmp") == "x\ny"
 
 
-async def test_it_has_no_capability_and_can_get_none(rooms: Room, session: str) -> None:
+async def test_a_command_has_no_capabilities_and_can_get_none(rooms: Room, session: str) -> None:
     """X12: not even in a namespace of its own."""
     status = await rooms.said(session, "grep -E 'CapEff|CapPrm|NoNewPrivs' /proc/self/status; id -un")
     assert status.split() == ["CapPrm:", "0" * 16, "CapEff:", "0" * 16, "NoNewPrivs:", "1", "agent"]
@@ -51,7 +51,7 @@ async def test_it_has_no_capability_and_can_get_none(rooms: Room, session: str) 
     assert done.code != 0, printed
 
 
-async def test_it_can_change_no_setting_of_the_machine(rooms: Room, session: str) -> None:
+async def test_a_command_cannot_change_settings_of_the_machine(rooms: Room, session: str) -> None:
     """X12: also if root runs the gateway: the kernel checks the owner of these files, not a capability."""
     writable = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print 2>/dev/null | head -3"
     assert await rooms.said(session, writable) == ""
@@ -59,7 +59,7 @@ async def test_it_can_change_no_setting_of_the_machine(rooms: Room, session: str
     assert done.code != 0
 
 
-async def test_it_sees_the_processes_of_its_session_only(rooms: Room, session: str) -> None:
+async def test_a_command_sees_only_the_processes_of_its_session(rooms: Room, session: str) -> None:
     """X13: it cannot signal what it cannot see, least of all the gateway."""
     mark = token()
     await rooms.of(session).start("mine", f"sleep {mark}")
@@ -71,13 +71,13 @@ async def test_it_sees_the_processes_of_its_session_only(rooms: Room, session: s
     assert done.code != 0
 
 
-async def test_no_command_line_tells_where_the_gateway_is(rooms: Room, session: str) -> None:
+async def test_no_command_line_reveals_the_gateways_home(rooms: Room, session: str) -> None:
     """X18: nor does any environment."""
     seen = await rooms.said(session, "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' ' '; true")
     assert "bash" in seen and str(rooms.home) not in seen and "bwrap" not in seen
 
 
-async def test_it_can_not_end_its_own_sandbox(rooms: Room, session: str) -> None:
+async def test_a_command_cannot_end_its_own_sandbox(rooms: Room, session: str) -> None:
     """X12: nor leave zombies there."""
     pids = "readlink /proc/self/ns/pid"
     before = await rooms.said(session, pids)
@@ -88,7 +88,7 @@ async def test_it_can_not_end_its_own_sandbox(rooms: Room, session: str) -> None
     assert await rooms.said(session, f"{orphans}; cat /proc/[0-9]*/stat | grep -c ') Z '; true") == "0"
 
 
-async def test_it_has_no_descriptor_that_it_was_not_given(rooms: Room, session: str) -> None:
+async def test_a_command_inherits_no_descriptors(rooms: Room, session: str) -> None:
     assert await rooms.said(session, "ls -l /proc/self/fd | grep -cE 'ns:|user:|socket|/proc/[0-9]+/ns'; true") == "0"
 
 
@@ -117,7 +117,7 @@ async def test_file_tools_see_what_commands_see(rooms: Room, session: str) -> No
         assert found.data.decode().strip() == text
 
 
-async def test_a_folder_that_the_operator_allows_can_be_read(home: Path, tmp_path: Path) -> None:
+async def test_a_read_only_folder_can_be_read(home: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "manual").write_text("read me")
@@ -129,9 +129,7 @@ async def test_a_folder_that_the_operator_allows_can_be_read(home: Path, tmp_pat
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_a_folder_that_the_operator_allows_to_be_read_cannot_be_written_by_tools(
-    home: Path, tmp_path: Path, backend: str
-) -> None:
+async def test_a_read_only_folder_cannot_be_written_by_tools(home: Path, tmp_path: Path, backend: str) -> None:
     """X07: although the gateway could."""
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -148,7 +146,7 @@ async def test_a_folder_that_the_operator_allows_to_be_read_cannot_be_written_by
     assert [(path.name, path.read_text()) for path in shared.iterdir()] == [("manual", "read me")]
 
 
-async def test_a_file_and_a_process_have_their_limits(home: Path) -> None:
+async def test_files_and_processes_have_their_limits(home: Path) -> None:
     """L24: limits that the kernel can enforce are enforced."""
     async with room(home, file_bytes=1 << 20, memory_bytes=64 << 20) as rooms:
         session = await rooms.new_session()

@@ -47,7 +47,7 @@ async def tried(rooms: Room, session: str, program: str) -> str:
     return await rooms.said(session, f"python3 - <<'END'\n{CALL}{program}\nEND")
 
 
-async def test_no_key_of_the_gateway_is_seen_in_a_sandbox(rooms: Room, session: str) -> None:
+async def test_a_sandbox_sees_no_keys_of_the_gateway(rooms: Room, session: str) -> None:
     """X12: neither of its session nor of its user, and no key's name can be read from /proc."""
     add, request, keyctl = NUMBERS
     name = f"tidegate-{token()}".encode()
@@ -77,7 +77,7 @@ async def test_a_sandbox_can_leave_no_key_for_another(rooms: Room, session: str)
     assert name not in Path("/proc/keys").read_text()
 
 
-def test_what_is_started_has_a_keyring_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confined_process_has_its_own_session_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     """X12: for keys that the kernel itself looks up. Here without the filter, so that they can be queried."""
     *_, keyctl = NUMBERS
     monkeypatch.setattr(seccomp, "_table", lambda _: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF_0000))  # all is allowed
@@ -89,7 +89,7 @@ def test_what_is_started_has_a_keyring_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert len(rings) == 3 and min(rings) > 0
 
 
-async def test_calls_far_into_the_kernel_are_missing(rooms: Room, session: str) -> None:
+async def test_risky_system_calls_are_missing(rooms: Room, session: str) -> None:
     """X12: a program that is refused io_uring falls back, as on a kernel without it."""
     closed = {"x86_64": (298, 321, 323), "aarch64": (241, 280, 282)}[MACHINE]  # perf_event_open, bpf, userfaultfd
     calls = (*closed, 425, 426, 427)  # io_uring
@@ -115,21 +115,21 @@ async def test_sockets_that_belong_to_no_network_namespace_are_missing(rooms: Ro
 
 
 @pytest.mark.skipif(MACHINE != "x86_64", reason="there is one interface to the kernel only")
-async def test_another_interface_to_the_kernel_is_no_way_around(rooms: Room, session: str) -> None:
+async def test_other_system_call_interfaces_do_not_bypass_the_filter(rooms: Room, session: str) -> None:
     """X12: neither the calls of 32-bit programs nor those of x32."""
     done, printed = await rooms.run(session, f"python3 - <<'END'\n{INT_80}\nEND")
     assert (done.code, printed.strip()) == (0, str(-errno.ENOSYS))
     assert await tried(rooms, session, "print(call(250 + 0x40000000, 0, -3, 0))") == "ENOSYS"
 
 
-async def test_the_filter_holds_for_all_that_is_in_a_sandbox(rooms: Room, session: str) -> None:
+async def test_every_process_in_a_sandbox_has_the_filter(rooms: Room, session: str) -> None:
     """X12: its first process, commands, and the processes they leave behind."""
     await rooms.of(session).start("server", "setsid sleep 1000")
     seen = await rooms.said(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
     assert seen.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
-async def test_the_gateway_itself_is_as_free_as_before(rooms: Room, session: str) -> None:
+async def test_the_gateway_itself_is_not_filtered(rooms: Room, session: str) -> None:
     def confinement() -> list[str]:
         lines = Path("/proc/self/status").read_text().splitlines()
         return [line for line in lines if line.startswith(("NoNewPrivs:", "Seccomp"))]

@@ -35,7 +35,7 @@ def everything(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 @pytest.mark.parametrize("agent", ["main", "project"])
-async def test_a_setuid_shell_that_an_agent_leaves_is_not_roots(home: Path, backend: str, agent: str) -> None:
+async def test_a_setuid_shell_left_by_an_agent_is_not_roots(home: Path, backend: str, agent: str) -> None:
     """X12: in the session's own folder and in a project, with and without a sandbox."""
     async with room(home, backend=backend) as rooms:
         session = await rooms.new_session()
@@ -57,7 +57,7 @@ async def test_a_command_opens_its_own_streams_by_name(home: Path, backend: str)
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
-async def test_what_file_tools_write_belongs_to_the_same_user_as_what_commands_write(home: Path, backend: str) -> None:
+async def test_file_tools_and_commands_write_as_the_same_user(home: Path, backend: str) -> None:
     """X12: including a replaced file and folders on the way."""
     async with room(home, backend=backend) as rooms:
         session = await rooms.new_session()
@@ -72,7 +72,7 @@ async def test_what_file_tools_write_belongs_to_the_same_user_as_what_commands_w
 
 
 @as_root
-async def test_file_tools_read_nothing_that_the_user_may_not(home: Path) -> None:
+async def test_file_tools_read_only_what_the_user_may_read(home: Path) -> None:
     """X12: root's files in a project folder, neither by name nor by a search, although the gateway could."""
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -96,7 +96,7 @@ async def test_file_tools_read_nothing_that_the_user_may_not(home: Path) -> None
 
 @as_root
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_the_user_reaches_nothing_of_the_gateways_home_but_its_own_folders(home: Path, backend: str) -> None:
+async def test_the_user_reaches_only_its_own_folders_of_the_gateways_home(home: Path, backend: str) -> None:
     """X01: although these are inside it."""
     async with room(home, backend=backend) as rooms:
         session = await rooms.new_session()
@@ -109,7 +109,7 @@ async def test_the_user_reaches_nothing_of_the_gateways_home_but_its_own_folders
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
-async def test_what_is_kept_of_output_is_no_program(home: Path) -> None:
+async def test_stored_output_cannot_be_executed(home: Path) -> None:
     """X12: it is in the gateway's home, which nobody else can enter, and cannot be executed there."""
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -127,7 +127,7 @@ async def test_a_command_without_a_sandbox_cannot_end_its_guardian(home: Path) -
 
 
 @as_root
-async def test_commands_have_no_group_and_no_capability_of_roots(home: Path) -> None:
+async def test_commands_have_no_groups_or_capabilities_of_root(home: Path) -> None:
     async with room(home, backend="local") as rooms:
         said = await rooms.said(await rooms.new_session(), "id -u; id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status")
         uid, groups, *capabilities = said.splitlines()
@@ -136,7 +136,7 @@ async def test_commands_have_no_group_and_no_capability_of_roots(home: Path) -> 
 
 
 @as_root
-async def test_a_workspace_of_roots_is_given_to_its_user_once_and_no_link_is_followed(home: Path) -> None:
+async def test_a_workspace_owned_by_root_changes_its_owner_once_without_following_links(home: Path) -> None:
     """X12, S12: leftovers of an earlier gateway. A project is left as it is."""
     outside = home.parent / "outside"
     outside.write_text("root's")
@@ -163,7 +163,7 @@ async def test_a_workspace_of_roots_is_given_to_its_user_once_and_no_link_is_fol
 
 
 @as_root
-async def test_what_was_begun_to_be_given_away_is_finished_at_the_next_need(home: Path) -> None:
+async def test_an_interrupted_change_of_owner_is_finished_on_the_next_use(home: Path) -> None:
     """S12: a folder changes its owner after its contents, so its owner shows whether it is done."""
     async with room(home) as rooms:
         session = await rooms.new_session()
@@ -184,7 +184,7 @@ async def test_the_setting_names_the_user(home: Path) -> None:
 
 
 @as_root
-async def test_what_another_user_runs_ends_with_its_session(home: Path) -> None:
+async def test_processes_of_another_user_end_with_their_session(home: Path) -> None:
     """L28: including processes that leave their group, in a sandbox and without one."""
     for backend in ("bubblewrap", "local"):
         mark = token()
@@ -196,7 +196,7 @@ async def test_what_another_user_runs_ends_with_its_session(home: Path) -> None:
             assert alive(mark) == []
 
 
-def test_the_user_is_the_projects_owner_or_one_of_its_own_and_never_root(
+def test_the_user_is_the_projects_owner_or_a_reserved_one_and_never_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -216,7 +216,7 @@ def test_the_user_is_the_projects_owner_or_one_of_its_own_and_never_root(
 
 
 @as_root
-def test_a_project_in_which_agents_can_write_nothing_is_named(tmp_path: Path) -> None:
+def test_a_project_that_agents_cannot_write_is_named(tmp_path: Path) -> None:
     """X12: at the start, by `config check` and by `doctor`."""
     (tmp_path / "tidegate.toml").write_text('[agents.main]\nworkspace = "papers"\n')
     (tmp_path / "papers").mkdir()
