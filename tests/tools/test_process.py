@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from tests.tools.test_terminal import Hands
-from tests.workspaces.making import alive, room, token, until
+from tests.workspaces.harness import alive, token, until
+from tests.workspaces.harness import open_workspaces as room
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result
 from tidegate.tools.process import process
@@ -110,7 +111,7 @@ async def test_a_process_that_runs_too_long_is_ended_and_the_agent_told(tmp_path
         await call(tool_runner, "start", name="late", command=f"trap '' HUP; (setsid sleep {mark} &); sleep {mark}")
         await until(lambda: not _runs(tool_runner, session))
         assert alive(mark) == []
-        told = await rooms.told(session)
+        told = await rooms.take_notices(session)
         assert "'late'" in told and "was ended by signal" in told
         assert "It had run for 1 s (workspaces.process_seconds)." in told
 

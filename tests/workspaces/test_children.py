@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.workspaces.making import WAIT, alive, token, until
+from tests.workspaces.harness import WAIT, alive, token, until
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.processes.children import READ_BYTES, Spawner, find_program
 
@@ -131,8 +131,8 @@ async def test_without_free_descriptors_no_unowned_process_is_started(spawner: S
     mark = token()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-    for room in range(1, 14):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+    for open_workspaces in range(1, 14):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + open_workspaces, hard))
         try:
             child = await spawner.spawn(["/bin/sleep", mark], {})
         except OSError:

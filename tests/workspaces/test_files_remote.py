@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.workspaces.conformance import Place, opened, spawner, spec_of
-from tests.workspaces.making import WAIT
+from tests.workspaces.harness import WAIT
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.backends.local import LocalBackend
@@ -109,7 +109,7 @@ async def test_remote_reading_is_the_same(place: Place, local: Files, remote: Re
 async def test_remote_mounts_are_the_commands_folders_and_read_only_folders(
     place: Place, local: Files, remote: RemoteFiles
 ) -> None:
-    await place.said("echo 1 > ~/a; echo 2 > $TMPDIR/b; echo 3 > c")
+    await place.output_of("echo 1 > ~/a; echo 2 > $TMPDIR/b; echo 3 > c")
     spec = place.spec
     for path in (f"{spec.home}/a", f"{spec.temporary}/b", f"{spec.folder}/c", str(spec.read_only[0] / "given")):
         answer = await told(remote.load(path, limit=100))

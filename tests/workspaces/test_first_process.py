@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workspaces.making import WAIT
+from tests.workspaces.harness import WAIT
 from tidegate.workspaces.processes.reaper import Reaper
 
 ROOT = Path(__file__).resolve().parents[2]

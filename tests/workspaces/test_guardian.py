@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.workspaces.conformance import token
-from tests.workspaces.making import WAIT, alive
+from tests.workspaces.harness import WAIT, alive
 from tidegate.workspaces.backends import guardian, remote_program
 from tidegate.workspaces.backends import remote_keeper as keeper
 
@@ -37,12 +37,12 @@ class Guarded:
             self.ours.send(guardian.task_message(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
             said = self.ours.recv(100)
             end = said.find(guardian.OVER)  # if it has already ended
-            self.started, self.said = (said, b"") if end < 0 else (said[:end], said[end:])
+            self.started, self.output_of = (said, b"") if end < 0 else (said[:end], said[end:])
 
     def over(self) -> tuple[int, int]:
         """The command's exit code and the number of processes left, once the guardian has reported them and ended."""
         self.process.wait(WAIT)
-        said = self.said or self.ours.recv(100)
+        said = self.output_of or self.ours.recv(100)
         assert said.startswith(guardian.OVER)
         code, left = said.removeprefix(guardian.OVER).split()
         return int(code), int(left)

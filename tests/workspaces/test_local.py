@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
-from tests.workspaces.making import WAIT, alive, room, until
+from tests.workspaces.harness import WAIT, alive, open_workspaces, until
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.files.local import LocalFiles
@@ -50,8 +50,8 @@ async def test_the_local_backend_says_that_it_is_not_a_sandbox(place: Place) -> 
 
 async def test_commands_work_in_the_folder_with_home_and_temporary_files_beside_it(place: Place) -> None:
     spec = place.spec
-    assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
-    await place.said("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
+    assert await place.output_of("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
+    await place.output_of("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
     files = place.backend.files(spec, open_sandbox=lambda: anyio.sleep(0, place.sandbox))
     assert isinstance(files, LocalFiles)
     for path, content in (("here", b"1\n"), (f"{spec.home}/there", b"2\n"), (f"{spec.temporary}/then", b"3\n")):
@@ -85,7 +85,7 @@ async def test_a_command_may_use_every_core_that_the_gateway_was_given(place: Pl
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        assert await place.said("nproc") == str(len(cores))
+        assert await place.output_of("nproc") == str(len(cores))
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -135,7 +135,7 @@ async def test_a_command_carries_the_owner_mark_and_a_saved_shell_does_not(tmp_p
     """L14: so that the next gateway of the same home finds it if its guardian is killed together with the gateway."""
     backend = LocalBackend(Spawner(frozenset(os.sched_getaffinity(0)), "one"))
     async with opened(backend, spec_of(tmp_path)) as place:
-        assert await place.said("export A=b; echo $TIDEGATE_OWNER") == "one"
+        assert await place.output_of("export A=b; echo $TIDEGATE_OWNER") == "one"
         assert place.shell is not None and b"A=" in place.shell and b"TIDEGATE_" not in place.shell
 
 
@@ -201,15 +201,17 @@ def _cwd(pid: int) -> str:
 async def test_a_session_without_a_sandbox_has_all_features(home: Path) -> None:
     """B2, B3, P12: shell, processes and folder, until its end."""
     mark = token()
-    async with room(home, backend="local") as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
-        await rooms.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
+    async with open_workspaces(home, backend="local") as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
+        await harness.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        assert await rooms.said(session, "cat file; echo $X") == "1\nkept"
-        assert not await rooms.of(session).sandboxed()
+        assert await harness.output_of(session, "cat file; echo $X") == "1\nkept"
+        assert not await harness.of(session).sandboxed()
     assert not alive(mark)
-    async with room(home, backend="local") as rooms:
-        assert await rooms.said(session, "cat file; echo $X; pwd") == f"1\nkept\n{home}/workspaces/{session}/deep"
-        await rooms.end(session)
+    async with open_workspaces(home, backend="local") as harness:
+        assert (
+            await harness.output_of(session, "cat file; echo $X; pwd") == f"1\nkept\n{home}/workspaces/{session}/deep"
+        )
+        await harness.end(session)
         assert (home / "trash" / session / "deep" / "file").exists()

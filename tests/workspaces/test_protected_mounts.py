@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.logs import capture_logs
-from tests.workspaces.making import room, until
+from tests.workspaces.harness import open_workspaces, until
 from tidegate.errors import ToolFailed
 from tidegate.tools.files.edit import edit
 from tidegate.tools.files.write import write
@@ -89,20 +89,20 @@ ATTACKS = (
 async def test_no_command_can_change_the_owners_git_configuration(home: Path, project: Path, attack: str) -> None:
     """X12: nor put another repository in the place of the project's."""
     before = of_git(project)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, attack, agent="project")
-        await rooms.run(session, attack, agent="project")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, attack, agent="project")
+        await harness.run(session, attack, agent="project")
         assert of_git(project) == before
         assert "evil" not in git(project, "config", "--list") and git(project, "rev-parse", "HEAD")
 
 
 async def test_no_background_process_can_change_it_later(home: Path, project: Path) -> None:
     before = of_git(project)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         command = "while :; do echo evil >> .git/config; echo evil > .git/hooks/post-commit; touch tried; done"
-        await rooms.of(session, "project").start("late", command)
+        await harness.of(session, "project").start("late", command)
         await until(lambda: (project / "tried").exists())
         assert of_git(project) == before
 
@@ -110,12 +110,12 @@ async def test_no_background_process_can_change_it_later(home: Path, project: Pa
 async def test_the_owners_git_runs_nothing_left_by_a_command(home: Path, project: Path, tmp_path: Path) -> None:
     """The complete attack: hooks, a monitor, another common folder; then the owner commits and inspects."""
     proof = tmp_path / "proof"
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for path in (".git/hooks/post-commit", ".git/hooks/pre-commit", "evil"):
-            await rooms.run(session, PLANT.format(proof=proof, path=path), agent="project")
-        await rooms.run(session, f"git config core.fsmonitor {project}/evil", agent="project")
-        await rooms.run(session, "git config core.hooksPath .", agent="project")
+            await harness.run(session, PLANT.format(proof=proof, path=path), agent="project")
+        await harness.run(session, f"git config core.fsmonitor {project}/evil", agent="project")
+        await harness.run(session, "git config core.hooksPath .", agent="project")
     (project / "a").write_text("changed\n")
     git(project, "status")
     git(project, "commit", "-qam", "two")
@@ -133,22 +133,22 @@ async def test_a_bare_repository_beside_a_damaged_one_is_disarmed(
         "cp .git/index index; printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = false\\n' > config;"
         f"printf '\\tworktree = {project}\\n\\tfsmonitor = {project}/evil\\n' >> config"
     )
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         plant = PLANT.format(proof=proof, path="evil")
-        await rooms.run(session, f"{plant}; {bare}; {damage}", agent="project")
-        await rooms.workspaces.reconcile()
+        await harness.run(session, f"{plant}; {bare}; {damage}", agent="project")
+        await harness.workspaces.reconcile()
         with contextlib.suppress(subprocess.CalledProcessError):  # it is damaged
             git(project, "status")
         assert not proof.exists() and (project / "HEAD.refused").exists() and not (project / "HEAD").exists()
-        assert "was put beside .git" in await rooms.told(session)
+        assert "was put beside .git" in await harness.take_notices(session)
 
 
 async def test_git_works_in_a_sandbox(home: Path, project: Path) -> None:
     """Commits, branches, merges, stashes and a clean-up, all visible to the owner outside."""
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.output_of(
             session,
             "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b; set -e;"
             "git switch -qc topic; echo b > b; git add -A; git commit -qm topic; git switch -q main; echo c > c;"
@@ -167,13 +167,13 @@ async def test_settings_of_editors_and_shells_are_read_only(home: Path, project:
     (project / name / "settings.json").write_text("{}")
     give(project)
     before = contents(project / name), (project / ".envrc").read_bytes()
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for attack in (
             "echo evil > .envrc", f"echo evil > {name}/settings.json", f"mv {name} v; mkdir {name}; touch {name}/x",
             f"rm -rf {name} .envrc", "echo evil > n; mv -f n .envrc", f"p={name}; mv ${{p%%/*}} q; cp -r q ${{p%%/*}}",
         ):  # fmt: skip
-            await rooms.run(session, attack, agent="project")
+            await harness.run(session, attack, agent="project")
             assert (contents(project / name), (project / ".envrc").read_bytes()) == before, attack
 
 
@@ -183,8 +183,8 @@ async def test_file_tools_do_not_write_protected_files_by_any_path(home: Path, p
     (project / "linked").symlink_to(".git")
     (project / "to-hooks").symlink_to(".git/hooks")
     before = of_git(project)
-    async with room(home, backend=backend) as rooms:
-        files = await rooms.of(await rooms.new_session(), "project").files()
+    async with open_workspaces(home, backend=backend) as harness:
+        files = await harness.of(await harness.new_session(), "project").files()
         for path in (
             ".git/hooks/post-commit", ".git/config", ".git/commondir", "linked/config", "to-hooks/pre-commit",
             "sub/.git/config", "sub/.git", ".envrc", ".vscode/settings.json", ".idea/workspace.xml", ".bashrc",
@@ -207,13 +207,13 @@ async def test_hooks_named_in_the_configuration_are_protected(home: Path, projec
     (project / "more.gitconfig").write_text("[user]\n\tname = a\n")
     git(project, "config", "core.hooksPath", ".husky")
     git(project, "config", "include.path", "../more.gitconfig")
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for path in (".husky/pre-commit", "more.gitconfig"):
-            done, _ = await rooms.run(session, f"echo evil >> {path}", agent="project")
+            done, _ = await harness.run(session, f"echo evil >> {path}", agent="project")
             assert done.code != 0
             with pytest.raises(ToolFailed):
-                await write(await rooms.of(session, "project").files(), path, "evil")
+                await write(await harness.of(session, "project").files(), path, "evil")
 
 
 async def test_submodules_worktrees_and_nested_repositories_are_protected(
@@ -229,8 +229,8 @@ async def test_submodules_worktrees_and_nested_repositories_are_protected(
     git(project, "clone", "-q", str(other), "apps/web/nested")
     places = [project / "deps" / "other", project / "trees" / "topic", project / "apps" / "web" / "nested"]
     before = [of_git(place) for place in places]
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for place in places:
             inside = f"cd /workspace/{place.relative_to(project)}"
             for attack in (
@@ -238,12 +238,12 @@ async def test_submodules_worktrees_and_nested_repositories_are_protected(
                 'cd "$(git rev-parse --git-dir)"; echo /workspace/x > commondir; echo evil > hooks/post-commit',
                 "cd ..; mv * x; mkdir -p $OLDPWD",
             ):  # fmt: skip
-                await rooms.run(session, f"{inside} && {{ {attack}; }}", agent="project")
+                await harness.run(session, f"{inside} && {{ {attack}; }}", agent="project")
         assert [of_git(place) for place in places] == before
         for place in places[::2]:
             who = "git -c user.name=a -c user.email=a@b"
             inside = f"cd /workspace/{place.relative_to(project)}"
-            await rooms.said(session, f"{inside}; {who} commit -q --allow-empty -m two", agent="project")
+            await harness.output_of(session, f"{inside}; {who} commit -q --allow-empty -m two", agent="project")
             assert git(place, "log", "-1", "--format=%s") == "two\n"
 
 
@@ -254,9 +254,9 @@ async def test_no_link_leads_a_mount_out_of_the_project(home: Path, project: Pat
     (secret / "key").write_text("sk-secret")
     for name in (".idea", ".profile", "sub"):
         (project / name).symlink_to(os.path.relpath(secret, project))
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        done, printed = await rooms.run(session, "cat .idea/key sub/key; cat .profile/key", agent="project")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        done, printed = await harness.run(session, "cat .idea/key sub/key; cat .profile/key", agent="project")
         assert done.code != 0 and "sk-secret" not in printed
 
 
@@ -279,22 +279,22 @@ async def test_a_folder_exchanged_while_the_sandbox_opens_is_never_shown(
         return found
 
     monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.protected", then_exchange)
-    async with room(home) as rooms:
+    async with open_workspaces(home) as harness:
         wanted = "cannot be started" if other == "a link" else "changed while the sandbox was being opened"
         with pytest.raises(ToolFailed, match=wanted):
-            await rooms.run(await rooms.new_session(), "cat .vscode/key", agent="project")
+            await harness.run(await harness.new_session(), "cat .vscode/key", agent="project")
 
 
 async def test_a_file_replaced_by_the_owner_is_protected_again(home: Path, project: Path) -> None:
     """The mount goes with its file: the running processes are ended, and the next command gets a new sandbox."""
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.of(session, "project").start("late", "sleep 1000")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.of(session, "project").start("late", "sleep 1000")
         git(project, "config", "user.name", "me")
-        await rooms.workspaces.reconcile()
-        assert "was replaced from outside" in await rooms.told(session)
+        await harness.workspaces.reconcile()
+        assert "was replaced from outside" in await harness.take_notices(session)
         before = of_git(project)
-        done, _ = await rooms.run(session, "git config core.fsmonitor evil", agent="project")
+        done, _ = await harness.run(session, "git config core.fsmonitor evil", agent="project")
         assert done.code != 0 and of_git(project) == before
 
 
@@ -306,28 +306,28 @@ async def test_a_protected_file_created_by_a_command_is_renamed(
     """X12: a missing file cannot be covered by a mount, so it is found by name: before the next command, on the timer,
     and when the sandbox ends. The agent is told."""
     (name,) = re.findall(r"\.(?:bashrc|idea|zshrc)\b", attack)[:1]
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, attack, agent="project")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, attack, agent="project")
         if then != "end":
-            await (rooms.workspaces.reconcile() if then == "look" else rooms.run(session, "true", agent="project"))
-            assert f"a command created {name}, which other programs execute" in await rooms.told(session)
+            await (harness.workspaces.reconcile() if then == "look" else harness.run(session, "true", agent="project"))
+            assert f"a command created {name}, which other programs execute" in await harness.take_notices(session)
     assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
 
 
 async def test_a_protected_file_that_appears_while_no_command_runs_is_kept(home: Path, project: Path) -> None:
     """Created outside, as an editor creates its settings: it is logged once, stays, and the next sandbox covers it."""
     with capture_logs() as lines:
-        async with room(home) as rooms:
-            session = await rooms.new_session()
-            await rooms.said(session, "true", agent="project")
-            await rooms.workspaces.reconcile()
+        async with open_workspaces(home) as harness:
+            session = await harness.new_session()
+            await harness.output_of(session, "true", agent="project")
+            await harness.workspaces.reconcile()
             (project / ".idea").mkdir()
             give(project)
             for _ in range(3):
-                await rooms.workspaces.reconcile()
-        async with room(home) as rooms:
-            done, _ = await rooms.run(session, "echo more > .idea/startup.xml", agent="project")
+                await harness.workspaces.reconcile()
+        async with open_workspaces(home) as harness:
+            done, _ = await harness.run(session, "echo more > .idea/startup.xml", agent="project")
             assert done.code != 0
     assert [line["path"] for line in lines if line["event"] == bubblewrap_sandbox.NEW] == [f"{project}/.idea"]
 
@@ -337,26 +337,26 @@ async def test_no_link_makes_the_gateway_rename_another_head(home: Path, project
     other = tmp_path / "other.git"
     other.mkdir()
     (other / "HEAD").write_text("ref: refs/heads/main\n")
-    async with room(home) as rooms:
-        first, second = await rooms.new_session(), await rooms.new_session()
-        await rooms.said(first, "mkdir sub; git init -q sub", agent="project")
-        await rooms.of(second, "project").start("late", "sleep 1000")
-        await rooms.said(first, f"mv sub aside; ln -s {other} sub", agent="project")
-        await rooms.workspaces.reconcile()
-        assert "was replaced from outside" in await rooms.told(second)
-        await rooms.run(second, "true", agent="project")
+    async with open_workspaces(home) as harness:
+        first, second = await harness.new_session(), await harness.new_session()
+        await harness.output_of(first, "mkdir sub; git init -q sub", agent="project")
+        await harness.of(second, "project").start("late", "sleep 1000")
+        await harness.output_of(first, f"mv sub aside; ln -s {other} sub", agent="project")
+        await harness.workspaces.reconcile()
+        assert "was replaced from outside" in await harness.take_notices(second)
+        await harness.run(second, "true", agent="project")
     assert [path.name for path in other.iterdir()] == ["HEAD"]
 
 
 @pytest.mark.parametrize("hiding", ["mkdir -p HEAD.refused/x", "chmod 555 .", "chmod 000 ."])
 async def test_a_bare_repository_is_disarmed_whatever_is_around_it(home: Path, project: Path, hiding: str) -> None:
     """X12: neither another entry in its place nor the folder's permissions preserve its HEAD."""
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, f"echo 'ref: refs/heads/main' > HEAD; {hiding}", agent="project")
-        await rooms.workspaces.reconcile()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, f"echo 'ref: refs/heads/main' > HEAD; {hiding}", agent="project")
+        await harness.workspaces.reconcile()
         assert not (project / "HEAD").exists() and list(project.glob("HEAD.refused*"))
-        await rooms.said(session, "git status", agent="project")
+        await harness.output_of(session, "git status", agent="project")
 
 
 @pytest.mark.parametrize("mode", ["100", "300"])
@@ -366,12 +366,12 @@ async def test_an_unreadable_folder_hides_no_repository(home: Path, project: Pat
     git(project, "init", "-q", "apps/web")
     repository = project if place == "." else project / "apps" / "web"
     before = of_git(repository)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, f"chmod {mode} {place}", agent="project")
-    async with room(home) as rooms:
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, f"chmod {mode} {place}", agent="project")
+    async with open_workspaces(home) as harness:
         attack = f"chmod 755 {place}; echo evil >> {place if place == '.' else 'apps/web'}/.git/config"
-        await rooms.run(session, attack, agent="project")
+        await harness.run(session, attack, agent="project")
     (project / place).chmod(0o755)
     assert of_git(repository) == before
 
@@ -381,11 +381,11 @@ async def test_settings_in_an_unreadable_folder_stay_unchanged(home: Path, proje
     (project / ".claude").mkdir()
     (project / ".claude" / "settings.json").write_text("{}")
     give(project)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, "chmod 000 .claude", agent="project")
-    async with room(home) as rooms:
-        await rooms.run(session, "chmod 755 .claude; echo evil > .claude/settings.json", agent="project")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, "chmod 000 .claude", agent="project")
+    async with open_workspaces(home) as harness:
+        await harness.run(session, "chmod 755 .claude; echo evil > .claude/settings.json", agent="project")
     (project / ".claude").chmod(0o755)
     assert (project / ".claude" / "settings.json").read_text() == "{}"
 

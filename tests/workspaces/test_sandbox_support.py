@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workspaces.apart import apart
+from tests.workspaces.network_machine import apart
 from tidegate.workspaces.kernel import sandbox_support, seccomp
 from tidegate.workspaces.processes.children import find_program
 

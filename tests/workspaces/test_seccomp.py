@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.workspaces.making import Room, token
+from tests.workspaces.harness import WorkspaceHarness, token
 from tidegate.workspaces.kernel import seccomp
 
 pytestmark = pytest.mark.anyio
@@ -43,11 +43,11 @@ def keys(number: int, *arguments: Any) -> int:
     return int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
 
 
-async def tried(rooms: Room, session: str, program: str) -> str:
-    return await rooms.said(session, f"python3 - <<'END'\n{CALL}{program}\nEND")
+async def tried(harness: WorkspaceHarness, session: str, program: str) -> str:
+    return await harness.output_of(session, f"python3 - <<'END'\n{CALL}{program}\nEND")
 
 
-async def test_a_sandbox_sees_no_keys_of_the_gateway(rooms: Room, session: str) -> None:
+async def test_a_sandbox_sees_no_keys_of_the_gateway(harness: WorkspaceHarness, session: str) -> None:
     """X12: neither of its session nor of its user, and no key's name can be read from /proc."""
     add, request, keyctl = NUMBERS
     name = f"tidegate-{token()}".encode()
@@ -57,7 +57,7 @@ async def test_a_sandbox_sees_no_keys_of_the_gateway(rooms: Room, session: str) 
         try:
             assert name.decode() in Path("/proc/keys").read_text()
             found = await tried(
-                rooms,
+                harness,
                 session,
                 f"print(call({request}, b'user', {name!r}, None, {SESSION}))\n"
                 f"print(call({keyctl}, 11, {key}, ctypes.create_string_buffer(99), 99))\n"
@@ -68,12 +68,14 @@ async def test_a_sandbox_sees_no_keys_of_the_gateway(rooms: Room, session: str) 
             keys(keyctl, UNLINK, key, ring)
 
 
-async def test_a_sandbox_can_leave_no_key_for_another(rooms: Room, session: str) -> None:
+async def test_a_sandbox_can_leave_no_key_for_another(harness: WorkspaceHarness, session: str) -> None:
     """X12: a user's keyrings are the same in all sandboxes."""
     add, *_ = NUMBERS
     name = f"tidegate-{token()}"
     for ring in (-1, -2, SESSION, USER, -5):
-        assert await tried(rooms, session, f"print(call({add}, b'user', b'{name}', b'for you', 7, {ring}))") == "ENOSYS"
+        assert (
+            await tried(harness, session, f"print(call({add}, b'user', b'{name}', b'for you', 7, {ring}))") == "ENOSYS"
+        )
     assert name not in Path("/proc/keys").read_text()
 
 
@@ -89,51 +91,51 @@ def test_a_confined_process_has_its_own_session_keyring(monkeypatch: pytest.Monk
     assert len(rings) == 3 and min(rings) > 0
 
 
-async def test_risky_system_calls_are_missing(rooms: Room, session: str) -> None:
+async def test_risky_system_calls_are_missing(harness: WorkspaceHarness, session: str) -> None:
     """X12: a program that is refused io_uring falls back, as on a kernel without it."""
     closed = {"x86_64": (298, 321, 323), "aarch64": (241, 280, 282)}[MACHINE]  # perf_event_open, bpf, userfaultfd
     calls = (*closed, 425, 426, 427)  # io_uring
-    printed = await tried(rooms, session, f"print(*(call(number, 0, 0, 0, 0, 0) for number in {calls}))")
+    printed = await tried(harness, session, f"print(*(call(number, 0, 0, 0, 0, 0) for number in {calls}))")
     assert printed.split() == ["ENOSYS"] * len(calls)
 
 
-async def test_sockets_that_belong_to_no_network_namespace_are_missing(rooms: Room, session: str) -> None:
+async def test_sockets_that_belong_to_no_network_namespace_are_missing(harness: WorkspaceHarness, session: str) -> None:
     """X12: virtual machines (vsock), the kernel's ciphers, Bluetooth."""
     number = {"x86_64": 41, "aarch64": 198}[MACHINE]
     families = {"unix": 1, "inet": 2, "inet6": 10, "netlink": 16, "vsock": 40, "alg": 38, "bluetooth": 31}
     program = f"for name, one in {families}.items(): print(name, call({number}, one, 3 if one == 16 else 1, 0))"
-    opened = dict(line.split() for line in (await tried(rooms, session, program)).splitlines())
+    opened = dict(line.split() for line in (await tried(harness, session, program)).splitlines())
     assert [name for name, result in opened.items() if result.isdecimal()] == ["unix", "inet", "inet6", "netlink"]
     assert {opened[name] for name in ("vsock", "alg", "bluetooth")} == {"EAFNOSUPPORT"}
     high = f"print(call({number}, 40 + (1 << 32), 1, 0))"  # the kernel uses only the lower half, and so does the filter
-    assert await tried(rooms, session, high) == "EAFNOSUPPORT"
+    assert await tried(harness, session, high) == "EAFNOSUPPORT"
     # it creates two sockets before checking whether they can be connected
     pair = {"x86_64": 53, "aarch64": 199}[MACHINE]
     program = f"for one in {tuple(families.values())}: print(call({pair}, one, 1, 0, (ctypes.c_int * 2)()))"
-    unix, *others = (await tried(rooms, session, program)).split()
+    unix, *others = (await tried(harness, session, program)).split()
     assert unix == "0" and set(others[-3:]) == {"EAFNOSUPPORT"}
 
 
 @pytest.mark.skipif(MACHINE != "x86_64", reason="there is one interface to the kernel only")
-async def test_other_system_call_interfaces_do_not_bypass_the_filter(rooms: Room, session: str) -> None:
+async def test_other_system_call_interfaces_do_not_bypass_the_filter(harness: WorkspaceHarness, session: str) -> None:
     """X12: neither the calls of 32-bit programs nor those of x32."""
-    done, printed = await rooms.run(session, f"python3 - <<'END'\n{INT_80}\nEND")
+    done, printed = await harness.run(session, f"python3 - <<'END'\n{INT_80}\nEND")
     assert (done.code, printed.strip()) == (0, str(-errno.ENOSYS))
-    assert await tried(rooms, session, "print(call(250 + 0x40000000, 0, -3, 0))") == "ENOSYS"
+    assert await tried(harness, session, "print(call(250 + 0x40000000, 0, -3, 0))") == "ENOSYS"
 
 
-async def test_every_process_in_a_sandbox_has_the_filter(rooms: Room, session: str) -> None:
+async def test_every_process_in_a_sandbox_has_the_filter(harness: WorkspaceHarness, session: str) -> None:
     """X12: its first process, commands, and the processes they leave behind."""
-    await rooms.of(session).start("server", "setsid sleep 1000")
-    seen = await rooms.said(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
+    await harness.of(session).start("server", "setsid sleep 1000")
+    seen = await harness.output_of(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
     assert seen.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
-async def test_the_gateway_itself_is_not_filtered(rooms: Room, session: str) -> None:
+async def test_the_gateway_itself_is_not_filtered(harness: WorkspaceHarness, session: str) -> None:
     def confinement() -> list[str]:
         lines = Path("/proc/self/status").read_text().splitlines()
         return [line for line in lines if line.startswith(("NoNewPrivs:", "Seccomp"))]
 
     before = confinement()
-    await rooms.said(session, "true")
+    await harness.output_of(session, "true")
     assert confinement() == before

@@ -16,7 +16,7 @@ import pytest
 
 from bench import orphans
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
-from tests.workspaces.making import WAIT, Clock, alive, room, until
+from tests.workspaces.harness import WAIT, Clock, alive, open_workspaces, until
 from tests.workspaces.sshd import SSHD, Sshd, sshd
 from tidegate.errors import ToolFailed
 from tidegate.store import outbox, sessions, workspaces
@@ -60,7 +60,7 @@ class TestSsh(Conformance):
 async def test_all_commands_of_a_session_share_one_connection(server: Sshd, place: Place) -> None:
     before = server.connections()
     for _ in range(3):
-        await place.said("true")
+        await place.output_of("true")
     assert server.connections() == before
 
 
@@ -77,7 +77,7 @@ async def test_ssh_gets_nothing_of_the_gateways_environment(
             field.partition(b"=")[0] for field in Path(f"/proc/{place.sandbox.pid}/environ").read_bytes().split(b"\0")
         ]
         assert set(names) == {b"HOME", b"PATH", b"TIDEGATE_OWNER", b""}
-        assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
+        assert await place.output_of("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
 
 
 async def test_the_control_socket_is_in_a_private_folder_with_any_path_length(
@@ -86,7 +86,7 @@ async def test_the_control_socket_is_in_a_private_folder_with_any_path_length(
     deep = tmp_path / ("long" * 40)
     deep.mkdir()
     async with opened(backend, spec_of(deep)) as place:
-        assert await place.said("echo here") == "here"
+        assert await place.output_of("echo here") == "here"
         found = place.spec.private / "ssh"
         assert stat.S_ISSOCK(found.stat().st_mode) and found.parent.stat().st_mode & 0o077 == 0
     assert not found.exists()
@@ -96,7 +96,7 @@ async def test_a_control_socket_left_by_a_killed_gateway_does_no_harm(backend: S
     spec = spec_of(tmp_path)
     (spec.private / "ssh").touch()
     async with opened(backend, spec) as place:
-        assert await place.said("echo here") == "here"
+        assert await place.output_of("echo here") == "here"
 
 
 async def test_an_unreachable_host_is_reported_in_one_sentence(server: Sshd, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_no_ssh_configuration_can_enable_forwarding(server: Sshd, tmp_path
     )
     backend = SshBackend(spawner(), HOST, (*wanted, *server.options))
     async with opened(backend, spec_of(tmp_path)) as place:
-        assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${SSH_TTY:-none}") == "none none"
+        assert await place.output_of("echo ${SSH_AUTH_SOCK:-none} ${SSH_TTY:-none}") == "none none"
         assert not (tmp_path / "back").exists()
 
 
@@ -146,7 +146,7 @@ async def test_commands_beyond_the_servers_session_limit_are_refused_in_one_sent
         await place.start("true")
     with anyio.fail_after(WAIT):
         await children[0].end(0)
-    assert await place.said("echo again") == "again"
+    assert await place.output_of("echo again") == "again"
     for child in children:
         with anyio.fail_after(WAIT):
             await child.end(0)
@@ -158,7 +158,7 @@ async def test_commands_beyond_the_servers_session_limit_are_refused_in_one_sent
 
 async def test_a_remote_session_has_private_folders_in_the_accounts_home(server: Sshd, place: Place) -> None:
     root = server.sessions / place.spec.session
-    assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{root}/work\n{root}/home\n{root}/tmp"
+    assert await place.output_of("pwd; echo $HOME; echo $TMPDIR") == f"{root}/work\n{root}/home\n{root}/tmp"
     assert root.stat().st_mode & 0o777 == 0o700
 
 
@@ -170,7 +170,7 @@ async def test_a_remote_project_is_used_and_a_missing_one_is_reported(backend: S
         await backend.open(type(spec)(**{**_fields(spec), "folder": project, "project": True}))
     project.mkdir()
     async with opened(backend, type(spec)(**{**_fields(spec), "folder": project, "project": True})) as place:
-        assert await place.said("pwd") == str(project)
+        assert await place.output_of("pwd") == str(project)
 
 
 def _fields(spec: object) -> dict[str, object]:
@@ -184,7 +184,7 @@ async def test_remote_folders_of_an_ended_session_go_to_the_trash_and_expire(
     specs = [spec_of(tmp_path) for _ in range(3)]
     for spec in specs:
         async with opened(backend, spec) as place:
-            await place.said("mkdir -p deep; echo 1 > deep/file; chmod 500 deep")
+            await place.output_of("mkdir -p deep; echo 1 > deep/file; chmod 500 deep")
     old, kept, removed = (spec.session for spec in specs)
     await backend.discard_folders(old, keep=True, age=100)
     assert (server.trash / old / "work" / "deep" / "file").read_text() == "1\n"
@@ -202,10 +202,10 @@ async def test_remote_files_are_read_written_and_found_like_local_ones(place: Pl
     """X07: nothing outside the session's folders, not even through a link."""
     files = place.backend.files(place.spec, _opening(place))
     data = os.urandom(200_000)
-    await place.said("ln -s /etc out; mkdir deep; echo needle > deep/file")
+    await place.output_of("ln -s /etc out; mkdir deep; echo needle > deep/file")
     assert (await files.write("new/data", data)).replaced is None
     assert (await files.load("new/data", limit=len(data))).data == data
-    assert await place.said("sha256sum < new/data") == f"{hashlib.sha256(data).hexdigest()}  -"
+    assert await place.output_of("sha256sum < new/data") == f"{hashlib.sha256(data).hexdigest()}  -"
     found = await files.search(".", SearchQuery(pattern=read_pattern("needle", ignore_case=False)))
     assert [hit.path for hit in found.hits] == ["deep/file"]
     listed = await files.list(".", FileFilter(), recursive=False, limit=10)
@@ -335,51 +335,51 @@ async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path:
     await until(lambda: not server.connections())
 
 
-# -- in the room -------------------------------------------------------------------------------------------------------
+# -- in workspaces -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_session_runs_on_another_machine_until_its_end(server: Sshd, home: Path) -> None:
     """B2, B3, V09, V11: shell, files and processes are on the other machine and go to the trash there."""
     settings = {"backend": "ssh", "ssh_host": HOST, "ssh_options": server.options}
-    async with room(home, **settings) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
-        files = await rooms.of(session).files()
+    async with open_workspaces(home, **settings) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
+        files = await harness.of(session).files()
         assert (await files.load("deep/file", limit=10)).data == b"1\n"
     mark = token()
-    async with room(home, **settings) as rooms:
-        assert await rooms.said(session, "cat file; echo $X") == "1\nkept"
-        await rooms.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
+    async with open_workspaces(home, **settings) as harness:
+        assert await harness.output_of(session, "cat file; echo $X") == "1\nkept"
+        await harness.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        await rooms.end(session)
+        await harness.end(session)
         assert not alive(mark)
         assert (server.trash / session / "work" / "deep" / "file").exists()
-        await rooms.workspaces.discard(session)
+        await harness.workspaces.discard(session)
         assert not (server.trash / session).exists() and not (server.sessions / session).exists()
 
 
 async def test_a_lost_connection_is_reported_and_restart_processes_come_back(server: Sshd, home: Path) -> None:
     """S10, V12: the next command reconnects."""
-    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as harness:
+        session = await harness.new_session()
         mark = token()
-        await rooms.of(session).start("server", f"sleep {mark}", restart=True)
+        await harness.of(session).start("server", f"sleep {mark}", restart=True)
         before = await until(lambda: alive(f"sleep\0{mark}"))
         for pid in server.connections():
             os.kill(pid, signal.SIGKILL)
         await until(lambda: (after := alive(f"sleep\0{mark}")) and after != before)
-        assert await rooms.said(session, "echo here") == "here"
-        assert "has been started again" in await rooms.told(session)
+        assert await harness.output_of(session, "echo here") == "here"
+        assert "has been started again" in await harness.take_notices(session)
 
 
 async def test_an_unreachable_machine_is_reported_and_sessions_can_still_end(server: Sshd, home: Path) -> None:
-    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "echo 1 > file")
-    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=("Port=1", *server.options)) as rooms:
+    async with open_workspaces(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "echo 1 > file")
+    async with open_workspaces(home, backend="ssh", ssh_host=HOST, ssh_options=("Port=1", *server.options)) as harness:
         with pytest.raises(ToolFailed, match="Connection refused"):
-            await rooms.said(session, "cat file")
-        await rooms.end(session)
+            await harness.output_of(session, "cat file")
+        await harness.end(session)
     assert (server.sessions / session / "work" / "file").exists()
 
 
@@ -388,28 +388,28 @@ async def test_folders_on_an_unreachable_machine_are_discarded_when_it_is_back(s
     settings = {"backend": "ssh", "ssh_host": HOST}
     away, back = ("Port=1", *server.options), server.options
     clock = Clock()
-    async with room(home, clock=clock, ssh_options=back, **settings) as rooms:
-        kept, deleted, ephemeral = [await rooms.new_session() for _ in range(3)]
+    async with open_workspaces(home, clock=clock, ssh_options=back, **settings) as harness:
+        kept, deleted, ephemeral = [await harness.new_session() for _ in range(3)]
         for session in (kept, deleted, ephemeral):
-            await rooms.said(session, "echo 1 > file")
+            await harness.output_of(session, "echo 1 > file")
         assert not (home / "workspaces" / kept).exists()  # it is not here
-        assert (await rooms.store.read(workspaces.get, kept)).folder == ""
-    async with room(home, clock=clock, ssh_options=away, **settings) as rooms:
-        await rooms.end(kept)
-        await rooms.end(deleted)
-        await rooms.store.write(sessions.delete, deleted)
-        await rooms.workspaces.discard(deleted)
-        await rooms.workspaces.discard(ephemeral)
+        assert (await harness.store.read(workspaces.get, kept)).folder == ""
+    async with open_workspaces(home, clock=clock, ssh_options=away, **settings) as harness:
+        await harness.end(kept)
+        await harness.end(deleted)
+        await harness.store.write(sessions.delete, deleted)
+        await harness.workspaces.discard(deleted)
+        await harness.workspaces.discard(ephemeral)
         clock.now += FIRST_SECONDS
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {"prepared": 3}
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {"prepared": 3}
     assert all((server.sessions / session).exists() for session in (kept, deleted, ephemeral))
-    async with room(home, clock=clock, ssh_options=back, **settings) as rooms:
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {"prepared": 3}  # they are not due yet
+    async with open_workspaces(home, clock=clock, ssh_options=back, **settings) as harness:
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {"prepared": 3}  # they are not due yet
         clock.now += LONGEST_SECONDS
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {"sent": 3}
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {"sent": 3}
     assert not any((server.sessions / session).exists() for session in (kept, deleted, ephemeral))
     assert (server.trash / kept / "work" / "file").exists() and (server.trash / deleted).exists()
     assert not (server.trash / ephemeral).exists()
@@ -419,20 +419,20 @@ async def test_a_machine_that_stays_unreachable_is_given_up(server: Sshd, home: 
     """L19: the number of attempts is bounded."""
     settings = {"backend": "ssh", "ssh_host": HOST}
     clock = Clock()
-    async with room(home, clock=clock, ssh_options=server.options, **settings) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "true")
-    async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
-        await rooms.end(session)
+    async with open_workspaces(home, clock=clock, ssh_options=server.options, **settings) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "true")
+    async with open_workspaces(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as harness:
+        await harness.end(session)
         # by a process that is then killed
-        await rooms.store.write(outbox.claim_due, clock.now + FIRST_SECONDS, 1, None)
-    async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
+        await harness.store.write(outbox.claim_due, clock.now + FIRST_SECONDS, 1, None)
+    async with open_workspaces(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as harness:
         tried = 0
-        while await rooms.store.read(outbox.counts) != {"dead": 1}:
+        while await harness.store.read(outbox.counts) != {"dead": 1}:
             clock.now += LONGEST_SECONDS
-            await rooms.workspaces.tidy()
+            await harness.workspaces.tidy()
             tried += 1
         assert 20 <= tried <= 40
         clock.now += 2 * GIVE_UP_SECONDS
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {}
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {}
