@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workspaces import network_machine
 from tests.workspaces.harness import WorkspaceHarness, open_workspaces, until
 from tidegate.errors import ToolFailed
 from tidegate.security import addresses

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workspaces.network_machine import apart
+from tests.workspaces.network_machine import run_isolated
 from tidegate.workspaces.kernel import sandbox_support, seccomp
 from tidegate.workspaces.processes.children import find_program
 
@@ -26,7 +26,7 @@ def findings(home: Path, before: str, *command: str) -> str:
     program = shlex.join([sys.executable, "-m", "tidegate", *command, "--home", str(home), "--json"])
     # A further namespace below those of the test, so that its settings are not the machine's.
     script = f"export PATH=$PATH:/usr/sbin:/sbin; {before} && {{ {program} || [ $? = 1 ]; }}"
-    return apart(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script])
+    return run_isolated(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script])
 
 
 def doctor(home: Path, before: str = ":") -> dict[str, dict[str, str]]:
