@@ -18,7 +18,7 @@ from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import LimitEvents, SandboxLimits
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.kernel.cgroup_hierarchy import CgroupTree, trees
-from tidegate.workspaces.kernel.cgroups import JOIN_SCRIPT, Cgroup, Cgroups, CommandGroup, handed_over
+from tidegate.workspaces.kernel.cgroups import JOIN_SCRIPT, Cgroup, Cgroups, CommandGroup, delegated_tree
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +38,7 @@ for place in range(0, 200 << 20, 4096):
 @pytest.fixture
 def groups(tmp_path: Path) -> Cgroups:
     made = Cgroups(tmp_path)
-    made.find()
+    made.detect()
     if made.kernel_limits != BOTH:
         pytest.skip("this process may not create control groups here; polled limits have their own tests")
     return made
@@ -281,9 +281,9 @@ async def test_cancelling_the_creation_of_a_group_leaves_none(groups: Cgroups, t
 def test_a_hierarchy_that_was_not_delegated_is_left_alone(tmp_path: Path) -> None:
     """L14: nothing is created or moved where the kernel or systemd does not allow it."""
     before = Path("/proc/self/cgroup").read_text()
-    assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
+    assert delegated_tree(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
     (tmp_path / "cgroup.controllers").write_text("cpu io\n")
-    assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
+    assert delegated_tree(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup.controllers"]
     assert Path("/proc/self/cgroup").read_text() == before
 
@@ -316,7 +316,7 @@ async def test_a_group_of_version_2_is_joined_ended_and_removed(tmp_path: Path) 
         pytest.skip("there is no tree of version 2 in which this process may make groups")
     mark = token()
     group = Cgroup(f"tidegate-test-{os.getpid()}-0", (CgroupTree(2, found[0].folder, ()),), lambda _: None)
-    await to_thread.run_sync(group.begin, LIMITS)
+    await to_thread.run_sync(group.create, LIMITS)
     try:
         one, other = await to_thread.run_sync(group.leaf), await to_thread.run_sync(group.leaf)
         with member(one, "/bin/sleep", mark) as first, member(other, "/bin/sleep", mark) as second:

@@ -144,7 +144,7 @@ async def test_closing_an_idle_sandbox_is_invisible(
     assert harness.live_sandbox(session) is not None
     for live_sandbox in (harness.live_sandbox(session), harness.live_sandbox(busy)):
         assert live_sandbox is not None
-        live_sandbox.used -= IDLE_SECONDS + 1
+        live_sandbox.last_used -= IDLE_SECONDS + 1
     await harness.workspaces.reconcile()
     assert harness.live_sandbox(session) is None and harness.presence.get(session) is None
     assert harness.live_sandbox(busy) is not None

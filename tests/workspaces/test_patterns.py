@@ -22,7 +22,7 @@ def by_python(pattern: Pattern, text: bytes) -> Places:
     with tempfile.TemporaryFile() as file:
         file.write(text)
         file.seek(0)
-        return list(line_matcher.fitting(re.compile(pattern.python, re.MULTILINE), file.fileno()))
+        return list(line_matcher.matching_lines(re.compile(pattern.python, re.MULTILINE), file.fileno()))
 
 
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:

@@ -16,7 +16,7 @@ from tidegate.tools.files.write import write
 from tidegate.workspaces import protected_mounts
 from tidegate.workspaces.backends import bubblewrap_sandbox
 from tidegate.workspaces.files.file_user import acting_as, gateway_user
-from tidegate.workspaces.protected_mounts import protected
+from tidegate.workspaces.protected_mounts import find_mounts
 
 pytestmark = pytest.mark.anyio
 
@@ -270,7 +270,7 @@ async def test_a_folder_exchanged_while_the_sandbox_opens_is_never_shown(
     (secret / "key").write_text("sk-secret")
 
     def then_exchange(folder: Path) -> tuple[protected_mounts.ProtectedMount, ...]:
-        found = protected(folder)
+        found = find_mounts(folder)
         (project / ".vscode").rename(project / "aside")
         if other == "a link":
             (project / ".vscode").symlink_to(os.path.relpath(secret, project))
@@ -278,7 +278,7 @@ async def test_a_folder_exchanged_while_the_sandbox_opens_is_never_shown(
             secret.rename(project / ".vscode")
         return found
 
-    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.protected", then_exchange)
+    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.find_mounts", then_exchange)
     async with open_workspaces(home) as harness:
         wanted = "cannot be started" if other == "a link" else "changed while the sandbox was being opened"
         with pytest.raises(ToolFailed, match=wanted):
@@ -396,7 +396,7 @@ def test_the_survey_of_a_large_project_is_bounded(tmp_path: Path, monkeypatch: p
     git(tmp_path, "init", "-q")
     for number in range(20):
         (tmp_path / f"{number:02}").mkdir()
-    assert ".git/config" in {each.path for each in protected(tmp_path)}
+    assert ".git/config" in {each.path for each in find_mounts(tmp_path)}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user can give nothing away")
@@ -415,6 +415,6 @@ def test_no_file_of_root_is_given_to_the_owner_of_a_repository(project: Path, mo
             secret.rename(project / ".git" / "hooks")
 
     monkeypatch.setattr(Path, "mkdir", then_exchange)
-    protected(project)
+    find_mounts(project)
     assert (project / ".git" / "hooks").stat().st_uid == 0
     assert (project / ".git" / "commondir").stat().st_uid == SOMEBODY

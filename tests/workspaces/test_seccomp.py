@@ -15,7 +15,7 @@ from tidegate.workspaces.kernel import seccomp
 pytestmark = pytest.mark.anyio
 
 MACHINE = os.uname().machine
-NUMBERS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[MACHINE]
+RESERVED_UIDS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[MACHINE]
 """add_key, request_key, keyctl."""
 SESSION, USER = -3, -4  # keyrings
 UNLINK = 9
@@ -49,7 +49,7 @@ async def tried(harness: WorkspaceHarness, session: str, program: str) -> str:
 
 async def test_a_sandbox_sees_no_keys_of_the_gateway(harness: WorkspaceHarness, session: str) -> None:
     """X12: neither of its session nor of its user, and no key's name can be read from /proc."""
-    add, request, keyctl = NUMBERS
+    add, request, keyctl = RESERVED_UIDS
     name = f"tidegate-{token()}".encode()
     for ring in (SESSION, USER):
         key = keys(add, b"user", name, b"secret", 6, ring)
@@ -70,7 +70,7 @@ async def test_a_sandbox_sees_no_keys_of_the_gateway(harness: WorkspaceHarness, 
 
 async def test_a_sandbox_can_leave_no_key_for_another(harness: WorkspaceHarness, session: str) -> None:
     """X12: a user's keyrings are the same in all sandboxes."""
-    add, *_ = NUMBERS
+    add, *_ = RESERVED_UIDS
     name = f"tidegate-{token()}"
     for ring in (-1, -2, SESSION, USER, -5):
         assert (
@@ -81,7 +81,7 @@ async def test_a_sandbox_can_leave_no_key_for_another(harness: WorkspaceHarness,
 
 def test_a_confined_process_has_its_own_session_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     """X12: for keys that the kernel itself looks up. Here without the filter, so that they can be queried."""
-    *_, keyctl = NUMBERS
+    *_, keyctl = RESERVED_UIDS
     monkeypatch.setattr(seccomp, "_table", lambda _: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF_0000))  # all is allowed
 
     def ring() -> int:

@@ -10,7 +10,7 @@ from tests.workspaces.harness import WAIT, alive, open_workspaces, token, until
 from tidegate.errors import ToolFailed
 from tidegate.gateway.preflight.preflight import examine
 from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern
-from tidegate.workspaces.kernel.users import NUMBERS, user_of
+from tidegate.workspaces.kernel.users import RESERVED_UIDS, user_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
@@ -133,7 +133,7 @@ async def test_commands_have_no_groups_or_capabilities_of_root(home: Path) -> No
             await harness.new_session(), "id -u; id -G; grep -E 'Cap(Eff|Prm)' /proc/self/status"
         )
         uid, groups, *capabilities = said.splitlines()
-        assert int(uid) in NUMBERS and groups == uid
+        assert int(uid) in RESERVED_UIDS and groups == uid
         assert all(line.split()[1] == "0" * 16 for line in capabilities)
 
 
@@ -203,7 +203,7 @@ def test_the_user_is_the_projects_owner_or_a_reserved_one_and_never_root(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     own = user_of("", None, "ab")
-    assert own is not None and own.uid in NUMBERS and own.gid == own.uid
+    assert own is not None and own.uid in RESERVED_UIDS and own.gid == own.uid
     assert user_of("", None, "ac") != own
     assert user_of("", tmp_path / "missing", "ab") == own
     owner = tmp_path.stat().st_uid

@@ -87,7 +87,7 @@ class LocalBackend:
         if find_program("bash") is None:
             return "bash is not installed here: install it, or choose another workspaces.backend."
         if self._groups is not None:
-            await to_thread.run_sync(self._groups.find)
+            await to_thread.run_sync(self._groups.detect)
         return None
 
     async def open(self, spec: SandboxSpec) -> "LocalSandbox":

@@ -139,7 +139,7 @@ class RemoteFiles:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
         told = json.dumps({"what": what, "read_only": self._read_only, "project": self._project, **question}).encode()
         sandbox = await self._open_sandbox()
-        child = await sandbox.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
+        child = await sandbox.spawn(shell_script.frame(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
                 with contextlib.suppress(ToolFailed):  # then its output says why
