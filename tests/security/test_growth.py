@@ -76,7 +76,7 @@ READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "an overlapping text in a file": (edited, "a", MIB // 8),
     "the head of a skill": (head_read, "---\n", 64 * KIB),
     "a title with mark-up": (found, "&amp<a", MIB // 8),
-    "a glob": (Glob("**/*a*a*a*a*b").fits, "a" * 99 + "/", 32 * KIB),
+    "a glob": (Glob("**/*a*a*a*a*b").matches, "a" * 99 + "/", 32 * KIB),
 }
 
 

@@ -178,7 +178,7 @@ async def test_exchanging_a_folder_for_a_link_does_not_lead_out(
     if moment == "entered":
         before(walk.FolderWalk, "_entered", lambda: exchange("a", ""))
     elif moment == "opened":
-        before(search_input, "refer", lambda: exchange("a/secret", "secret"), after=True)
+        before(search_input, "open_reference", lambda: exchange("a/secret", "secret"), after=True)
     else:
         before(search_input, "hits", lambda: exchange("a", ""))
     found = await search(file_tree, SECRET)
