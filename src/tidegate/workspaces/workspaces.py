@@ -183,7 +183,7 @@ class Workspaces:
             record.disk = known
         return known
 
-    # -- what is present --
+    # -- live sandboxes --
 
     def present(self, session: str) -> LiveSandbox | None:
         record = self._presence.get(session)
@@ -209,7 +209,7 @@ class Workspaces:
             self._scope,
             disk=self.disk(spec, backend),
             prepare=lambda: self.prepare(spec, backend, agent),
-            tell=self._add_notice,
+            add_notice=self._add_notice,
         )
         self._presence.lodge(spec.session, live_sandbox)
         if there is not None:

@@ -186,7 +186,7 @@ class BackgroundProcesses:
         elif child is not None:
             child.close()
 
-    # -- its life --
+    # -- supervision --
 
     async def _attend(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
         loop = asyncio.get_running_loop()
@@ -224,7 +224,7 @@ class BackgroundProcesses:
     async def _ended(self, live_sandbox: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
         row = running.row
         state: ProcessEnd = "exited"
-        # Ended by us: whoever ended it also reports it.
+        # It was ended by us, and that is reported elsewhere.
         if running.stopping or live_sandbox.closed or running.sandbox.close_reason:
             state = "ended"
         elif await live_sandbox.was_lost(running.sandbox, code):
@@ -305,7 +305,7 @@ class BackgroundProcesses:
         said = (await to_thread.run_sync(log.read, None, REPORTED_BYTES)).data.decode("utf-8", "replace").strip()
         return f"The process {process_label(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
 
-    # -- what is done to it --
+    # -- input and stop --
 
     async def write(self, running: RunningProcess, data: bytes, *, close: bool) -> None:
         try:
@@ -324,7 +324,7 @@ class BackgroundProcesses:
         await running.child.end(STOP_GRACE)
         await running.ended.wait()
 
-    # -- what is left of it --
+    # -- logs and clean-up --
 
     def log_of(self, row: ProcessRow) -> ProcessLog:
         return ProcessLog(self._spool.file(row.session, row.log), self._settings.process_log_bytes)

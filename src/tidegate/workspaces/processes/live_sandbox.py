@@ -63,7 +63,7 @@ class LiveSandbox:
         *,
         disk: DiskLimit | None,
         prepare: Callable[[], Awaitable[None]],
-        tell: AddNotice,
+        add_notice: AddNotice,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -81,7 +81,7 @@ class LiveSandbox:
         self._users = 0
         self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
-        self._add_notice = tell
+        self._add_notice = add_notice
 
     @property
     def session(self) -> str:
@@ -105,7 +105,7 @@ class LiveSandbox:
             self._users -= 1
             self.last_used = time.monotonic()
 
-    # -- the box --
+    # -- the sandbox --
 
     async def enter(self) -> Sandbox:
         """The session's sandbox; opens one if needed."""
