@@ -21,7 +21,7 @@ HEAVY = frozenset(
         "psutil",
         "schemathesis",
         "subprocess",
-        "tests.workspaces.making",
+        "tests.workspaces.harness",
     }
 )
 """Modules that start processes or sandboxes, or that take seconds to import."""

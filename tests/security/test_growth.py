@@ -37,7 +37,7 @@ def dribbled(data: bytes) -> None:
 
 def permitted(pattern: str, text: str) -> bool:
     action = Action(tool="t", effect="execute", arguments={"command": text}, channel="page", contained=True)
-    return parse(f"allow t command={pattern}").fits(action)
+    return parse(f"allow t command={pattern}").matches(action)
 
 
 def edited(text: str) -> None:
@@ -76,7 +76,7 @@ READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "an overlapping text in a file": (edited, "a", MIB // 8),
     "the head of a skill": (head_read, "---\n", 64 * KIB),
     "a title with mark-up": (found, "&amp<a", MIB // 8),
-    "a glob": (Glob("**/*a*a*a*a*b").fits, "a" * 99 + "/", 32 * KIB),
+    "a glob": (Glob("**/*a*a*a*a*b").matches, "a" * 99 + "/", 32 * KIB),
 }
 
 

@@ -15,7 +15,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.effects import Deeds, asked, configured, results, until
 from tests.sessions.test_maintenance import run
-from tests.workspaces.making import alive, token
+from tests.workspaces.harness import alive, token
 from tidegate.store import ProcessRow, processes, turns
 
 pytestmark = pytest.mark.anyio

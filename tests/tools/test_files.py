@@ -13,7 +13,7 @@ from tests.spool.pictures import bomb, noise, plain, saved
 from tests.spool.sounds import mp3, tag, wav
 from tests.spool.spools import SESSION, spool_of
 from tests.store.rows import new_session
-from tests.workspaces.filing import Yard
+from tests.workspaces.file_tree import FileTree as Yard
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, bound_text
 from tidegate.store import Store

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workspaces.filing import Yard
+from tests.workspaces.file_tree import FileTree as Yard
 from tidegate.errors import ToolFailed
 from tidegate.tools.builtin.files import diffs
 from tidegate.tools.builtin.files import edit as editing

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.workspaces.making import Room, room
+from tests.workspaces.harness import WorkspaceHarness as Room
+from tests.workspaces.harness import open_workspaces as room
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result, ToolContext, builtin_toolsets
 from tidegate.values import new_id

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from tests.tools.test_terminal import Hands
-from tests.workspaces.making import alive, room, token, until
+from tests.workspaces.harness import alive, token, until
+from tests.workspaces.harness import open_workspaces as room
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result
 from tidegate.tools.builtin.process import process
@@ -110,7 +111,7 @@ async def test_a_process_that_runs_too_long_is_ended_and_the_agent_told(tmp_path
         await call(tool_runner, "start", name="late", command=f"trap '' HUP; (setsid sleep {mark} &); sleep {mark}")
         await until(lambda: not _runs(tool_runner, session))
         assert alive(mark) == []
-        told = await rooms.told(session)
+        told = await rooms.take_notices(session)
         assert "'late'" in told and "was ended by signal" in told
         assert "It had run for 1 s (workspaces.process_seconds)." in told
 
@@ -121,7 +122,7 @@ async def test_a_process_may_be_allowed_to_run_for_ever(tmp_path: Path) -> None:
         tool_runner = Hands(rooms, session := await rooms.new_session())
         started = await call(tool_runner, "start", name="server", command="read line; echo $line")
         site = rooms.workspaces.present(session)
-        assert started.text.startswith("[server is running]") and site is not None and not site.running["server"].late
+        assert started.text.startswith("[server is running]") and site is not None and not site.running["server"].timed_out
         await call(tool_runner, "write", name="server", input="still here\n")
         assert "still here" in (await call(tool_runner, "wait", name="server")).text
 

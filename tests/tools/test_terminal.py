@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.workspaces.making import Room, alive, room, token, until
+from tests.workspaces.harness import WorkspaceHarness as Room
+from tests.workspaces.harness import alive, token, until
+from tests.workspaces.harness import open_workspaces as room
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result, ToolContext
 from tidegate.tools.builtin.output import output

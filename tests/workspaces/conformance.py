@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.workspaces.making import WAIT, alive, until
+from tests.workspaces.harness import WAIT, alive, until
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
 from tidegate.values import new_id
@@ -65,7 +65,7 @@ class Place:
             self.shell = saved.shell
         return Ran(done.code, printed.decode(), done.left + saved.left)
 
-    async def said(self, text: str) -> str:
+    async def output_of(self, text: str) -> str:
         """The output of a command that succeeds."""
         ran = await self.run(text)
         assert ran.code == 0, ran
@@ -129,15 +129,15 @@ class Conformance:
     # -- how a command ends --
 
     @pytest.mark.parametrize("code", [0, 1, 7, 137, 255])
-    async def test_the_exit_code_is_the_commands(self, place: Place, code: int) -> None:
+    async def test_the_exit_code_is_that_of_the_command(self, place: Place, code: int) -> None:
         assert (await place.run(f"exit {code}")).code == code
         assert (await place.run(f"(exit {code})")).code == code
 
-    async def test_the_end_by_a_signal_is_told_from_an_exit_code(self, place: Place) -> None:
+    async def test_death_by_a_signal_differs_from_an_exit_code(self, place: Place) -> None:
         assert (await place.run("kill -9 $$")).code == -9
         assert (await place.run("kill -TERM $$")).code == -15
 
-    async def test_a_process_that_goes_on_tells_its_own_end(self, place: Place) -> None:
+    async def test_a_background_process_reports_its_end(self, place: Place) -> None:
         child = await place.start("exec sh -c 'kill -USR2 $$'")
         with anyio.fail_after(WAIT):
             assert await child.wait() == -12
@@ -146,50 +146,50 @@ class Conformance:
 
     # -- the shell --
 
-    async def test_directory_variables_and_functions_are_as_the_last_command_left_them(self, place: Place) -> None:
+    async def test_directory_variables_and_functions_persist(self, place: Place) -> None:
         """B2, V11: the shell is kept outside the sandbox."""
         await place.run("mkdir -p 'a b'; cd 'a b'; export NAME='x  y'; greet() { echo hello $1; }")
-        assert await place.said('basename "$PWD"; echo "$NAME"; greet you') == "a b\nx  y\nhello you"
+        assert await place.output_of('basename "$PWD"; echo "$NAME"; greet you') == "a b\nx  y\nhello you"
 
     async def test_commands_start_in_the_folder_of_the_session(self, place: Place) -> None:
         await place.run("echo here > file")
         place.shell = None
-        assert await place.said("cat file") == "here"
+        assert await place.output_of("cat file") == "here"
 
-    async def test_input_is_at_its_end(self, place: Place) -> None:
-        assert await place.said("read answer || echo nobody answers; cat; test -t 0 || echo none") == (
+    async def test_the_input_of_a_command_is_empty(self, place: Place) -> None:
+        assert await place.output_of("read answer || echo nobody answers; cat; test -t 0 || echo none") == (
             "nobody answers\nnone"
         )
 
-    async def test_a_home_and_a_place_for_temporary_files_are_there(self, place: Place) -> None:
-        assert await place.said(
+    async def test_a_command_has_a_home_and_a_temporary_folder(self, place: Place) -> None:
+        assert await place.output_of(
             'cd; echo 1 > x; file=$(mktemp); echo 2 > "$file"; cat ~/x "$file"; pwd >/dev/null'
         ) == ("1\n2")
 
-    async def test_nothing_but_what_is_allowed_is_in_the_environment(
+    async def test_the_environment_holds_only_allowed_variables(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """X18: the gateway's own variables are not visible to commands."""
         monkeypatch.setenv("TIDEGATE_SECRET", "hidden")
-        names = set((await place.said("env | sed 's/=.*//'")).split())
+        names = set((await place.output_of("env | sed 's/=.*//'")).split())
         assert names <= {
             *("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
             *("OLDPWD", "PWD", "SHLVL", "TIDEGATE_MARK", "TIDEGATE_OWNER", "_"),
         }
         assert {"HOME", "LANG", "PATH", "TERM", "TIDEGATE_MARK", "USER"} <= names
 
-    async def test_nothing_but_its_streams_is_open_to_a_command(self, place: Place) -> None:
+    async def test_a_command_has_only_its_streams_open(self, place: Place) -> None:
         assert (
-            await place.said("ls /proc/self/fd | tr '\\n' ' '") == "0 1 2 3 9"
+            await place.output_of("ls /proc/self/fd | tr '\\n' ' '") == "0 1 2 3 9"
         )  # 3 is that folder, 9 the state channel
 
     # -- streams --
 
-    async def test_output_and_errors_come_in_their_order(self, place: Place) -> None:
+    async def test_output_and_errors_come_in_order(self, place: Place) -> None:
         words = [f"echo {number}{' >&2' if number % 3 == 0 else ''}" for number in range(50)]
-        assert (await place.said("; ".join(words))).split() == [str(number) for number in range(50)]
+        assert (await place.output_of("; ".join(words))).split() == [str(number) for number in range(50)]
 
-    async def test_five_megabytes_come_whole(self, place: Place) -> None:
+    async def test_five_megabytes_arrive_complete(self, place: Place) -> None:
         digest, size = hashlib.sha256(), 0
 
         async def sink(data: bytes) -> None:
@@ -203,7 +203,7 @@ class Conformance:
         expected = (b"0123456789abcdef\n" * (5 * MIB // 17 + 1))[: 5 * MIB]
         assert (size, digest.hexdigest()) == (5 * MIB, hashlib.sha256(expected).hexdigest())
 
-    async def test_a_process_reads_what_is_written_to_it_until_that_is_closed(self, place: Place) -> None:
+    async def test_a_process_reads_its_input_until_it_is_closed(self, place: Place) -> None:
         child = await place.start('while read -r line; do echo "<$line>"; done; echo end')
         await child.write(b"one\n")
         with anyio.fail_after(WAIT):
@@ -216,15 +216,15 @@ class Conformance:
             await child.end(0)
         child.close()
 
-    async def test_commands_side_by_side_have_each_its_own_streams(self, place: Place) -> None:
+    async def test_concurrent_commands_have_separate_streams(self, place: Place) -> None:
         async def one(number: int) -> str:
-            return await place.said(f"for i in 1 2 3; do echo {number}; sleep 0.01; done; exit 0")
+            return await place.output_of(f"for i in 1 2 3; do echo {number}; sleep 0.01; done; exit 0")
 
         assert await gather([one(number) for number in range(4)]) == [f"{n}\n{n}\n{n}" for n in range(4)]
 
     # -- the end of everything --
 
-    async def test_what_a_command_leaves_running_is_ended_and_counted(self, place: Place) -> None:
+    async def test_processes_left_by_a_command_are_ended_and_counted(self, place: Place) -> None:
         """L14, P12: it ends with the command, even after leaving its group and session."""
         mark = token()
         ran = await place.run(
@@ -233,14 +233,14 @@ class Conformance:
         assert (ran.code, ran.left) == (0, 3)
         assert not alive(mark)
 
-    async def test_what_has_thrown_away_its_environment_is_ended_as_well(self, place: Place) -> None:
+    async def test_processes_that_cleared_their_environment_are_ended(self, place: Place) -> None:
         """L14, P12: processes are not identified by their mark alone."""
         mark = token()
         ran = await place.run(f"(setsid env -i sleep {mark} >/dev/null 2>&1 </dev/null &); echo started")
         assert (ran.code, ran.output, ran.left) == (0, "started\n", 1)
         assert not alive(mark)
 
-    async def test_what_has_thrown_away_its_environment_ends_with_its_command_while_others_run(
+    async def test_processes_that_cleared_their_environment_end_with_their_command_while_others_run(
         self, place: Place
     ) -> None:
         """L14, P12: when the command returns or is stopped; other commands continue."""
@@ -267,7 +267,7 @@ class Conformance:
         child.close()
         beside.close()
 
-    async def test_what_a_process_leaves_behind_is_ended_when_it_ends(self, place: Place) -> None:
+    async def test_processes_left_behind_by_a_process_are_ended(self, place: Place) -> None:
         mark = token()
         child = await place.start(f"(setsid sleep {mark} &); exit 4")
         with anyio.fail_after(WAIT):
@@ -276,7 +276,7 @@ class Conformance:
         assert not alive(mark)
         child.close()
 
-    async def test_the_end_takes_the_whole_tree(self, place: Place) -> None:
+    async def test_ending_a_command_ends_its_whole_tree(self, place: Place) -> None:
         """L14, P12: children, grandchildren in their own sessions, and orphans."""
         mark = token()
         child = await place.start(f"(setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}")
@@ -286,7 +286,7 @@ class Conformance:
         assert not alive(mark)
         child.close()
 
-    async def test_who_is_asked_to_end_can_still_say_something(self, place: Place) -> None:
+    async def test_a_command_can_still_write_output_after_sigterm(self, place: Place) -> None:
         child = await place.start("trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done")
         with anyio.fail_after(WAIT):
             assert await child.read() == b"up\n"
@@ -296,7 +296,7 @@ class Conformance:
         assert said.endswith("bye\n"), said  # a shell may print the job it was waiting for
         child.close()
 
-    async def test_who_does_not_listen_is_killed(self, place: Place) -> None:
+    async def test_a_command_that_ignores_sigterm_is_killed(self, place: Place) -> None:
         mark = token()
         child = await place.start(f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
         with anyio.fail_after(WAIT):
@@ -307,7 +307,7 @@ class Conformance:
         await child.end(0)
         child.close()
 
-    async def test_one_who_was_stopped_ends_as_well(self, place: Place) -> None:
+    async def test_a_stopped_process_is_ended_too(self, place: Place) -> None:
         mark = token()
         child = await place.start(f"sleep {mark} & kill -STOP $!; echo up; kill -STOP $$")
         with anyio.fail_after(WAIT):
@@ -316,7 +316,7 @@ class Conformance:
         assert not alive(mark)
         child.close()
 
-    async def test_the_end_of_one_command_is_not_that_of_another(self, place: Place) -> None:
+    async def test_ending_one_command_does_not_end_another(self, place: Place) -> None:
         mark, other = token(), token()
         first = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
         second = await place.start(f"(setsid sleep {other} &); sleep {other}")
@@ -330,7 +330,7 @@ class Conformance:
         first.close()
         second.close()
 
-    async def test_who_no_longer_waits_ends_the_command(self, place: Place) -> None:
+    async def test_cancelling_the_caller_ends_the_command(self, place: Place) -> None:
         mark = token()
         child = await place.spawn(f"(setsid sleep {mark} &); echo up; sleep {mark}")
         started = asyncio.Event()
@@ -345,7 +345,7 @@ class Conformance:
                 group.cancel_scope.cancel()
         assert not alive(mark)
 
-    async def test_closing_leaves_nothing(self, place: Place) -> None:
+    async def test_closing_a_sandbox_leaves_nothing(self, place: Place) -> None:
         """L14, B3: and `close` may be called again."""
         mark = token()
         children = [await place.start(f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}") for _ in range(2)]
@@ -366,14 +366,14 @@ class Conformance:
 
     # -- marks, limits and what is used --
 
-    async def test_everything_that_comes_of_a_command_carries_its_mark(self, place: Place) -> None:
+    async def test_all_processes_of_a_command_carry_its_mark(self, place: Place) -> None:
         child = await place.sandbox.spawn(place._script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
         assert await output_of(child) == "TIDEGATE_MARK=mark-77\n"
         with anyio.fail_after(WAIT):
             await child.end(0)
         child.close()
 
-    async def test_what_runs_is_counted(self, place: Place) -> None:
+    async def test_running_processes_are_counted(self, place: Place) -> None:
         before = await place.sandbox.load()
         mark = token()
         child = await place.start(f"sleep {mark} & (setsid sleep {mark} &); echo up; sleep {mark}")
@@ -385,15 +385,15 @@ class Conformance:
         assert (await place.sandbox.load()).processes == before.processes
         child.close()
 
-    async def test_a_file_does_not_get_larger_than_it_may(self, place: Place) -> None:
+    async def test_the_file_size_limit_is_enforced(self, place: Place) -> None:
         assert place.backend.enforced["file_bytes"] == "rlimit"
         assert (await place.run(f"head -c {3 * MIB} /dev/zero > large")).code not in (0, None)
-        assert await place.said("stat -c %s large") == str(2 * MIB)
+        assert await place.output_of("stat -c %s large") == str(2 * MIB)
 
-    async def test_each_process_has_its_bounds(self, place: Place) -> None:
+    async def test_each_process_has_its_limits(self, place: Place) -> None:
         before = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))  # of this process, and so of its children
         try:
-            assert await place.said("ulimit -t; ulimit -c; ulimit -d") == f"100\n0\n{1024 * 1024}"
+            assert await place.output_of("ulimit -t; ulimit -c; ulimit -d") == f"100\n0\n{1024 * 1024}"
         finally:
             resource.setrlimit(resource.RLIMIT_CORE, before)

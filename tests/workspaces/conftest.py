@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import model
-from tests.workspaces.making import Room, room
+from tests.workspaces.harness import WorkspaceHarness, open_workspaces
 
-__all__ = ["home", "model", "rooms", "session"]
+__all__ = ["harness", "home", "model", "session"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,11 +22,11 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def rooms(home: Path) -> AsyncIterator[Room]:
-    async with room(home) as opened:
+async def harness(home: Path) -> AsyncIterator[WorkspaceHarness]:
+    async with open_workspaces(home) as opened:
         yield opened
 
 
 @pytest.fixture
-async def session(rooms: Room) -> str:
-    return await rooms.new_session()
+async def session(harness: WorkspaceHarness) -> str:
+    return await harness.new_session()

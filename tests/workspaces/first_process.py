@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.workspaces.making import Room, alive, room, token, until
+from tests.workspaces.harness import WorkspaceHarness, alive, open_workspaces, token, until
 
 SESSIONS = 4
 LOOKS = 12
@@ -28,18 +28,18 @@ def zombies() -> int:
     return count
 
 
-async def come_and_go(rooms: Room, harm: Callable[[int | None], None]) -> None:
-    session, mark = await rooms.new_session(), token()
-    await rooms.said(session, f"(setsid env -i sleep {mark} &); sleep 0.01 & wait; true")
-    await rooms.of(session).start("server", f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}; :")
-    command = asyncio.ensure_future(rooms.run(session, f"(setsid sleep {mark} &); sleep {mark}; :"))
+async def come_and_go(harness: WorkspaceHarness, harm: Callable[[int | None], None]) -> None:
+    session, mark = await harness.new_session(), token()
+    await harness.output_of(session, f"(setsid env -i sleep {mark} &); sleep 0.01 & wait; true")
+    await harness.of(session).start("server", f"(setsid sleep {mark} &); trap '' TERM; sleep {mark}; :")
+    command = asyncio.ensure_future(harness.run(session, f"(setsid sleep {mark} &); sleep {mark}; :"))
     await until(lambda: len(alive(f"sleep\0{mark}")) >= 4)
-    live_sandbox = rooms.live_sandbox(session)
+    live_sandbox = harness.live_sandbox(session)
     assert live_sandbox is not None and live_sandbox.sandbox is not None
     harm(live_sandbox.sandbox.pid)
     command.cancel()
     await asyncio.gather(command, return_exceptions=True)
-    await rooms.end(session)
+    await harness.end(session)
     assert alive(mark) == []
 
 
@@ -59,15 +59,15 @@ def kill_between(_: int | None) -> None:
 
 
 async def live(home: Path, backend: str) -> None:
-    async with room(home, backend=backend) as rooms:
+    async with open_workspaces(home, backend=backend) as harness:
         for _ in range(SESSIONS):
-            await come_and_go(rooms, no_harm)
+            await come_and_go(harness, no_harm)
         plain = zombies()
         for harm in (kill_box, kill_between):
-            await come_and_go(rooms, harm)
+            await come_and_go(harness, harm)
         harmed = zombies()
         for _ in range(LOOKS):
-            await rooms.workspaces.reconcile()
+            await harness.workspaces.reconcile()
         print("zombies", plain, harmed, zombies(), flush=True)
 
 

@@ -12,13 +12,13 @@ import pytest
 from anyio import to_thread
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
-from tests.workspaces.making import FORKS, WAIT, Room, alive, room, token, until
+from tests.workspaces.harness import FORKS, WAIT, WorkspaceHarness, alive, open_workspaces, token, until
 from tests.workspaces.test_kill import gateway
 from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import LimitEvents, SandboxLimits
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.kernel.cgroup_hierarchy import CgroupTree, trees
-from tidegate.workspaces.kernel.cgroups import JOIN_SCRIPT, Cgroup, Cgroups, CommandGroup, handed_over
+from tidegate.workspaces.kernel.cgroups import JOIN_SCRIPT, Cgroup, Cgroups, CommandGroup, delegated_tree
 
 pytestmark = pytest.mark.anyio
 
@@ -38,9 +38,9 @@ for place in range(0, 200 << 20, 4096):
 @pytest.fixture
 def groups(tmp_path: Path) -> Cgroups:
     made = Cgroups(tmp_path)
-    made.find()
+    made.detect()
     if made.kernel_limits != BOTH:
-        pytest.skip("this process may not make control groups here: what is looked at instead has tests of its own")
+        pytest.skip("this process may not create control groups here; polled limits have their own tests")
     return made
 
 
@@ -90,60 +90,60 @@ class TestLocalInAGroup(Conformance):
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_there_are_never_more_processes_than_may_be(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_the_number_of_processes_never_exceeds_its_limit(groups: Cgroups, home: Path, backend: str) -> None:
     """L14, L24: also if root runs the gateway; the caller is told, and everything else continues."""
-    async with room(home, backend=backend, processes=40) as rooms:
-        session = await rooms.new_session()
-        assert rooms.workspaces.status().enforced == {}  # no command has been requested yet
-        await rooms.said(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
-        done, printed = await rooms.run(session, "python3 forks.py")
+    async with open_workspaces(home, backend=backend, processes=40) as harness:
+        session = await harness.new_session()
+        assert harness.workspaces.status().enforced == {}  # no command has been requested yet
+        await harness.output_of(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
+        done, printed = await harness.run(session, "python3 forks.py")
         made, refused = map(int, printed.split())
         assert 30 <= made < 40 and made + refused == 300
-        assert done.code == 0 and "processes begin, because 40 of" in done.note
+        assert done.code == 0 and "processes because this conversation may have at most 40" in done.note
         assert "(workspaces.processes)" in done.note and done.left_behind == made
-        done, printed = await rooms.run(session, "echo fine")
+        done, printed = await harness.run(session, "echo fine")
         assert (printed, done.note) == ("fine\n", "")
-        assert rooms.workspaces.status().enforced["processes"] == "cgroup"
+        assert harness.workspaces.status().enforced["processes"] == "cgroup"
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_what_needs_more_memory_than_may_be_is_killed_and_told(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_a_process_that_exceeds_the_memory_limit_is_killed_and_reported(
+    groups: Cgroups, home: Path, backend: str
+) -> None:
     """L14, L24: one sentence names the limit; other processes and the shell continue."""
-    async with room(home, backend=backend, memory_bytes=64 * MIB) as rooms:
-        session = await rooms.new_session()
-        await rooms.of(session).start("server", "sleep 1000")
-        await rooms.said(session, f"export KEPT=yes; cat > share.py <<'END'\n{SHARE}\nEND")
-        done, _ = await rooms.run(session, "python3 share.py; echo $?")
+    async with open_workspaces(home, backend=backend, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
+        await harness.of(session).start("server", "sleep 1000")
+        await harness.output_of(session, f"export KEPT=yes; cat > share.py <<'END'\n{SHARE}\nEND")
+        done, _ = await harness.run(session, "python3 share.py; echo $?")
         assert done.code == 0
         assert done.note == (
             "The system killed 1 process of this conversation because together they needed more than 64 MiB of "
             "memory (workspaces.memory_bytes)."
         )
-        assert await rooms.said(session, "echo $KEPT") == "yes"
-        assert set(rooms.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]
-        assert rooms.workspaces.status().enforced["memory_bytes"] == "cgroup"
+        assert await harness.output_of(session, "echo $KEPT") == "yes"
+        assert set(harness.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]
+        assert harness.workspaces.status().enforced["memory_bytes"] == "cgroup"
 
 
 @pytest.mark.parametrize("place", ["/dev/shm", "/run"])
-async def test_what_lies_in_memory_counts_as_memory(groups: Cgroups, home: Path, place: str) -> None:
+async def test_file_systems_in_memory_count_as_memory(groups: Cgroups, home: Path, place: str) -> None:
     """L24: also after the command that wrote it has ended."""
-    async with room(home, memory_bytes=64 * MIB) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, f"head -c {30 * MIB} /dev/zero > {place}/kept")
+    async with open_workspaces(home, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, f"head -c {30 * MIB} /dev/zero > {place}/kept")
         hold = f"python3 -c 'import mmap; m = mmap.mmap(-1, {50 * MIB}); [m.write(bytes({MIB})) for _ in range(50)]'"
-        done, _ = await rooms.run(session, f"{hold}; echo $?")
+        done, _ = await harness.run(session, f"{hold}; echo $?")
         assert "workspaces.memory_bytes" in done.note
-        await rooms.said(session, f"rm {place}/kept; {hold}")
+        await harness.output_of(session, f"rm {place}/kept; {hold}")
 
 
-async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told_of(
-    groups: Cgroups, home: Path
-) -> None:
-    async with room(home, memory_bytes=64 * MIB) as rooms:
-        session = await rooms.new_session()
-        await rooms.of(session).start("large", f"exec python3 -c '{SHARE}'")
-        await until(lambda: rooms.live_sandbox(session).running == {})  # type: ignore[union-attr]
-        told = await rooms.told(session)
+async def test_a_background_process_killed_for_its_memory_is_reported(groups: Cgroups, home: Path) -> None:
+    async with open_workspaces(home, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
+        await harness.of(session).start("large", f"exec python3 -c '{SHARE}'")
+        await until(lambda: harness.live_sandbox(session).running == {})  # type: ignore[union-attr]
+        told = await harness.take_notices(session)
         assert "'large'" in told and "was ended by signal 9" in told and "workspaces.memory_bytes" in told
 
 
@@ -151,34 +151,34 @@ async def test_a_process_in_the_background_that_is_killed_for_its_memory_is_told
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_a_group_is_there_as_long_as_the_box(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_a_group_exists_as_long_as_its_sandbox(groups: Cgroups, home: Path, backend: str) -> None:
     """B3, L14: and is removed when the session ends."""
     prefix = prefix_of(home)
-    async with room(home, backend=backend) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, backend=backend) as harness:
+        session = await harness.new_session()
         assert folders(prefix) == []
-        await rooms.of(session).start("server", "sleep 1000")
+        await harness.of(session).start("server", "sleep 1000")
         assert len(folders(prefix)) >= 1
-        await rooms.end(session)
+        await harness.end(session)
         assert folders(prefix) == []
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_each_command_has_a_group_below_which_goes_with_it(groups: Cgroups, home: Path, backend: str) -> None:
+async def test_each_command_has_a_leaf_group_that_ends_with_it(groups: Cgroups, home: Path, backend: str) -> None:
     """L14, L06."""
     prefix = prefix_of(home)
-    async with room(home, backend=backend) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, backend=backend) as harness:
+        session = await harness.new_session()
 
         def leaves() -> int:
             return sum(entry.is_dir() for folder in folders(prefix) for entry in folder.iterdir())
 
-        await rooms.of(session).start("server", "sleep 1000")
+        await harness.of(session).start("server", "sleep 1000")
         assert leaves() == 1
         for _ in range(3):
-            await rooms.said(session, "sleep 0.01 & true")
+            await harness.output_of(session, "sleep 0.01 & true")
         assert leaves() == 1
-        await rooms.of(session).stop("server")
+        await harness.of(session).stop("server")
         assert leaves() == 0
 
 
@@ -191,7 +191,7 @@ async def test_groups_of_a_killed_gateway_are_removed_at_the_next_start(groups: 
         process.wait(WAIT)
     await until(lambda: alive(mark) == [])
     assert folders(prefix)
-    async with room(tmp_path / "home"):
+    async with open_workspaces(tmp_path / "home"):
         assert folders(prefix) == []
 
 
@@ -211,7 +211,7 @@ async def test_only_groups_of_the_same_home_are_removed(groups: Cgroups, tmp_pat
     assert folders(prefix_of(tmp_path / "other")) == []
 
 
-async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt(groups: Cgroups) -> None:
+async def test_refusals_during_a_kill_do_not_count_as_limit_events(groups: Cgroups) -> None:
     group = await groups.make(LIMITS)
     assert group is not None
     leaf = await to_thread.run_sync(group.leaf)
@@ -225,7 +225,7 @@ async def test_what_is_refused_to_what_is_being_killed_is_no_limit_that_was_felt
     assert group.limit_events == LimitEvents() and await to_thread.run_sync(group.end)
 
 
-async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgroups) -> None:
+async def test_ending_a_group_ends_everything_in_it_and_below(groups: Cgroups) -> None:
     mark = token()
     group = await groups.make(LIMITS)
     assert group is not None
@@ -240,28 +240,30 @@ async def test_a_group_ends_whatever_is_in_it_and_in_those_below_it(groups: Cgro
     assert group.limit_events == LimitEvents()
 
 
-async def test_a_group_that_was_removed_from_outside_is_made_again(groups: Cgroups, rooms: Room, session: str) -> None:
-    await rooms.said(session, "export KEPT=yes")
-    for folder in folders(prefix_of(rooms.home)):
+async def test_a_group_removed_from_outside_is_created_again(
+    groups: Cgroups, harness: WorkspaceHarness, session: str
+) -> None:
+    await harness.output_of(session, "export KEPT=yes")
+    for folder in folders(prefix_of(harness.home)):
         folder.rmdir()
-    assert await rooms.said(session, "echo $KEPT") == "yes"
-    assert "control group" in await rooms.told(session)
+    assert await harness.output_of(session, "echo $KEPT") == "yes"
+    assert "control group" in await harness.take_notices(session)
 
 
-async def test_what_has_killed_its_guardian_and_hidden_ends_with_the_group(groups: Cgroups, home: Path) -> None:
+async def test_processes_that_killed_their_guardian_end_with_the_group(groups: Cgroups, home: Path) -> None:
     """L14: a command without a sandbox that tries to survive."""
     mark = token()
-    async with room(home, backend="local") as rooms:
-        session = await rooms.new_session()
-        running = asyncio.ensure_future(rooms.run(session, f"(setsid env -i sleep {mark} &) ; sleep {mark}"))
+    async with open_workspaces(home, backend="local") as harness:
+        session = await harness.new_session()
+        running = asyncio.ensure_future(harness.run(session, f"(setsid env -i sleep {mark} &) ; sleep {mark}"))
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        [command] = rooms.live_sandbox(session).sandbox._commands  # type: ignore[union-attr]
+        [command] = harness.live_sandbox(session).sandbox._commands  # type: ignore[union-attr]
         os.kill(command.guardian, signal.SIGKILL)  # a command can do this itself, unless root started the gateway
         await running
         assert alive(mark) == []
 
 
-async def test_whoever_is_cancelled_while_a_group_is_made_leaves_none(groups: Cgroups, tmp_path: Path) -> None:
+async def test_cancelling_the_creation_of_a_group_leaves_none(groups: Cgroups, tmp_path: Path) -> None:
     made = 0
     for turns in range(40):
         task = asyncio.ensure_future(groups.make(LIMITS))
@@ -276,28 +278,28 @@ async def test_whoever_is_cancelled_while_a_group_is_made_leaves_none(groups: Cg
     await until(lambda: folders(prefix_of(tmp_path)) == [])
 
 
-def test_a_tree_that_was_not_handed_over_is_left_alone(tmp_path: Path) -> None:
+def test_a_hierarchy_that_was_not_delegated_is_left_alone(tmp_path: Path) -> None:
     """L14: nothing is created or moved where the kernel or systemd does not allow it."""
     before = Path("/proc/self/cgroup").read_text()
-    assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
+    assert delegated_tree(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
     (tmp_path / "cgroup.controllers").write_text("cpu io\n")
-    assert handed_over(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
+    assert delegated_tree(CgroupTree(2, tmp_path, ("pids", "memory"))) is None
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup.controllers"]
     assert Path("/proc/self/cgroup").read_text() == before
 
 
-async def test_where_no_group_can_be_made_limits_are_looked_at(home: Path) -> None:
+async def test_without_groups_limits_are_polled(home: Path) -> None:
     """L14, L24: and the status says so."""
-    async with room(home, polled=True) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "true")
-        live_sandbox = rooms.live_sandbox(session)
+    async with open_workspaces(home, polled=True) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "true")
+        live_sandbox = harness.live_sandbox(session)
         assert (
             live_sandbox is not None
             and live_sandbox.sandbox is not None
             and live_sandbox.sandbox.kernel_limits == frozenset()
         )
-        status = rooms.workspaces.status()
+        status = harness.workspaces.status()
         assert status["enforced"]["memory_bytes"] == "polled"
         assert "memory: polled" in status["limits"]
 
@@ -314,7 +316,7 @@ async def test_a_group_of_version_2_is_joined_ended_and_removed(tmp_path: Path) 
         pytest.skip("there is no tree of version 2 in which this process may make groups")
     mark = token()
     group = Cgroup(f"tidegate-test-{os.getpid()}-0", (CgroupTree(2, found[0].folder, ()),), lambda _: None)
-    await to_thread.run_sync(group.begin, LIMITS)
+    await to_thread.run_sync(group.create, LIMITS)
     try:
         one, other = await to_thread.run_sync(group.leaf), await to_thread.run_sync(group.leaf)
         with member(one, "/bin/sleep", mark) as first, member(other, "/bin/sleep", mark) as second:

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.workspaces.making import WAIT, alive, token, until
+from tests.workspaces.harness import WAIT, alive, token, until
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.processes.children import READ_BYTES, Spawner, find_program
 
@@ -42,7 +42,7 @@ async def test_many_short_children_leave_no_zombie(spawner: Spawner) -> None:
     assert children == []
 
 
-async def test_its_streams_are_its_own_and_nothing_else_is(spawner: Spawner) -> None:
+async def test_a_child_has_its_streams_and_no_other_descriptors(spawner: Spawner) -> None:
     """L06, X15: a child has three of the gateway's descriptors and those it was explicitly given."""
     read, write = os.pipe()
     os.write(write, b"given")
@@ -66,7 +66,7 @@ async def test_its_streams_are_its_own_and_nothing_else_is(spawner: Spawner) -> 
     child.close()
 
 
-def test_what_the_gateway_was_given_by_who_started_it_is_not_for_its_children() -> None:
+def test_descriptors_inherited_by_the_gateway_are_not_passed_on() -> None:
     """L06, X15: a supervisor may pass descriptors to the gateway, which are nobody else's."""
     read, write = os.pipe()
     look = (
@@ -91,7 +91,7 @@ def test_what_the_gateway_was_given_by_who_started_it_is_not_for_its_children() 
     assert done.stdout.strip() == "0 ['0', '1', '2', '3']"  # the last one is the listed folder itself
 
 
-async def test_output_that_nobody_takes_waits_where_it_is(spawner: Spawner) -> None:
+async def test_unread_output_blocks_the_writer(spawner: Spawner) -> None:
     """L21: the writer waits; memory holds two buffers at most."""
     child = await spawner.spawn([BASH, "-c", "head -c 10000000 /dev/zero; echo done >&2"], {})
     with anyio.move_on_after(0.3):
@@ -105,7 +105,7 @@ async def test_output_that_nobody_takes_waits_where_it_is(spawner: Spawner) -> N
     child.close()
 
 
-async def test_end_asks_the_group_and_kills_it_then(spawner: Spawner) -> None:
+async def test_ending_a_child_signals_its_group_then_kills_it(spawner: Spawner) -> None:
     mark = token()
     child = await spawner.spawn(
         [BASH, "-c", f"trap 'echo asked' TERM; sleep {mark} & wait; trap '' TERM; sleep {mark}"], {}
@@ -120,19 +120,19 @@ async def test_end_asks_the_group_and_kills_it_then(spawner: Spawner) -> None:
         await child.write(b"x")
 
 
-async def test_a_program_that_is_not_there_leaves_nothing(spawner: Spawner) -> None:
+async def test_starting_a_missing_program_leaves_nothing(spawner: Spawner) -> None:
     for _ in range(50):
         with pytest.raises(OSError):
             await spawner.spawn(["/no/such/program"], {})
 
 
-async def test_without_descriptors_nothing_is_started_that_is_not_owned(spawner: Spawner) -> None:
+async def test_without_free_descriptors_no_unowned_process_is_started(spawner: Spawner) -> None:
     """L09: whichever resource is missing."""
     mark = token()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-    for room in range(1, 14):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+    for open_workspaces in range(1, 14):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + open_workspaces, hard))
         try:
             child = await spawner.spawn(["/bin/sleep", mark], {})
         except OSError:

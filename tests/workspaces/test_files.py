@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.workspaces.filing import INNER, SECRET, Yard
+from tests.workspaces.file_tree import INNER, SECRET, FileTree
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import Mount
 from tidegate.workspaces.files import FileFilter, filesystem, mounts
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Yard:
-    yard = Yard(tmp_path)
-    yard.put({"sub/deep/note.txt": "inside\n"})
-    return yard
+def file_tree(tmp_path: Path) -> FileTree:
+    file_tree = FileTree(tmp_path)
+    file_tree.put({"sub/deep/note.txt": "inside\n"})
+    return file_tree
 
 
 async def read(files: LocalFiles, path: str, *, offset: int = 0, lines: int = 100, max_bytes: int = 12_000) -> str:
@@ -43,9 +43,9 @@ async def refusal(files: LocalFiles, path: str, **arguments: Any) -> str:
 # -- paths --
 
 
-async def test_a_file_is_reached_by_every_path_that_commands_would_use(yard: Yard) -> None:
+async def test_files_are_reached_by_every_path_that_commands_use(file_tree: FileTree) -> None:
     """Relative, with dots and doubled slashes, absolute as commands see it, and through parent folders."""
-    files = yard.files()
+    files = file_tree.files()
     for path in (
         "sub/deep/note.txt",
         "./sub//deep/./note.txt",
@@ -55,15 +55,15 @@ async def test_a_file_is_reached_by_every_path_that_commands_would_use(yard: Yar
         f"{INNER}/sub/deep/../../sub/deep/note.txt",
     ):
         assert await read(files, path) == "inside\n"
-    (yard.shared / "given").write_text("shared\n")
+    (file_tree.shared / "given").write_text("shared\n")
     assert await read(files, "/shared/given") == "shared\n"
 
 
-async def test_the_longest_mount_is_the_one_that_counts(yard: Yard) -> None:
-    inside = yard.shared / "inside"
+async def test_the_longest_matching_mount_is_used(file_tree: FileTree) -> None:
+    inside = file_tree.shared / "inside"
     inside.mkdir()
     (inside / "x").write_text("of the inner mount")
-    given = (Mount(inner=INNER, folder=yard.work), Mount(inner=f"{INNER}/given", folder=inside))
+    given = (Mount(inner=INNER, folder=file_tree.work), Mount(inner=f"{INNER}/given", folder=inside))
     files = LocalFiles(given, Spawner(frozenset({0})))
     assert await read(files, f"{INNER}/given/x") == "of the inner mount"
 
@@ -72,20 +72,20 @@ async def test_the_longest_mount_is_the_one_that_counts(yard: Yard) -> None:
     "path",
     ["../outside/secret", "sub/../../outside/secret", "sub/deep/../../../outside/secret", "..", "../work/sub"],
 )
-async def test_two_dots_do_not_lead_out(yard: Yard, path: str) -> None:
+async def test_parent_references_do_not_lead_out(file_tree: FileTree, path: str) -> None:
     """X07: nor in an absolute path."""
     for given in (path, f"{INNER}/{path}", f"{INNER}/sub/../{path}"):
-        assert "leads out of the workspace" in await refusal(yard.files(), given)
+        assert "leads out of the workspace" in await refusal(file_tree.files(), given)
 
 
-async def test_an_absolute_path_elsewhere_is_refused(yard: Yard) -> None:
+async def test_an_absolute_path_elsewhere_is_refused(file_tree: FileTree) -> None:
     """X07: including a path that only shares a prefix with a mount, and the workspace's real path on the machine."""
-    for path in ("/etc/passwd", "//etc/passwd", f"{INNER}-other/x", str(yard.work / "sub/deep/note.txt"), "/"):
-        message = await refusal(yard.files(), path)
+    for path in ("/etc/passwd", "//etc/passwd", f"{INNER}-other/x", str(file_tree.work / "sub/deep/note.txt"), "/"):
+        message = await refusal(file_tree.files(), path)
         assert "outside the workspace" in message and INNER in message
 
 
-async def test_links_that_stay_inside_are_followed(yard: Yard) -> None:
+async def test_links_that_stay_inside_are_followed(file_tree: FileTree) -> None:
     """To a file, to a folder, absolute as commands see it, through another link, and from one mount into another."""
     links = {
         "file": "sub/deep/note.txt",
@@ -96,44 +96,44 @@ async def test_links_that_stay_inside_are_followed(yard: Yard) -> None:
         "other": "/shared/given",
     }
     for name, target in links.items():
-        (yard.work / name).symlink_to(target)
-    (yard.shared / "given").write_text("shared\n")
-    files = yard.files()
+        (file_tree.work / name).symlink_to(target)
+    (file_tree.shared / "given").write_text("shared\n")
+    files = file_tree.files()
     for path in ("file", "folder/note.txt", "absolute", "chain", "sub/up/note.txt", "folder/../deep/note.txt"):
         assert await read(files, path) == "inside\n"
     assert await read(files, "other") == "shared\n"
 
 
-async def test_links_that_lead_out_are_refused_wherever_they_stand(yard: Yard) -> None:
+async def test_links_that_lead_out_are_refused_anywhere_in_a_path(file_tree: FileTree) -> None:
     """X07: to a file, to a folder, in the middle, absolute, relative, through a link that stays inside, or in a
     circle."""
     links = {
-        "file": str(yard.outside / "secret"),
+        "file": str(file_tree.outside / "secret"),
         "relative": "../outside/secret",
-        "folder": str(yard.outside),
+        "folder": str(file_tree.outside),
         "sub/up": "../..",
         "chain": "relative",
         "root": "/",
     }
     for name, target in links.items():
-        (yard.work / name).symlink_to(target)
+        (file_tree.work / name).symlink_to(target)
     paths = ("file", "relative", "folder/secret", "sub/up/outside/secret", "chain", "root/etc/passwd")
     for path in (*paths, f"{INNER}/file"):
-        assert "outside the workspace" in (said := await refusal(yard.files(), path)) or "leads out" in said
-    (yard.work / "loop").symlink_to("loop")
-    assert "in a circle" in await refusal(yard.files(), "loop")
+        assert "outside the workspace" in (said := await refusal(file_tree.files(), path)) or "leads out" in said
+    (file_tree.work / "loop").symlink_to("loop")
+    assert "in a circle" in await refusal(file_tree.files(), "loop")
 
 
-async def test_the_folder_of_a_mount_may_itself_be_a_link(yard: Yard) -> None:
+async def test_the_folder_of_a_mount_may_itself_be_a_link(file_tree: FileTree) -> None:
     """The operator named it."""
-    alias = yard.work.parent / "alias"
-    alias.symlink_to(yard.work)
+    alias = file_tree.work.parent / "alias"
+    alias.symlink_to(file_tree.work)
     files = LocalFiles((Mount(inner=INNER, folder=alias),), Spawner(frozenset({0})))
     assert await read(files, "sub/deep/note.txt") == "inside\n"
 
 
-async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
-    files = yard.files()
+async def test_unreachable_paths_are_explained_in_one_sentence(file_tree: FileTree) -> None:
+    files = file_tree.files()
     assert await refusal(files, "none") == 'There is no file "none"; list_files shows what is there.'
     assert await refusal(files, "none/x") == 'There is no "none/x"; list_files shows what is there.'
     assert "not a folder" in await refusal(files, "sub/deep/note.txt/more")
@@ -143,37 +143,37 @@ async def test_what_cannot_be_reached_is_told_in_a_sentence(yard: Yard) -> None:
     for path in ("", "a\0b", "x/" * 4000):
         assert "must name a file or folder" in await refusal(files, path)
     assert '"a\\nb\\x1b[2J"' in await refusal(files, "a\nb\x1b[2J")
-    kill_and_close = LocalFiles((Mount(inner=INNER, folder=yard.work / "gone"),), Spawner(frozenset({0})))
-    assert "cannot be opened (No such file or directory); the operator must make it" in await refusal(
+    kill_and_close = LocalFiles((Mount(inner=INNER, folder=file_tree.work / "gone"),), Spawner(frozenset({0})))
+    assert "cannot be opened (No such file or directory); the operator must create it" in await refusal(
         kill_and_close, "x"
     )
 
 
-async def test_a_path_has_a_greatest_depth(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_depth_of_a_path_is_bounded(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each level needs a descriptor during the walk."""
     monkeypatch.setattr(mounts, "DEEPEST", 3)
-    yard.put({"a/b/x": "at the limit", "a/b/c/x": "below it"})
-    assert await read(yard.files(), "a/b/x") == "at the limit"
-    assert "more than 3 levels" in await refusal(yard.files(), "a/b/c/x")
+    file_tree.put({"a/b/x": "at the limit", "a/b/c/x": "below it"})
+    assert await read(file_tree.files(), "a/b/x") == "at the limit"
+    assert "more than 3 levels" in await refusal(file_tree.files(), "a/b/c/x")
 
 
-async def test_what_is_not_a_file_is_named_and_never_waited_for(yard: Yard) -> None:
+async def test_pipes_sockets_and_devices_are_named_and_never_opened(file_tree: FileTree) -> None:
     """A pipe without a writer, a socket, a device: none of them is opened."""
-    os.mkfifo(yard.work / "pipe")
+    os.mkfifo(file_tree.work / "pipe")
     listener = socket.socket(socket.AF_UNIX)
     here = Path.cwd()
     try:
-        os.chdir(yard.work)  # the path of a socket is limited to about a hundred characters
+        os.chdir(file_tree.work)  # the path of a socket is limited to about a hundred characters
         listener.bind("socket")
     finally:
         os.chdir(here)
         listener.close()
     for path in ("pipe", "socket"):
-        assert "device, pipe or socket" in await refusal(yard.files(), path)
+        assert "device, pipe or socket" in await refusal(file_tree.files(), path)
         with pytest.raises(ToolFailed, match="device, pipe or socket"):
-            await yard.files().load(path, limit=10)
+            await file_tree.files().load(path, limit=10)
         with pytest.raises(ToolFailed, match="device, pipe or socket"):
-            await yard.files().write(path, b"x")
+            await file_tree.files().write(path, b"x")
     devices = LocalFiles((Mount(inner="/dev", folder=Path("/dev")),), Spawner(frozenset({0})))
     assert "device, pipe or socket" in await refusal(devices, "/dev/null")
 
@@ -182,53 +182,57 @@ async def test_what_is_not_a_file_is_named_and_never_waited_for(yard: Yard) -> N
 
 
 @pytest.mark.parametrize("place", ["sub", "sub/deep", "sub/deep/secret"])
-async def test_an_exchange_in_the_very_moment_gains_nothing(
-    yard: Yard, place: str, monkeypatch: pytest.MonkeyPatch
+async def test_exchanging_a_folder_for_a_link_does_not_lead_out(
+    file_tree: FileTree, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X07: the opened entry is exchanged for a link out before the next step, and before it is read."""
-    (yard.outside / "deep").mkdir()
-    (yard.outside / "deep/secret").write_text(SECRET)
-    yard.put({"sub/deep/secret": "harmless"})
-    target = {"sub": yard.outside, "sub/deep": yard.outside / "deep", "sub/deep/secret": yard.outside / "secret"}[place]
+    (file_tree.outside / "deep").mkdir()
+    (file_tree.outside / "deep/secret").write_text(SECRET)
+    file_tree.put({"sub/deep/secret": "harmless"})
+    target = {
+        "sub": file_tree.outside,
+        "sub/deep": file_tree.outside / "deep",
+        "sub/deep/secret": file_tree.outside / "secret",
+    }[place]
     real = os.fstat
     exchanged: list[int] = []
 
     def exchanging(fd: int) -> os.stat_result:
         found = real(fd)
-        if Path(f"/proc/self/fd/{fd}").readlink() == yard.work / place and not exchanged:
+        if Path(f"/proc/self/fd/{fd}").readlink() == file_tree.work / place and not exchanged:
             exchanged.append(fd)
-            (yard.work / place).rename(yard.work / "moved")
-            (yard.work / place).symlink_to(target)
+            (file_tree.work / place).rename(file_tree.work / "moved")
+            (file_tree.work / place).symlink_to(target)
         return found
 
     monkeypatch.setattr(mounts.os, "fstat", exchanging)
-    assert await read(yard.files(), "sub/deep/secret") == "harmless"
+    assert await read(file_tree.files(), "sub/deep/secret") == "harmless"
     assert exchanged
 
 
-async def test_a_folder_exchanged_before_it_is_entered_is_not_listed(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+async def test_a_folder_exchanged_for_a_link_is_not_listed(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X07: it is a folder when its name is read and a link out when it is opened."""
     real = walking.FolderWalk._entered
 
     def exchanging(walk: walking.FolderWalk, folder: int, name: str, path: str) -> int | None:
         if path == "sub":
-            (yard.work / "sub").rename(yard.work / "moved")
-            (yard.work / "sub").symlink_to(yard.outside)
+            (file_tree.work / "sub").rename(file_tree.work / "moved")
+            (file_tree.work / "sub").symlink_to(file_tree.outside)
         return real(walk, folder, name, path)
 
     monkeypatch.setattr(walking.FolderWalk, "_entered", exchanging)
-    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
+    listing = await file_tree.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["sub"]
 
 
-async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard: Yard) -> None:
+async def test_constantly_exchanging_a_folder_never_reveals_outside_files(file_tree: FileTree) -> None:
     """X07: reading, loading and listing, at random moments."""
-    yard.put({"flip/secret": "harmless"})
-    files = yard.files()
+    file_tree.put({"flip/secret": "harmless"})
+    files = file_tree.files()
     seen: set[str] = set()
-    with yard.flipping():
+    with file_tree.flipping():
         for _ in range(150):
             with suppress(ToolFailed):
                 seen.add(await read(files, "flip/secret"))
@@ -239,30 +243,32 @@ async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard:
     assert seen == {"harmless"}
 
 
-async def test_a_folder_exchanged_all_the_time_never_lets_anything_be_written_outside(yard: Yard) -> None:
+async def test_constantly_exchanging_a_folder_never_allows_writes_outside(file_tree: FileTree) -> None:
     """X07: neither a file nor a folder."""
-    (yard.work / "flip").mkdir()
-    files = yard.files()
-    with yard.flipping():
+    (file_tree.work / "flip").mkdir()
+    files = file_tree.files()
+    with file_tree.flipping():
         for number in range(150):
             with suppress(ToolFailed):
                 await files.write(f"flip/made{number % 5}/file", b"x")
-    assert sorted(path.name for path in yard.outside.rglob("*")) == ["secret"]
+    assert sorted(path.name for path in file_tree.outside.rglob("*")) == ["secret"]
 
 
 # -- pages --
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
-async def test_every_line_is_in_exactly_one_page(yard: Yard, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_line_is_in_exactly_one_page(
+    file_tree: FileTree, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever falls on the boundary of two reads: a line break, an empty line, a character of four bytes."""
     text = "\n\na\n🌊🌊\n" + "é" * 20 + "\n\n\nend"
-    yard.put({"text": text})
+    file_tree.put({"text": text})
     monkeypatch.setattr(filesystem, "CHUNK", chunk)
     for count in (1, 2, 3, 50):
         pages, offset = "", 0
         while True:
-            page = await yard.files().lines("text", offset=offset, lines=count, max_bytes=1000)
+            page = await file_tree.files().lines("text", offset=offset, lines=count, max_bytes=1000)
             assert page.first == offset and page.size == len(text.encode()) and text.encode().startswith(page.head)
             pages += page.data.decode()
             offset = page.after
@@ -271,42 +277,44 @@ async def test_every_line_is_in_exactly_one_page(yard: Yard, chunk: int, monkeyp
         assert pages == text
 
 
-async def test_a_huge_file_costs_no_memory_and_is_not_read_whole(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_huge_file_is_paged_without_reading_all_of_it(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sparse file of a terabyte: its first page is returned, and the search for a far line ends."""
-    with (yard.work / "huge").open("wb") as file:
+    with (file_tree.work / "huge").open("wb") as file:
         file.write(b"first\n" * 3000)
         file.truncate(10**12)
-    assert await read(yard.files(), "huge", lines=2) == "first\nfirst\n"
+    assert await read(file_tree.files(), "huge", lines=2) == "first\nfirst\n"
     monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 4 * 1024 * 1024)
-    assert "too far to reach" in await refusal(yard.files(), "huge", offset=10**9)
-    with pytest.raises(ToolFailed, match="more than the 1000 that fit here"):
-        await yard.files().load("huge", limit=1000)
+    assert "too far to reach" in await refusal(file_tree.files(), "huge", offset=10**9)
+    with pytest.raises(ToolFailed, match="more than the limit of 1000"):
+        await file_tree.files().load("huge", limit=1000)
 
 
-async def test_a_long_reading_ends_when_it_is_cancelled(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_read_ends_when_it_is_cancelled(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """L10: a cancelled read stops."""
-    with (yard.work / "huge").open("wb") as file:
+    with (file_tree.work / "huge").open("wb") as file:
         file.truncate(10**12)
     monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 10**13)
     with anyio.fail_after(30):
         with anyio.move_on_after(0.05) as scope:
-            await read(yard.files(), "huge", offset=1)
+            await read(file_tree.files(), "huge", offset=1)
         assert scope.cancelled_caught
 
 
-async def test_a_file_is_loaded_whole_up_to_exactly_its_limit(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_is_loaded_up_to_exactly_the_limit(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "CHUNK", 3)
-    yard.put({"ten": b"0123456789", "same": b"0123456789", "empty": b""})
-    files = yard.files()
+    file_tree.put({"ten": b"0123456789", "same": b"0123456789", "empty": b""})
+    files = file_tree.files()
     loaded = await files.load("ten", limit=10)
     assert loaded.data == b"0123456789" and loaded.version == (await files.load("same", limit=10)).version
     assert (await files.load("empty", limit=0)).data == b""
-    with pytest.raises(ToolFailed, match='"ten" has 10 bytes, more than the 9'):
+    with pytest.raises(ToolFailed, match='"ten" has 10 bytes, more than the limit of 9'):
         await files.load("ten", limit=9)
 
 
-async def test_an_opened_file_is_closed_with_its_block(yard: Yard) -> None:
-    async with yard.files().opened("sub/deep/note.txt") as fd:
+async def test_an_opened_file_is_closed_at_the_end_of_its_block(file_tree: FileTree) -> None:
+    async with file_tree.files().opened("sub/deep/note.txt") as fd:
         assert os.read(fd, 100) == b"inside\n"
     with pytest.raises(OSError):
         os.fstat(fd)
@@ -315,17 +323,19 @@ async def test_an_opened_file_is_closed_with_its_block(yard: Yard) -> None:
 # -- listings --
 
 
-async def listed(yard: Yard, path: str = ".", *, glob: str = "", hidden: bool = False, deep: bool = False) -> list[str]:
-    listing = await yard.files().list(path, FileFilter(glob=glob, hidden=hidden), recursive=deep, limit=100)
+async def listed(
+    file_tree: FileTree, path: str = ".", *, glob: str = "", hidden: bool = False, deep: bool = False
+) -> list[str]:
+    listing = await file_tree.files().list(path, FileFilter(glob=glob, hidden=hidden), recursive=deep, limit=100)
     return [entry.path for entry in listing.entries]
 
 
-async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) -> None:
+async def test_a_listing_is_sorted_by_name_with_kinds(file_tree: FileTree) -> None:
     """Links are listed with their target and not followed."""
-    yard.put({"b.txt": "12345", "a b": "", "sub/z": "", "ü": ""})
-    os.mkfifo(yard.work / "pipe")
-    (yard.work / "link").symlink_to("../outside")
-    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
+    file_tree.put({"b.txt": "12345", "a b": "", "sub/z": "", "ü": ""})
+    os.mkfifo(file_tree.work / "pipe")
+    (file_tree.work / "link").symlink_to("../outside")
+    listing = await file_tree.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [tuple(entry) for entry in listing.entries] == [
         ("a b", "file", 0, ""),
         ("b.txt", "file", 5, ""),
@@ -337,26 +347,28 @@ async def test_a_listing_is_in_the_order_of_names_and_tells_kinds(yard: Yard) ->
         ("sub/z", "file", 0, ""),
         ("ü", "file", 0, ""),
     ]
-    assert await listed(yard, "sub") == ["sub/deep", "sub/z"]
-    assert await listed(yard, f"{INNER}/sub/", deep=True) == [
+    assert await listed(file_tree, "sub") == ["sub/deep", "sub/z"]
+    assert await listed(file_tree, f"{INNER}/sub/", deep=True) == [
         f"{INNER}/sub/deep",
         f"{INNER}/sub/deep/note.txt",
         f"{INNER}/sub/z",
     ]
 
 
-async def test_hidden_names_and_heavy_folders_are_left_out_and_mentioned(yard: Yard) -> None:
-    yard.put({".git/config": "", "node_modules/x/y": "", "sub/.env": "", "sub/__pycache__/c": "", "a/node_modules": ""})
-    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
+async def test_hidden_names_and_heavy_folders_are_left_out_and_reported(file_tree: FileTree) -> None:
+    file_tree.put(
+        {".git/config": "", "node_modules/x/y": "", "sub/.env": "", "sub/__pycache__/c": "", "a/node_modules": ""}
+    )
+    listing = await file_tree.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["a", "a/node_modules", "sub", "sub/deep", "sub/deep/note.txt"]
     assert listing.left_out == (".git", "node_modules", "sub/.env", "sub/__pycache__")
-    assert await listed(yard, ".git") == [".git/config"]
-    assert "node_modules/x/y" in await listed(yard, deep=True, hidden=True)
+    assert await listed(file_tree, ".git") == [".git/config"]
+    assert "node_modules/x/y" in await listed(file_tree, deep=True, hidden=True)
 
 
-async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    yard.put({f"many/{number:02}": "" for number in range(20)})
-    files = yard.files()
+async def test_an_incomplete_listing_says_why(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_tree.put({f"many/{number:02}": "" for number in range(20)})
+    files = file_tree.files()
     assert not (await files.list("many", FileFilter(), recursive=True, limit=20)).stopped
     listing = await files.list("many", FileFilter(), recursive=True, limit=19)
     assert len(listing.entries) == 19 and listing.stopped == "there are more than 19"
@@ -368,23 +380,23 @@ async def test_a_listing_that_is_not_all_says_why(yard: Yard, monkeypatch: pytes
     assert listing.stopped == "only the first 3 names were read"
 
 
-async def test_a_listing_of_what_is_no_folder_is_refused(yard: Yard) -> None:
+async def test_listing_something_other_than_a_folder_is_refused(file_tree: FileTree) -> None:
     for path, said in (("none", "There is no folder"), ("sub/deep/note.txt", "is not a folder")):
         with pytest.raises(ToolFailed, match=said):
-            await listed(yard, path)
+            await listed(file_tree, path)
 
 
-async def test_a_tree_deeper_than_descriptors_go_is_cut_and_said_to_be(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+async def test_a_tree_that_is_too_deep_is_cut_and_reported(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walking, "DEEPEST", 2)
-    listing = await yard.files().list(".", FileFilter(), recursive=True, limit=100)
+    listing = await file_tree.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["sub", "sub/deep"]
     assert "more than 2 levels deep" in listing.stopped
 
 
-async def test_names_that_are_no_text_are_listed_and_hurt_nobody(yard: Yard) -> None:
-    Path(os.fsdecode(os.fsencode(yard.work) + b"/\xff\n")).write_bytes(b"x")
-    (path, *_rest) = reversed(await listed(yard))
+async def test_names_that_are_not_utf8_are_listed_safely(file_tree: FileTree) -> None:
+    Path(os.fsdecode(os.fsencode(file_tree.work) + b"/\xff\n")).write_bytes(b"x")
+    (path, *_rest) = reversed(await listed(file_tree))
     assert mounts.printable(path) == "\\xff\\n"
-    assert await read(yard.files(), path) == "x"
+    assert await read(file_tree.files(), path) == "x"

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.workspaces.conformance import Place, opened, spawner, spec_of
-from tests.workspaces.making import WAIT
+from tests.workspaces.harness import WAIT
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.backends.local import LocalBackend
@@ -69,7 +69,7 @@ def fill(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
 
-async def test_what_other_programs_execute_is_not_written_in_a_project_over_there(place: Place) -> None:
+async def test_protected_files_are_not_written_in_a_remote_project(place: Place) -> None:
     """X12: the check is sent along; outside a project it refuses nothing."""
     files = RemoteFiles(_opening(place), (), place.spec.temporary, project=True)
     for path in (".git/hooks/post-commit", ".envrc", "sub/.git/config"):
@@ -97,7 +97,7 @@ async def test_what_other_programs_execute_is_not_written_in_a_project_over_ther
         "",
     ],
 )
-async def test_reading_is_the_same(place: Place, local: Files, remote: RemoteFiles, path: str) -> None:
+async def test_remote_reading_is_the_same(place: Place, local: Files, remote: RemoteFiles, path: str) -> None:
     """X07: and so are refusals."""
     fill(place.spec.folder)
     for offset, lines, most in ((0, 5, 1000), (1990, 100, 1000), (3, 50, 20)):
@@ -106,10 +106,10 @@ async def test_reading_is_the_same(place: Place, local: Files, remote: RemoteFil
     assert await told(remote.load(path, limit=20_000)) == await told(local.load(path, limit=20_000))
 
 
-async def test_what_commands_call_their_own_can_be_reached_and_what_may_be_read_only_read(
+async def test_remote_mounts_are_the_commands_folders_and_read_only_folders(
     place: Place, local: Files, remote: RemoteFiles
 ) -> None:
-    await place.said("echo 1 > ~/a; echo 2 > $TMPDIR/b; echo 3 > c")
+    await place.output_of("echo 1 > ~/a; echo 2 > $TMPDIR/b; echo 3 > c")
     spec = place.spec
     for path in (f"{spec.home}/a", f"{spec.temporary}/b", f"{spec.folder}/c", str(spec.read_only[0] / "given")):
         answer = await told(remote.load(path, limit=100))
@@ -121,7 +121,7 @@ async def test_what_commands_call_their_own_can_be_reached_and_what_may_be_read_
 @pytest.mark.parametrize(
     "choice", [FileFilter(), FileFilter(glob="**/t*"), FileFilter(hidden=True), FileFilter(glob="{a,b}")]
 )
-async def test_listing_is_the_same(place: Place, local: Files, remote: RemoteFiles, choice: FileFilter) -> None:
+async def test_remote_listing_is_the_same(place: Place, local: Files, remote: RemoteFiles, choice: FileFilter) -> None:
     fill(place.spec.folder)
     for path in (".", "gone", "binary", "up"):
         for recursive, limit in ((True, 100), (False, 2)):
@@ -130,7 +130,7 @@ async def test_listing_is_the_same(place: Place, local: Files, remote: RemoteFil
 
 
 @pytest.mark.parametrize("pattern", ["line 1", "7 hidden$", "^nothing$", "[sS]trange", "E 15"])
-async def test_searching_is_the_same(place: Place, local: Files, remote: RemoteFiles, pattern: str) -> None:
+async def test_remote_searching_is_the_same(place: Place, local: Files, remote: RemoteFiles, pattern: str) -> None:
     fill(place.spec.folder)
     for query in (
         SearchQuery(pattern=read_pattern(pattern, ignore_case=True), limit=10, context=2),
@@ -140,7 +140,7 @@ async def test_searching_is_the_same(place: Place, local: Files, remote: RemoteF
             assert await told(remote.search(path, query)) == await told(local.search(path, query))
 
 
-async def test_writing_is_the_same(place: Place, remote: RemoteFiles) -> None:
+async def test_remote_writing_is_the_same(place: Place, remote: RemoteFiles) -> None:
     folder = place.spec.folder
     data = os.urandom(3_000_000)[: 2 * 1024 * 1024]
     assert (await remote.write("new/deep/file", data)).replaced is None
@@ -156,7 +156,7 @@ async def test_writing_is_the_same(place: Place, remote: RemoteFiles) -> None:
         await remote.write("out/passwd", b"x")
 
 
-async def test_a_file_is_handed_on_as_a_copy(place: Place, remote: RemoteFiles) -> None:
+async def test_an_opened_remote_file_is_a_copy(place: Place, remote: RemoteFiles) -> None:
     data = os.urandom(1_500_000)
     (place.spec.folder / "picture").write_bytes(data)
     async with remote.opened("picture") as fd:
@@ -167,17 +167,17 @@ async def test_a_file_is_handed_on_as_a_copy(place: Place, remote: RemoteFiles) 
     assert list(place.spec.temporary.iterdir()) == []
 
 
-async def test_what_is_too_large_to_be_handed_on_is_refused(
+async def test_a_remote_file_that_is_too_large_to_copy_is_refused(
     place: Place, remote: RemoteFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_module, "OPENED_BYTES", 10)
     (place.spec.folder / "large").write_bytes(b"x" * 11)
-    with pytest.raises(ToolFailed, match="has 11 bytes, more than the 10"):
+    with pytest.raises(ToolFailed, match="has 11 bytes, more than the limit of 10"):
         async with remote.opened("large"):
             pass
 
 
-async def test_a_search_that_takes_for_ever_is_stopped(
+async def test_an_endless_remote_search_is_stopped(
     place: Place, remote: RemoteFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_module, "SEARCH_SECONDS", 0.5)
@@ -187,7 +187,7 @@ async def test_a_search_that_takes_for_ever_is_stopped(
     assert (await place.sandbox.load()).processes == 0
 
 
-async def test_who_no_longer_waits_leaves_nothing(place: Place, remote: RemoteFiles) -> None:
+async def test_a_cancelled_remote_call_leaves_nothing(place: Place, remote: RemoteFiles) -> None:
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     with anyio.move_on_after(0.5):
         await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
@@ -205,7 +205,7 @@ async def test_who_no_longer_waits_leaves_nothing(place: Place, remote: RemoteFi
         "echo 12; echo '[1, 2, 3, 4]'",
     ],
 )
-async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
+async def test_any_output_of_the_other_machine_is_only_an_answer(
     place: Place, remote: RemoteFiles, program: str
 ) -> None:
     """X19: an invalid answer becomes one sentence."""
@@ -215,13 +215,13 @@ async def test_whatever_the_other_machine_says_is_no_more_than_an_answer(
     fake.chmod(0o755)
     for call in (remote.load("x", limit=10), remote.list(".", FileFilter(), recursive=True, limit=10)):
         assert await told(call) in (
-            "Files on the other machine cannot be reached: no reason is known.",
+            "Files on the other machine cannot be reached: no reason was given.",
             "The other machine sent an answer that cannot be read.",
             "The file was changed while it was read: read it again.",
         )
 
 
-async def test_calls_side_by_side_do_not_mix(place: Place, remote: RemoteFiles) -> None:
+async def test_concurrent_remote_calls_do_not_mix(place: Place, remote: RemoteFiles) -> None:
     for number in range(4):
         (place.spec.folder / f"file{number}").write_text(str(number) * 1000)
     with anyio.fail_after(WAIT):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workspaces.filing import INNER, SECRET, Yard
+from tests.workspaces.file_tree import INNER, SECRET, FileTree
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
 from tidegate.workspaces.files import (
@@ -41,46 +41,48 @@ def ripgrep(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Yard:
-    return Yard(tmp_path)
+def file_tree(tmp_path: Path) -> FileTree:
+    return FileTree(tmp_path)
 
 
-async def search(yard: Yard, pattern: str, path: str = ".", *, ripgrep: bool = True, **options: Any) -> SearchResult:
+async def search(
+    file_tree: FileTree, pattern: str, path: str = ".", *, ripgrep: bool = True, **options: Any
+) -> SearchResult:
     choice = FileFilter(glob=options.pop("glob", ""), hidden=options.pop("hidden", False))
     words = {name: options.pop(name) for name in ("literal", "ignore_case") if name in options}
     query = SearchQuery(pattern=read_pattern(pattern, **words), choice=choice, **options)
     with anyio.fail_after(60):
-        return await yard.files(ripgrep=ripgrep).search(path, query)
+        return await file_tree.files(ripgrep=ripgrep).search(path, query)
 
 
 def places(found: SearchResult) -> list[tuple[str, int]]:
     return [(hit.path, line.number) for hit in found.hits for line in hit.lines if line.found]
 
 
-async def test_lines_are_found_in_the_order_of_a_listing(yard: Yard, ripgrep: bool) -> None:
-    yard.put({"b.txt": "tide\nno\nTide\n", "a/z": "tide", "a/b/c": "x\ntide\n", "c": "nothing\n", "empty": ""})
-    found = await search(yard, "tide", ripgrep=ripgrep)
+async def test_lines_are_found_in_the_order_of_a_listing(file_tree: FileTree, ripgrep: bool) -> None:
+    file_tree.put({"b.txt": "tide\nno\nTide\n", "a/z": "tide", "a/b/c": "x\ntide\n", "c": "nothing\n", "empty": ""})
+    found = await search(file_tree, "tide", ripgrep=ripgrep)
     assert places(found) == [("a/b/c", 2), ("a/z", 1), ("b.txt", 1)]
     assert (found.files, found.more, found.stopped) == (4, False, "")
-    assert places(await search(yard, "tide", ignore_case=True, glob="*.txt", ripgrep=ripgrep)) == [
+    assert places(await search(file_tree, "tide", ignore_case=True, glob="*.txt", ripgrep=ripgrep)) == [
         ("b.txt", 1),
         ("b.txt", 3),
     ]
-    assert places(await search(yard, "tide", "a", ripgrep=ripgrep)) == [("a/b/c", 2), ("a/z", 1)]
-    assert places(await search(yard, "tide", f"{INNER}/b.txt", ripgrep=ripgrep)) == [(f"{INNER}/b.txt", 1)]
-    assert places(await search(yard, "ebb", ripgrep=ripgrep)) == []
+    assert places(await search(file_tree, "tide", "a", ripgrep=ripgrep)) == [("a/b/c", 2), ("a/z", 1)]
+    assert places(await search(file_tree, "tide", f"{INNER}/b.txt", ripgrep=ripgrep)) == [(f"{INNER}/b.txt", 1)]
+    assert places(await search(file_tree, "ebb", ripgrep=ripgrep)) == []
 
 
-async def test_files_without_a_last_line_break_do_not_run_into_each_other(yard: Yard, ripgrep: bool) -> None:
-    yard.put({"1": "ab", "2": "c", "3": "\n", "4": "ab"})
-    assert places(await search(yard, "abc|ca", ripgrep=ripgrep)) == []
-    assert places(await search(yard, "^ab$", ripgrep=ripgrep)) == [("1", 1), ("4", 1)]
-    assert places(await search(yard, "^$", ripgrep=ripgrep)) == [("3", 1)]
+async def test_files_without_a_final_line_break_are_kept_apart(file_tree: FileTree, ripgrep: bool) -> None:
+    file_tree.put({"1": "ab", "2": "c", "3": "\n", "4": "ab"})
+    assert places(await search(file_tree, "abc|ca", ripgrep=ripgrep)) == []
+    assert places(await search(file_tree, "^ab$", ripgrep=ripgrep)) == [("1", 1), ("4", 1)]
+    assert places(await search(file_tree, "^$", ripgrep=ripgrep)) == [("3", 1)]
 
 
-async def test_lines_around_are_shown_and_never_those_of_another_file(yard: Yard, ripgrep: bool) -> None:
-    yard.put({"a": "1\n2\nhit\n4\n5\n6\nhit\n", "b": "hit\n2\n", "c": "hit"})
-    found = await search(yard, "hit", context=1, ripgrep=ripgrep)
+async def test_context_lines_never_come_from_another_file(file_tree: FileTree, ripgrep: bool) -> None:
+    file_tree.put({"a": "1\n2\nhit\n4\n5\n6\nhit\n", "b": "hit\n2\n", "c": "hit"})
+    found = await search(file_tree, "hit", context=1, ripgrep=ripgrep)
     assert [[(line.number, line.text, line.found) for line in hit.lines] for hit in found.hits] == [
         [(2, "2", False), (3, "hit", True), (4, "4", False), (6, "6", False), (7, "hit", True)],
         [(1, "hit", True), (2, "2", False)],
@@ -88,23 +90,23 @@ async def test_lines_around_are_shown_and_never_those_of_another_file(yard: Yard
     ]
 
 
-async def test_a_limit_is_kept_and_said(yard: Yard, ripgrep: bool) -> None:
-    yard.put({"a": "hit\nhit\n", "b": "hit\n", "c": "hit\n"})
-    assert not (await search(yard, "hit", limit=4, ripgrep=ripgrep)).more
+async def test_a_search_limit_is_applied_and_reported(file_tree: FileTree, ripgrep: bool) -> None:
+    file_tree.put({"a": "hit\nhit\n", "b": "hit\n", "c": "hit\n"})
+    assert not (await search(file_tree, "hit", limit=4, ripgrep=ripgrep)).more
     for limit, files in ((1, 1), (2, 2), (3, 3)):
-        found = await search(yard, "hit", limit=limit, ripgrep=ripgrep)
+        found = await search(file_tree, "hit", limit=limit, ripgrep=ripgrep)
         assert (len(places(found)), found.more, found.files) == (limit, True, files)
 
 
 async def test_a_long_line_is_shown_around_the_match(
-    yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
+    file_tree: FileTree, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than a read, with multi-byte characters where it is cut."""
     monkeypatch.setattr(search_input, "LINE_CHUNK", 1000)
-    yard.put(
+    file_tree.put(
         {"far": "🌊" * 2000 + "hit" + "é" * 2000 + "\nnext\n", "near": "hit" + "é" * 500, "whole": "x" * 397 + "hit"}
     )
-    far, near, whole = (hit.lines[0] for hit in (await search(yard, "hit", ripgrep=ripgrep)).hits)
+    far, near, whole = (hit.lines[0] for hit in (await search(file_tree, "hit", ripgrep=ripgrep)).hits)
     assert far.before and far.after and "🌊hité" in far.text and set(far.text) == set("🌊hité")
     assert search_input.SHOWN_BYTES - 8 <= len(far.text.encode()) <= search_input.SHOWN_BYTES
     assert near == HitLine(1, "hit" + "é" * 198, found=True, before=False, after=True)
@@ -112,11 +114,11 @@ async def test_a_long_line_is_shown_around_the_match(
 
 
 async def test_binary_large_and_hidden_files_are_left_out_and_counted(
-    yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
+    file_tree: FileTree, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A zero byte near the beginning makes a file binary; one far behind does not."""
     monkeypatch.setattr(search_input, "FILE_BYTES", 20_000)
-    yard.put(
+    file_tree.put(
         {
             "binary": b"hit\0\n",
             "almost": b"x\n" * 4096 + b"\0 hit\n",
@@ -126,39 +128,39 @@ async def test_binary_large_and_hidden_files_are_left_out_and_counted(
             "node_modules/m": "hit\n",
         }
     )
-    found = await search(yard, "hit", ripgrep=ripgrep)
+    found = await search(file_tree, "hit", ripgrep=ripgrep)
     assert places(found) == [("almost", 4097), ("latin", 1)]
     assert (found.binary, found.large, found.left_out) == (1, 1, (".env", "node_modules"))
-    assert places(await search(yard, "hit", hidden=True, ripgrep=ripgrep))[0] == (".env", 1)
-    assert places(await search(yard, "hit", "node_modules", ripgrep=ripgrep)) == [("node_modules/m", 1)]
+    assert places(await search(file_tree, "hit", hidden=True, ripgrep=ripgrep))[0] == (".env", 1)
+    assert places(await search(file_tree, "hit", "node_modules", ripgrep=ripgrep)) == [("node_modules/m", 1)]
 
 
-async def test_links_are_not_followed_and_pipes_not_waited_for(yard: Yard, ripgrep: bool) -> None:
+async def test_a_search_follows_no_links_and_waits_for_no_pipes(file_tree: FileTree, ripgrep: bool) -> None:
     """X07: the target of a link is found at its own place, if that is inside."""
-    yard.put({"real": f"{SECRET}\n"})
-    (yard.work / "inside").symlink_to("real")
-    (yard.work / "file").symlink_to(yard.outside / "secret")
-    (yard.work / "folder").symlink_to(yard.outside)
-    os.mkfifo(yard.work / "pipe")
-    assert places(await search(yard, SECRET, ripgrep=ripgrep)) == [("real", 1)]
+    file_tree.put({"real": f"{SECRET}\n"})
+    (file_tree.work / "inside").symlink_to("real")
+    (file_tree.work / "file").symlink_to(file_tree.outside / "secret")
+    (file_tree.work / "folder").symlink_to(file_tree.outside)
+    os.mkfifo(file_tree.work / "pipe")
+    assert places(await search(file_tree, SECRET, ripgrep=ripgrep)) == [("real", 1)]
     for path in ("file", "folder", "folder/secret"):
         with pytest.raises(ToolFailed, match="outside the workspace"):
-            await search(yard, SECRET, path, ripgrep=ripgrep)
+            await search(file_tree, SECRET, path, ripgrep=ripgrep)
     with pytest.raises(ToolFailed, match="There is no file"):
-        await search(yard, SECRET, "none", ripgrep=ripgrep)
+        await search(file_tree, SECRET, "none", ripgrep=ripgrep)
 
 
 @pytest.mark.parametrize("moment", ["entered", "opened", "shown"])
-async def test_an_exchange_in_the_very_moment_gains_nothing(
-    yard: Yard, moment: str, monkeypatch: pytest.MonkeyPatch
+async def test_exchanging_a_folder_for_a_link_does_not_lead_out(
+    file_tree: FileTree, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X07: a folder before it is entered, a file before it is read, and before its lines are shown."""
-    yard.put({"a/secret": f"harmless {SECRET}\n"})
+    file_tree.put({"a/secret": f"harmless {SECRET}\n"})
 
     def exchange(path: str, target: str) -> None:
-        if not (yard.work / path).is_symlink():
-            (yard.work / path).rename(yard.work / "moved")
-            (yard.work / path).symlink_to(yard.outside / target)
+        if not (file_tree.work / path).is_symlink():
+            (file_tree.work / path).rename(file_tree.work / "moved")
+            (file_tree.work / path).symlink_to(file_tree.outside / target)
 
     def before(owner: Any, name: str, act: Callable[[], None], *, after: bool = False) -> None:
         real = getattr(owner, name)
@@ -176,27 +178,27 @@ async def test_an_exchange_in_the_very_moment_gains_nothing(
     if moment == "entered":
         before(walk.FolderWalk, "_entered", lambda: exchange("a", ""))
     elif moment == "opened":
-        before(search_input, "refer", lambda: exchange("a/secret", "secret"), after=True)
+        before(search_input, "open_reference", lambda: exchange("a/secret", "secret"), after=True)
     else:
         before(search_input, "hits", lambda: exchange("a", ""))
-    found = await search(yard, SECRET)
+    found = await search(file_tree, SECRET)
     assert {line.text for hit in found.hits for line in hit.lines} <= {f"harmless {SECRET}"}
     assert [hit.changed for hit in found.hits] == {"entered": [], "opened": [True], "shown": [True]}[moment]
 
 
-async def test_a_folder_exchanged_all_the_time_never_gives_what_is_outside(yard: Yard, ripgrep: bool) -> None:
+async def test_constantly_exchanging_a_folder_never_reveals_outside_files(file_tree: FileTree, ripgrep: bool) -> None:
     """X07: neither a line of it nor its number."""
-    yard.put({"flip/secret": "harmless\n"})
+    file_tree.put({"flip/secret": "harmless\n"})
 
-    with yard.flipping():
+    with file_tree.flipping():
         for _ in range(25):
-            found = await search(yard, ".", ripgrep=ripgrep)
+            found = await search(file_tree, ".", ripgrep=ripgrep)
             assert {line.text for hit in found.hits for line in hit.lines} <= {"harmless"}
 
 
-async def test_a_catastrophic_pattern_is_stopped(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_catastrophic_pattern_is_stopped(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search process is really killed, and the event loop keeps running. ripgrep has no such pattern."""
-    yard.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
+    file_tree.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
     monkeypatch.setattr(searching, "SECONDS", 1.0)
     turns = 0
 
@@ -210,19 +212,21 @@ async def test_a_catastrophic_pattern_is_stopped(yard: Yard, monkeypatch: pytest
     async with anyio.create_task_group() as group:
         scope = anyio.CancelScope()
         group.start_soon(breathe, scope)
-        found = await search(yard, "(a+)+b", ripgrep=False)
+        found = await search(file_tree, "(a+)+b", ripgrep=False)
         scope.cancel()
     assert "stopped after 1 s" in found.stopped
     assert turns > 3
     if find_program("rg") is not None:
         monkeypatch.setattr(searching, "SECONDS", 60.0)
-        found = await search(yard, "(a+)+b")
+        found = await search(file_tree, "(a+)+b")
         assert places(found) == [("a", 1)] and not found.stopped
 
 
-async def test_what_was_found_before_a_search_was_stopped_is_kept(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_matches_found_before_a_timeout_are_returned(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The timeout comes at the moment the first line is reported."""
-    yard.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
+    file_tree.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
 
     async def until_found(child: ChildProcess, told: list[tuple[int, int]]) -> None:
         data = await child.read()
@@ -230,93 +234,97 @@ async def test_what_was_found_before_a_search_was_stopped_is_kept(yard: Yard, mo
         raise TimeoutError
 
     monkeypatch.setattr(searching, "_collect", until_found)
-    found = await search(yard, "(a+)+b", ripgrep=False)
+    found = await search(file_tree, "(a+)+b", ripgrep=False)
     assert places(found) == [("a", 1)] and "stopped after" in found.stopped
 
 
-async def test_a_cancelled_search_ends_its_child_and_its_thread(yard: Yard) -> None:
+async def test_a_cancelled_search_ends_its_child_and_its_thread(file_tree: FileTree) -> None:
     """L14: even while the pipe to it is full; the leak fixture looks for leftovers."""
-    yard.put({"a": "a" * 30 + "\n", "b": ("x" * 100 + "\n") * 50_000})
+    file_tree.put({"a": "a" * 30 + "\n", "b": ("x" * 100 + "\n") * 50_000})
     with anyio.fail_after(30):
         with anyio.move_on_after(0.3) as scope:
-            await search(yard, "(a+)+b", ripgrep=False)
+            await search(file_tree, "(a+)+b", ripgrep=False)
     assert scope.cancelled_caught
 
 
-async def test_many_files_and_bytes_are_bounded_and_said(
-    yard: Yard, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
+async def test_searched_files_and_bytes_are_bounded_and_reported(
+    file_tree: FileTree, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    yard.put({f"{number:02}": "hit\n" for number in range(10)})
+    file_tree.put({f"{number:02}": "hit\n" for number in range(10)})
     monkeypatch.setattr(search_input, "MOST_FILES", 3)
-    found = await search(yard, "hit", ripgrep=ripgrep)
+    found = await search(file_tree, "hit", ripgrep=ripgrep)
     assert len(places(found)) == 3 and found.stopped == "only 3 files were searched; use a path or a glob"
     monkeypatch.setattr(search_input, "MOST_FILES", 100)
     monkeypatch.setattr(search_input, "TOTAL_BYTES", 10)
-    assert len(places(await search(yard, "hit", ripgrep=ripgrep))) == 3
+    assert len(places(await search(file_tree, "hit", ripgrep=ripgrep))) == 3
 
 
-async def test_a_file_changed_meanwhile_is_said_to_be(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_changed_during_the_search_is_reported(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lines would not be those that were found."""
-    yard.put({"a": "hit\n", "b": "hit\n", "c": "hit\n"})
+    file_tree.put({"a": "hit\n", "b": "hit\n", "c": "hit\n"})
     real = search_input.hits
 
     def changing(*arguments: Any) -> Any:
-        (yard.work / "a").write_text("x\n" * 10)
-        (yard.work / "b").unlink()
+        (file_tree.work / "a").write_text("x\n" * 10)
+        (file_tree.work / "b").unlink()
         return real(*arguments)
 
     monkeypatch.setattr(search_input, "hits", changing)
-    assert [(hit.path, hit.changed, len(hit.lines)) for hit in (await search(yard, "hit")).hits] == [
+    assert [(hit.path, hit.changed, len(hit.lines)) for hit in (await search(file_tree, "hit")).hits] == [
         ("a", True, 0),
         ("b", True, 0),
         ("c", False, 1),
     ]
 
 
-async def test_what_searches_gets_nothing_of_the_gateways_environment(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+async def test_the_search_process_has_an_empty_environment(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X18: and ripgrep reads nobody's configuration."""
-    (yard.work / "seen").mkdir()
-    spy = yard.work / "seen/rg"
-    spy.write_text(f"#!/bin/sh\nenv > {yard.work}/seen/env\nexit 1\n")
+    (file_tree.work / "seen").mkdir()
+    spy = file_tree.work / "seen/rg"
+    spy.write_text(f"#!/bin/sh\nenv > {file_tree.work}/seen/env\nexit 1\n")
     spy.chmod(0o755)
     monkeypatch.setenv("TIDEGATE_SECRET", SECRET)
     monkeypatch.setattr(searching, "find_program", lambda _program: str(spy))
-    yard.put({"a": "hit\n"})
-    await search(yard, "hit")
-    names = {line.partition("=")[0] for line in (yard.work / "seen/env").read_text().splitlines()}
+    file_tree.put({"a": "hit\n"})
+    await search(file_tree, "hit")
+    names = {line.partition("=")[0] for line in (file_tree.work / "seen/env").read_text().splitlines()}
     assert names <= {"PWD", "OLDPWD", "SHLVL", "_"}  # set by this test's own shell
 
 
-async def test_a_ripgrep_that_does_not_work_is_done_without(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_ripgrep_is_replaced_by_our_own_program(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For example, too old for an option."""
     monkeypatch.setattr(
         searching, "find_program", lambda _program: "/bin/false" if Path("/bin/false").exists() else None
     )
     monkeypatch.setattr(searching, "_rg", lambda program, _query: searching._Engine((program,), (0,)))
-    yard.put({"a": "hit\n", "b": "x\n" * 100_000})
-    assert places(await search(yard, "hit")) == [("a", 1)]
+    file_tree.put({"a": "hit\n", "b": "x\n" * 100_000})
+    assert places(await search(file_tree, "hit")) == [("a", 1)]
 
 
-async def test_a_search_that_cannot_end_well_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_that_fails_is_reported(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/bin/false",), (0,)))
-    yard.put({"a": "hit\n"})
+    file_tree.put({"a": "hit\n"})
     with pytest.raises(ToolFailed, match="did not finish"):
-        await search(yard, "hit", ripgrep=False)
+        await search(file_tree, "hit", ripgrep=False)
     monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/no/such/program",), (0,)))
     with pytest.raises(ToolFailed, match="cannot be started"):
-        await search(yard, "hit", ripgrep=False)
+        await search(file_tree, "hit", ripgrep=False)
 
 
-async def test_what_searches_has_a_bound_on_its_memory(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_process_has_a_memory_limit(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """D7: a line as long as a file does not fit into a small limit, and is an error, not a hang."""
     monkeypatch.setattr(searching, "CHILD_MEMORY", 64 * 1024 * 1024)
-    with (yard.work / "a").open("wb") as file:
+    with (file_tree.work / "a").open("wb") as file:
         for _ in range(30):
             file.write(b"a" * 1024 * 1024)
     with pytest.raises(ToolFailed, match="did not finish"):
-        await search(yard, "b", ripgrep=False)
+        await search(file_tree, "b", ripgrep=False)
 
 
 PIECES = st.sampled_from(["hit", "Hit", "x", "é", "🌊", "\n", "\n", "\r\n", " ", "hi", "t"])
@@ -340,19 +348,23 @@ OPTIONS = st.fixed_dictionaries(
 @pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREES, pattern=PATTERNS, options=OPTIONS)
-async def test_with_and_without_ripgrep_the_whole_answer_is_the_same(
+async def test_both_engines_return_the_same_complete_answer(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, bytes], pattern: str, options: dict[str, Any]
 ) -> None:
     """Order, lines, columns, left-out files and their messages, under any limit."""
-    yard = Yard(tmp_path_factory.mktemp("yard"))
-    yard.put(dict(tree))
-    assert await search(yard, pattern, ripgrep=True, **options) == await search(yard, pattern, ripgrep=False, **options)
+    file_tree = FileTree(tmp_path_factory.mktemp("tree"))
+    file_tree.put(dict(tree))
+    assert await search(file_tree, pattern, ripgrep=True, **options) == await search(
+        file_tree, pattern, ripgrep=False, **options
+    )
 
 
-async def test_so_many_search_at_once_and_the_others_wait(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_searches_are_limited_and_others_wait(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L14: however many are requested."""
-    yard.put({"a": "hit\n"})
-    files = yard.files(ripgrep=False)
+    file_tree.put({"a": "hit\n"})
+    files = file_tree.files(ripgrep=False)
     running = most = 0
     real = searching._run
 

@@ -17,7 +17,7 @@ from anyio import from_thread
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workspaces.filing import INNER, Yard, meanwhile
+from tests.workspaces.file_tree import INNER, FileTree, meanwhile
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import gather
 from tidegate.workspaces.files import FileFilter, atomic_write
@@ -26,83 +26,83 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    yard = Yard(tmp_path)
-    yield yard
+def file_tree(tmp_path: Path) -> Iterator[FileTree]:
+    file_tree = FileTree(tmp_path)
+    yield file_tree
     assert not list(tmp_path.rglob(".tidegate-*")), "a temporary file was left"
 
 
-async def test_a_file_is_made_with_the_folders_on_its_way(yard: Yard) -> None:
-    files = yard.files()
+async def test_writing_a_file_creates_missing_folders(file_tree: FileTree) -> None:
+    files = file_tree.files()
     assert (await files.write("a/b/c.txt", b"one")).replaced is None
     assert (await files.write(f"{INNER}/a/b/c.txt", b"another")).replaced == 3
-    assert (yard.work / "a/b/c.txt").read_bytes() == b"another"
+    assert (file_tree.work / "a/b/c.txt").read_bytes() == b"another"
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), chunk=st.integers(1, 500))
-async def test_what_was_written_is_what_is_there(yard: Yard, contents: list[bytes], chunk: int) -> None:
+async def test_written_bytes_are_read_back_unchanged(file_tree: FileTree, contents: list[bytes], chunk: int) -> None:
     """Any bytes of any length, replacing any others, in pieces of any size."""
-    files = yard.files()
+    files = file_tree.files()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(atomic_write, "CHUNK", chunk)
         for content in contents:
             await files.write("file", content)
             loaded = await files.load("file", limit=2000)
             assert (loaded.data, loaded.version) == (content, atomic_write.version(content))
-    assert [path.name for path in yard.work.iterdir()] == ["file"]
+    assert [path.name for path in file_tree.work.iterdir()] == ["file"]
 
 
-async def test_permissions_stay_and_special_bits_go(yard: Yard) -> None:
+async def test_a_replaced_file_keeps_permissions_but_not_special_bits(file_tree: FileTree) -> None:
     """An edited script can still be run; setuid bits are dropped."""
-    yard.put({"script": "old", "special": "old"})
-    (yard.work / "script").chmod(0o750)
-    (yard.work / "special").chmod(0o4755)
+    file_tree.put({"script": "old", "special": "old"})
+    (file_tree.work / "script").chmod(0o750)
+    (file_tree.work / "special").chmod(0o4755)
     for name, mode in (("script", 0o750), ("special", 0o755)):
-        await yard.files().write(name, b"new")
-        assert stat.S_IMODE((yard.work / name).stat().st_mode) == mode
-    await yard.files().write("new", b"new")
+        await file_tree.files().write(name, b"new")
+        assert stat.S_IMODE((file_tree.work / name).stat().st_mode) == mode
+    await file_tree.files().write("new", b"new")
     before = os.umask(0)
     os.umask(before)
-    assert stat.S_IMODE((yard.work / "new").stat().st_mode) == 0o666 & ~before
+    assert stat.S_IMODE((file_tree.work / "new").stat().st_mode) == 0o666 & ~before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-async def test_the_owner_stays(yard: Yard) -> None:
-    yard.put({"theirs": "old"})
-    os.chown(yard.work / "theirs", 4321, 4322)
-    await yard.files().write("theirs", b"new")
-    status = (yard.work / "theirs").stat()
+async def test_a_replaced_file_keeps_its_owner(file_tree: FileTree) -> None:
+    file_tree.put({"theirs": "old"})
+    os.chown(file_tree.work / "theirs", 4321, 4322)
+    await file_tree.files().write("theirs", b"new")
+    status = (file_tree.work / "theirs").stat()
     assert (status.st_uid, status.st_gid) == (4321, 4322)
 
 
-async def test_a_link_is_written_through_when_it_stays_inside(yard: Yard) -> None:
+async def test_writing_follows_links_that_stay_inside(file_tree: FileTree) -> None:
     """Including a link to a file that does not exist yet; a link that leads out is refused."""
-    yard.put({"real": "old"})
+    file_tree.put({"real": "old"})
     for name, target in (("link", "real"), ("dangling", "sub/new"), ("out", "../outside/secret")):
-        (yard.work / name).symlink_to(target)
-    files = yard.files()
+        (file_tree.work / name).symlink_to(target)
+    files = file_tree.files()
     await files.write("link", b"new")
     await files.write("dangling", b"made")
-    assert (yard.work / "link").is_symlink() and (yard.work / "real").read_bytes() == b"new"
-    assert (yard.work / "sub/new").read_bytes() == b"made"
+    assert (file_tree.work / "link").is_symlink() and (file_tree.work / "real").read_bytes() == b"new"
+    assert (file_tree.work / "sub/new").read_bytes() == b"made"
     with pytest.raises(ToolFailed, match="leads out of the workspace"):
         await files.write("out", b"x")
-    assert (yard.outside / "secret").read_bytes() != b"x"
+    assert (file_tree.outside / "secret").read_bytes() != b"x"
 
 
-async def test_what_may_only_be_read_is_not_written(yard: Yard) -> None:
-    (yard.shared / "given").write_text("theirs")
-    (yard.work / "link").symlink_to("/shared/given")
+async def test_read_only_mounts_are_not_written(file_tree: FileTree) -> None:
+    (file_tree.shared / "given").write_text("theirs")
+    (file_tree.work / "link").symlink_to("/shared/given")
     for path in ("/shared/given", "/shared/new", "/shared/new/folder/file", "link"):
         with pytest.raises(ToolFailed, match="is read-only; write elsewhere"):
-            await yard.files().write(path, b"x")
-    assert [path.name for path in yard.shared.rglob("*")] == ["given"]
-    assert (yard.shared / "given").read_text() == "theirs"
+            await file_tree.files().write(path, b"x")
+    assert [path.name for path in file_tree.shared.rglob("*")] == ["given"]
+    assert (file_tree.shared / "given").read_text() == "theirs"
 
 
-async def test_what_is_no_place_for_a_file_is_refused(yard: Yard) -> None:
-    yard.put({"folder/file": ""})
+async def test_a_path_that_cannot_be_a_file_is_refused(file_tree: FileTree) -> None:
+    file_tree.put({"folder/file": ""})
     for path, said in (
         ("folder", "is a folder"),
         (".", "is a folder"),
@@ -112,34 +112,34 @@ async def test_what_is_no_place_for_a_file_is_refused(yard: Yard) -> None:
         ("../x", "leads out"),
     ):
         with pytest.raises(ToolFailed, match=said):
-            await yard.files().write(path, b"x")
+            await file_tree.files().write(path, b"x")
 
 
 @pytest.mark.parametrize("call", ["write", "rename", "fchmod"])
-async def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(
-    yard: Yard, call: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_failed_write_leaves_only_the_old_file(
+    file_tree: FileTree, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D5: a full disk, wherever it is noticed."""
-    yard.put({"file": "old"})
+    file_tree.put({"file": "old"})
 
     def full(*_arguments: object, **_options: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(atomic_write.os, call, full)
     with pytest.raises(ToolFailed, match="could not be written \\(No space left on device\\); nothing was changed"):
-        await yard.files().write("file", b"new")
+        await file_tree.files().write("file", b"new")
     monkeypatch.undo()
-    assert (yard.work / "file").read_text() == "old"
+    assert (file_tree.work / "file").read_text() == "old"
 
 
-async def test_whoever_reads_meanwhile_finds_one_content_or_the_other(yard: Yard) -> None:
+async def test_concurrent_readers_see_the_old_or_the_new_content(file_tree: FileTree) -> None:
     """Never a part, and never nothing."""
     contents = (b"a" * 300_000, b"b" * 500_000)
-    (yard.work / "file").write_bytes(contents[0])
+    (file_tree.work / "file").write_bytes(contents[0])
     seen: set[bytes] = set()
-    with meanwhile(lambda: seen.add((yard.work / "file").read_bytes())):
+    with meanwhile(lambda: seen.add((file_tree.work / "file").read_bytes())):
         for number in range(40):
-            await yard.files().write("file", contents[number % 2])
+            await file_tree.files().write("file", contents[number % 2])
     assert seen <= set(contents)
 
 
@@ -161,94 +161,98 @@ anyio.run(main)
 """
 
 
-def test_a_write_in_which_the_process_is_killed_leaves_a_whole_file(yard: Yard) -> None:
+def test_a_kill_during_a_write_leaves_a_complete_file(file_tree: FileTree) -> None:
     """F4: the old content or the new one; a leftover has a recognisable name."""
     for written in (1, 4, 10):
-        with subprocess.Popen([sys.executable, "-c", KILLED, str(yard.work)], stdout=subprocess.PIPE) as child:
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(file_tree.work)], stdout=subprocess.PIPE) as child:
             assert child.stdout is not None and len(child.stdout.read(written)) == written
             child.kill()
-        content = (yard.work / "file").read_bytes()
+        content = (file_tree.work / "file").read_bytes()
         assert len(content) == 3_000_000 and len(set(content)) == 1
-        for left in yard.work.glob(".tidegate-*.tmp"):
+        for left in file_tree.work.glob(".tidegate-*.tmp"):
             left.unlink()
-    assert [path.name for path in yard.work.iterdir()] == ["file"]
+    assert [path.name for path in file_tree.work.iterdir()] == ["file"]
 
 
-async def test_a_cancelled_write_leaves_the_old_file(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_write_leaves_the_old_file(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """L10: it ends in the middle of a long content."""
-    yard.put({"file": "old"})
+    file_tree.put({"file": "old"})
     monkeypatch.setattr(atomic_write, "CHUNK", 1)
     with anyio.fail_after(30):
         with anyio.move_on_after(0.05) as scope:
-            await yard.files().write("file", b"x" * 5_000_000)
+            await file_tree.files().write("file", b"x" * 5_000_000)
     assert scope.cancelled_caught
-    assert (yard.work / "file").read_text() == "old"
+    assert (file_tree.work / "file").read_text() == "old"
 
 
 # -- expected versions --
 
 
-async def test_an_expected_version_is_replaced_and_another_is_not(yard: Yard) -> None:
-    yard.put({"file": "one"})
-    (yard.work / "file").chmod(0o640)
-    files = yard.files()
+async def test_an_expected_version_is_replaced_and_another_is_not(file_tree: FileTree) -> None:
+    file_tree.put({"file": "one"})
+    (file_tree.work / "file").chmod(0o640)
+    files = file_tree.files()
     loaded = await files.load("file", limit=10)
     await files.write("file", b"two", expected=loaded.version)
-    assert (yard.work / "file").read_text() == "two"
-    assert stat.S_IMODE((yard.work / "file").stat().st_mode) == 0o640
+    assert (file_tree.work / "file").read_text() == "two"
+    assert stat.S_IMODE((file_tree.work / "file").stat().st_mode) == 0o640
     with pytest.raises(ToolFailed, match="changed by someone else in the meantime; nothing was written: read it again"):
         await files.write("file", b"three", expected=loaded.version)
-    assert (yard.work / "file").read_text() == "two"
-    (yard.work / "file").unlink()
+    assert (file_tree.work / "file").read_text() == "two"
+    (file_tree.work / "file").unlink()
     with pytest.raises(ToolFailed, match="changed by someone else"):
         await files.write("file", b"three", expected=loaded.version)
-    assert not list(yard.work.iterdir())
+    assert not list(file_tree.work.iterdir())
 
 
 @pytest.mark.parametrize("change", ["replace", "rewrite", "remove"])
-async def test_a_change_in_the_last_moment_is_kept(yard: Yard, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_last_moment_change_is_not_overwritten(
+    file_tree: FileTree, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes after the version check and before the file is put in place."""
-    yard.put({"file": "one"})
-    expected = (await yard.files().load("file", limit=10)).version
+    file_tree.put({"file": "one"})
+    expected = (await file_tree.files().load("file", limit=10)).version
     real = atomic_write._make
 
     def interfering(*arguments: object) -> None:
         real(*arguments)  # type: ignore[arg-type]
         if change == "rewrite":
-            (yard.work / "file").write_text("six")
+            (file_tree.work / "file").write_text("six")
         else:
-            (yard.work / "file").unlink()
+            (file_tree.work / "file").unlink()
             if change == "replace":
-                (yard.work / "file").write_text("six")
+                (file_tree.work / "file").write_text("six")
 
     monkeypatch.setattr(atomic_write, "_make", interfering)
     with pytest.raises(ToolFailed, match="changed by someone else"):
-        await yard.files().write("file", b"two", expected=expected)
-    assert (not (yard.work / "file").exists()) if change == "remove" else (yard.work / "file").read_text() == "six"
+        await file_tree.files().write("file", b"two", expected=expected)
+    assert (
+        (not (file_tree.work / "file").exists())
+        if change == "remove"
+        else (file_tree.work / "file").read_text() == "six"
+    )
 
 
-async def test_a_file_system_that_cannot_exchange_is_written_all_the_same(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    yard.put({"file": "one"})
-    expected = (await yard.files().load("file", limit=10)).version
+async def test_writing_works_without_atomic_exchange(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_tree.put({"file": "one"})
+    expected = (await file_tree.files().load("file", limit=10)).version
 
     def unable(*_arguments: object) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(atomic_write, "_exchange", unable)
-    await yard.files().write("file", b"two", expected=expected)
-    assert (yard.work / "file").read_text() == "two"
+    await file_tree.files().write("file", b"two", expected=expected)
+    assert (file_tree.work / "file").read_text() == "two"
 
 
-async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(yard: Yard) -> None:
+async def test_of_writers_expecting_the_same_version_one_succeeds(file_tree: FileTree) -> None:
     """Each adds one to the number it has read: the sum counts the successful writes."""
-    yard.put({"number": "0"})
+    file_tree.put({"number": "0"})
     added = 0
 
     async def add() -> None:
         nonlocal added
-        files = yard.files()
+        files = file_tree.files()
         for _ in range(25):
             loaded = await files.load("number", limit=10)
             try:
@@ -259,30 +263,32 @@ async def test_of_writers_who_expect_the_same_one_wins_and_the_others_are_told(y
 
     with anyio.fail_after(60):
         await gather([add(), add()])
-    assert int((yard.work / "number").read_text()) == added
+    assert int((file_tree.work / "number").read_text()) == added
     assert added >= 25
-    assert not (await yard.files().list(".", FileFilter(), recursive=True, limit=10)).left_out
+    assert not (await file_tree.files().list(".", FileFilter(), recursive=True, limit=10)).left_out
 
 
-async def test_a_folder_that_somebody_keeps_locked_is_written_in_all_the_same(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+async def test_a_folder_that_stays_locked_is_still_written(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command of the session could hold the lock for ever; it blocks nobody."""
     monkeypatch.setattr(atomic_write, "LOCK_SECONDS", 0.05)
-    fd = os.open(yard.work, os.O_RDONLY)
+    fd = os.open(file_tree.work, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         with anyio.fail_after(30):
-            await yard.files().write("file", b"new")
+            await file_tree.files().write("file", b"new")
     finally:
         os.close(fd)
-    assert (yard.work / "file").read_bytes() == b"new"
+    assert (file_tree.work / "file").read_bytes() == b"new"
 
 
-async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_undoing_an_exchange_does_not_remove_another_writers_file(
+    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between a wrong exchange and its undoing, no other writer of ours works in the folder."""
-    yard.put({"file": "one"})
-    files = yard.files()
+    file_tree.put({"file": "one"})
+    files = file_tree.files()
     expected = (await files.load("file", limit=10)).version
     swapped, written = anyio.Event(), threading.Event()
     make, look = atomic_write._make, atomic_write._version_at
@@ -291,8 +297,8 @@ async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, mo
     def interfering(*arguments: Any) -> None:
         make(*arguments)
         if not looks:
-            (yard.work / "file").unlink()
-            (yard.work / "file").write_text("six")
+            (file_tree.work / "file").unlink()
+            (file_tree.work / "file").write_text("six")
 
     def waiting(reference: int) -> str:
         nonlocal looks
@@ -315,4 +321,4 @@ async def test_one_who_takes_his_file_back_does_not_take_anothers(yard: Yard, mo
     monkeypatch.setattr(atomic_write, "_version_at", waiting)
     with anyio.fail_after(30):
         await gather([take_back(), write()])
-    assert (yard.work / "file").read_text() == "ten"
+    assert (file_tree.work / "file").read_text() == "ten"

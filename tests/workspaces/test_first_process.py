@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.workspaces.making import WAIT
+from tests.workspaces.harness import WAIT
 from tidegate.workspaces.processes.reaper import Reaper
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-def test_no_zombie_stays_with_a_gateway_that_is_the_first_process(tmp_path: Path, backend: str) -> None:
+def test_a_gateway_that_is_the_first_process_reaps_all_zombies(tmp_path: Path, backend: str) -> None:
     """L15: a normal end leaves no zombie; processes killed from outside are reaped on the timer."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a first process without a sandbox, in which there can be no other")
@@ -29,7 +29,7 @@ def test_no_zombie_stays_with_a_gateway_that_is_the_first_process(tmp_path: Path
     assert int(harmed) > 0  # otherwise nothing was tested
 
 
-def test_where_there_is_another_first_process_nobody_elses_children_are_reaped() -> None:
+def test_a_gateway_that_is_not_the_first_process_reaps_only_its_own_children() -> None:
     with subprocess.Popen(["/bin/sh", "-c", "exit 7"]) as child:
         assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
         strays = Reaper()

@@ -27,7 +27,7 @@ def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_linked_to_is_left_alone(tmp_path: Path) -> None:
+def test_removing_a_folder_follows_no_links(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o755)
     (outside / "file").write_text("precious")
@@ -67,7 +67,7 @@ def test_the_size_of_a_folder_is_what_it_takes_on_the_disk(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["main", "s_1", "s_" + "A" * 32, "x" + SESSION, SESSION + "x", "..", "s_" + "a" * 33])
-def test_only_names_of_ours_are_looked_at(tmp_path: Path, name: str) -> None:
+def test_only_folders_named_after_sessions_are_listed(tmp_path: Path, name: str) -> None:
     folders = Folders(tmp_path)
     if name != "..":
         (folders.root / name).mkdir(parents=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.workspaces.conformance import token
-from tests.workspaces.making import WAIT, alive
+from tests.workspaces.harness import WAIT, alive
 from tidegate.workspaces.backends import guardian, remote_program
 from tidegate.workspaces.backends import remote_keeper as keeper
 
@@ -37,12 +37,12 @@ class Guarded:
             self.ours.send(guardian.task_message(["/bin/sh", "-c", command], {"A": "1"}, LIMITS, "/", keeper))
             said = self.ours.recv(100)
             end = said.find(guardian.OVER)  # if it has already ended
-            self.started, self.said = (said, b"") if end < 0 else (said[:end], said[end:])
+            self.started, self.output_of = (said, b"") if end < 0 else (said[:end], said[end:])
 
     def over(self) -> tuple[int, int]:
         """The command's exit code and the number of processes left, once the guardian has reported them and ended."""
         self.process.wait(WAIT)
-        said = self.said or self.ours.recv(100)
+        said = self.output_of or self.ours.recv(100)
         assert said.startswith(guardian.OVER)
         code, left = said.removeprefix(guardian.OVER).split()
         return int(code), int(left)
@@ -83,7 +83,7 @@ def guarded(command: str, **options: str) -> Iterator[Guarded]:
 # -- the end of a command ----------------------------------------------------------------------------------------------
 
 
-def test_it_says_how_the_command_ended_and_what_that_left_behind() -> None:
+def test_a_guardian_reports_the_exit_code_and_processes_left_behind() -> None:
     """P12: counted, signalled and killed."""
     with guarded("exit 3") as one:
         assert one.over() == (3, 0)
@@ -95,7 +95,7 @@ def test_it_says_how_the_command_ended_and_what_that_left_behind() -> None:
     assert not alive(mark)
 
 
-def test_what_it_is_told_reaches_everything_below_it() -> None:
+def test_signals_to_a_guardian_reach_everything_below_it() -> None:
     mark = token()
     with guarded(f"(setsid sleep {mark} &); (setsid sleep {mark} &); exec sleep {mark}") as one:
         soon(lambda: len(alive(f"sleep\0{mark}")) == 3)
@@ -104,7 +104,7 @@ def test_what_it_is_told_reaches_everything_below_it() -> None:
     assert not alive(mark)
 
 
-def test_who_is_asked_has_time_until_it_is_killed() -> None:
+def test_processes_have_time_between_sigterm_and_sigkill() -> None:
     mark = token()
     with guarded(f"trap '' TERM; (setsid sleep {mark} &); sleep {mark}; sleep {mark}") as one:
         soon(lambda: len(alive(f"sleep\0{mark}")) == 2)
@@ -118,7 +118,7 @@ def test_who_is_asked_has_time_until_it_is_killed() -> None:
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
-def test_it_ends_everything_when_its_owner_is_gone(trap: str) -> None:
+def test_a_guardian_ends_everything_when_its_owner_is_gone(trap: str) -> None:
     """P12: whether the owner closes the descriptor or is killed makes no difference."""
     mark = token()
     one = Guarded(f"{trap}(setsid env -i sleep {mark} &); sleep {mark}")
@@ -128,7 +128,7 @@ def test_it_ends_everything_when_its_owner_is_gone(trap: str) -> None:
     assert not alive(mark)
 
 
-def test_it_ends_everything_when_its_keeper_is_gone() -> None:
+def test_a_guardian_ends_everything_when_its_keeper_is_gone() -> None:
     mark = token()
     with (
         started("sleep", token()) as kept,
@@ -140,19 +140,19 @@ def test_it_ends_everything_when_its_keeper_is_gone() -> None:
     assert not alive(mark)
 
 
-def test_a_keeper_that_is_another_by_now_is_none() -> None:
+def test_a_later_process_with_the_keepers_pid_is_not_the_keeper() -> None:
     with guarded(f"sleep {token()}", keeper=f"{os.getpid()}:1") as one:
         assert one.over()[0] == -signal.SIGTERM
 
 
-def test_one_whose_owner_is_gone_before_it_was_told_starts_nothing() -> None:
+def test_a_guardian_whose_owner_is_gone_before_its_task_starts_nothing() -> None:
     one = Guarded("", told=False)
     one.ours.send(b"400\nhalf of it")
     one.ours.close()
     assert one.process.wait(WAIT) == 0
 
 
-def test_there_are_no_zombies_below_it() -> None:
+def test_a_guardian_leaves_no_zombies() -> None:
     """L15: orphans become its children and are reaped."""
     with guarded("for i in 1 2 3 4 5 6 7 8; do (sh -c 'exit 0' & exec true) & done; wait; echo $$; sleep 1000") as one:
 
@@ -168,7 +168,7 @@ def test_there_are_no_zombies_below_it() -> None:
 # -- what it is --------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_small() -> None:
+def test_a_guardian_uses_little_memory() -> None:
     """Each running process has one: it takes a few megabytes of its own."""
     with guarded("read -r line; sleep 1000") as one:
         own = [
@@ -179,7 +179,7 @@ def test_it_is_small() -> None:
         one.over()
 
 
-def test_it_holds_no_stream_of_the_command_and_the_command_none_of_it() -> None:
+def test_a_guardian_and_its_command_share_no_streams() -> None:
     with guarded("exec sleep 1000") as one:
         command = int(one.started.split()[2])
         guard, given = Path(f"/proc/{one.process.pid}/fd"), Path(f"/proc/{command}/fd")
@@ -190,7 +190,7 @@ def test_it_holds_no_stream_of_the_command_and_the_command_none_of_it() -> None:
 
 
 @pytest.mark.parametrize("module", [guardian, keeper])
-def test_what_is_sent_elsewhere_needs_nothing_but_an_old_python(module: object) -> None:
+def test_programs_sent_elsewhere_need_only_an_old_python(module: object) -> None:
     """Its syntax is that of Python 3.10, and its imports are the standard library or sent with it."""
     text = Path(str(getattr(module, "__file__", ""))).read_text()
     tree = ast.parse(text, feature_version=keeper.OLDEST_PYTHON)
@@ -200,7 +200,7 @@ def test_what_is_sent_elsewhere_needs_nothing_but_an_old_python(module: object) 
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) -> None:
+def test_a_sent_program_reads_no_byte_beyond_itself(shell: str) -> None:
     task = guardian.task_message(["cat"], {}, LIMITS, "/")
     sent = remote_program.program((guardian.__name__,), "guard_remote") + task + b"the rest\n"
     ran = subprocess.run(
@@ -210,7 +210,7 @@ def test_a_program_that_is_sent_takes_no_byte_that_is_not_its_own(shell: str) ->
     assert ran.stderr.startswith(guardian.UP) and ran.stderr.endswith(guardian.OVER + b"0 0\n")
 
 
-def test_a_program_that_comes_only_in_part_does_nothing() -> None:
+def test_a_partially_received_program_does_nothing() -> None:
     sent = remote_program.program((guardian.__name__,), "guard_remote")[:-50]
     ran = subprocess.run(
         ["sh", "-c", remote_program.BOOTSTRAP], input=sent, capture_output=True, timeout=WAIT, check=False
@@ -221,7 +221,7 @@ def test_a_program_that_comes_only_in_part_does_nothing() -> None:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> None:
+def test_descendants_are_found_below_zombies() -> None:
     mark = token()
     with started("sh", "-c", f"sleep {mark} & exec sleep {mark}"):
         both = soon(lambda: len(seen := alive(f"sleep\0{mark}")) == 2 and seen)  # not before the shell has become it
@@ -235,7 +235,7 @@ def test_everything_below_is_found_also_behind_one_that_is_not_yet_reaped() -> N
     soon(lambda: not alive(mark))
 
 
-def test_a_signal_reaches_the_process_that_was_looked_at_or_none() -> None:
+def test_a_signal_reaches_the_inspected_process_or_none() -> None:
     """Numbers are reused: a process is also identified by its start time."""
     with started("sleep", token()) as process:
         start = int(guardian.process_identity(process.pid).partition(":")[2])
@@ -246,7 +246,7 @@ def test_a_signal_reaches_the_process_that_was_looked_at_or_none() -> None:
     assert guardian.process_identity(process.pid) == ""
 
 
-def test_a_sweep_ends_what_has_a_variable_and_nothing_else() -> None:
+def test_a_sweep_ends_only_processes_with_the_variable() -> None:
     mark = token()
     with started("sleep", mark, env={"M": mark}) as one, started("sleep", mark) as other:
         soon(lambda: one.pid in guardian.marked_processes(f"M={mark}"))

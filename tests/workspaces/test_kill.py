@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from bench import orphans
 from tests.workspaces.conformance import spec_of
-from tests.workspaces.making import WAIT, Room, alive, room, token, until
+from tests.workspaces.harness import WAIT, WorkspaceHarness, alive, open_workspaces, token, until
 from tidegate.errors import ToolFailed
 from tidegate.store import processes
 from tidegate.workspaces.backends import guardian
@@ -37,7 +37,7 @@ KILLS = {"sandbox": 40, "network": 25, "command": 15, "local": 10, "check": 10, 
 @contextmanager
 def gateway(home: Path, mark: str, *user: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Such a process, once it is ready, and its output."""
-    arguments = [sys.executable, "-m", "tests.workspaces.gateway_like", str(home), mark, *user]
+    arguments = [sys.executable, "-m", "tests.workspaces.killed_gateway", str(home), mark, *user]
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -103,11 +103,11 @@ async def test_a_killed_gateway_leaves_nothing_running(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(WAIT)
     await until(lambda: alive(mark) == [])
-    async with room(tmp_path / "home") as rooms:
-        [row] = await rooms.store.read(processes.of_session, session, principal=None)
+    async with open_workspaces(tmp_path / "home") as harness:
+        [row] = await harness.store.read(processes.of_session, session, principal=None)
         assert (row.name, row.state) == ("server", "lost")
-        assert "'server'" in await rooms.told(session)
-        assert await rooms.said(session, "pwd; echo $KEPT; cat /workspace/file") == "/tmp\nyes\ntext"
+        assert "'server'" in await harness.take_notices(session)
+        assert await harness.output_of(session, "pwd; echo $KEPT; cat /workspace/file") == "/tmp\nyes\ntext"
 
 
 async def test_a_sandbox_whose_first_process_is_stopped_ends_with_its_gateway(tmp_path: Path) -> None:
@@ -122,16 +122,18 @@ async def test_a_sandbox_whose_first_process_is_stopped_ends_with_its_gateway(tm
         await until(lambda: alive(mark) == [])
 
 
-async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_hold(rooms: Room, session: str) -> None:
+async def test_a_sandbox_ends_with_its_lifeline_which_no_command_can_keep_open(
+    harness: WorkspaceHarness, session: str
+) -> None:
     """L14, X12: including processes that left their group and session, cleared their environment or ignore signals."""
     mark = token()
     tree = f"(setsid env -i sleep {mark} &); (setsid bash -c 'trap \"\" TERM; sleep {mark}; :' &); sleep {mark}; :"
     hold = "for fd in 0 1 2 6; do exec 7<>/proc/1/fd/$fd; done; ls -l /proc/1/fd/6 | sed 's/.*-> //; s/:.*//'"
-    _, printed = await rooms.run(session, hold)
+    _, printed = await harness.run(session, hold)
     assert "/proc/1/fd/6: No such device or address" in printed and printed.endswith("socket\n")
-    await rooms.of(session).start("server", tree)
+    await harness.of(session).start("server", tree)
     await until(lambda: len(alive(f"sleep\0{mark}")) == 3)
-    live_sandbox = rooms.live_sandbox(session)
+    live_sandbox = harness.live_sandbox(session)
     assert live_sandbox is not None and isinstance(live_sandbox.sandbox, BubblewrapSandbox)
     live_sandbox.sandbox._lifeline.close()
     await until(lambda: alive(mark) == [])
@@ -169,31 +171,31 @@ async def test_a_sandbox_whose_bwrap_is_killed_while_it_starts_leaves_nothing(
 # -- what is left all the same ---------------------------------------------------------------------------------------
 
 
-async def test_the_start_ends_what_was_left_of_its_own_home_and_of_no_other(tmp_path: Path) -> None:
+async def test_a_starting_gateway_ends_leftovers_of_its_own_home_only(tmp_path: Path) -> None:
     """L14, L16: a bwrap that waits for ever, and a command whose guardian was killed with the gateway."""
     home, other = tmp_path / "home", tmp_path / "other"
     with left_behind(home) as own, left_behind(other) as foreign:
-        async with room(home):
+        async with open_workspaces(home):
             assert [alive(mark) for mark in own] == [[], []]
             assert all(len(alive(mark)) == 1 for mark in foreign)
 
 
-async def test_the_timer_ends_what_nobody_owns_and_nothing_else(rooms: Room, session: str) -> None:
+async def test_the_timer_ends_only_processes_without_an_owner(harness: WorkspaceHarness, session: str) -> None:
     """L14, L16: processes in a sandbox continue."""
     kept = token()
-    await rooms.of(session).start("server", f"(setsid sleep {kept} &); sleep {kept}; :")
+    await harness.of(session).start("server", f"(setsid sleep {kept} &); sleep {kept}; :")
     await until(lambda: len(alive(f"sleep\0{kept}")) == 2)
-    with left_behind(rooms.home) as own:
-        await rooms.workspaces.tidy()
+    with left_behind(harness.home) as own:
+        await harness.workspaces.tidy()
         assert [alive(mark) for mark in own] == [[], []]
     assert len(alive(f"sleep\0{kept}")) == 2
-    assert [view.state for view in await rooms.of(session).list()] == ["running"]
+    assert [view.state for view in await harness.of(session).list()] == ["running"]
 
 
-async def test_all_of_it_holds_for_a_gateway_that_is_a_plain_user(tmp_path: Path) -> None:
+async def test_a_gateway_of_an_ordinary_user_leaves_nothing_running_either(tmp_path: Path) -> None:
     """L14: commands, process trees, stop, end, and the kill, without any privilege."""
     if os.geteuid() != 0:
-        pytest.skip("the whole room has just been tested as a plain user")
+        pytest.skip("everything has just been tested as an ordinary user")
     mark = token()
     home = Path(tempfile.mkdtemp(prefix="tg-plain-", dir="/tmp"))
     try:

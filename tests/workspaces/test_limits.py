@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workspaces.making import Room, alive, room, token, until
+from tests.workspaces.harness import WorkspaceHarness, alive, open_workspaces, token, until
 
 pytestmark = pytest.mark.anyio
 
@@ -14,115 +14,115 @@ EAT = "dd if=/dev/zero bs={0} count=1 2>/dev/null | sleep 1000"
 """Reads this much into its memory and then waits."""
 
 
-async def memory(rooms: Room, session: str) -> int:
-    live_sandbox = rooms.live_sandbox(session)
+async def memory(harness: WorkspaceHarness, session: str) -> int:
+    live_sandbox = harness.live_sandbox(session)
     return (
         0 if live_sandbox is None or live_sandbox.sandbox is None else (await live_sandbox.sandbox.load()).memory_bytes
     )
 
 
-async def test_what_takes_too_much_memory_together_is_ended_and_told(home: Path) -> None:
+async def test_processes_that_exceed_the_memory_limit_together_are_ended_and_reported(home: Path) -> None:
     """L14, L24: each is below the limit of a process, together they exceed the session's."""
-    async with room(home, polled=True, memory_bytes=100 * MIB) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, polled=True, memory_bytes=100 * MIB) as harness:
+        session = await harness.new_session()
         for number in range(1, 4):
-            await rooms.of(session).start(f"eater{number}", EAT.format(40 * MIB))
-            while await memory(rooms, session) < number * 40 * MIB:
+            await harness.of(session).start(f"eater{number}", EAT.format(40 * MIB))
+            while await memory(harness, session) < number * 40 * MIB:
                 await asyncio.sleep(0.01)
             if number < 3:
-                await rooms.workspaces.reconcile()
-                assert len(rooms.live_sandbox(session).running) == number  # type: ignore[union-attr]
-        await rooms.workspaces.reconcile()
-        await until(lambda: rooms.live_sandbox(session).running == {})  # type: ignore[union-attr]
-        told = await rooms.told(session)
+                await harness.workspaces.reconcile()
+                assert len(harness.live_sandbox(session).running) == number  # type: ignore[union-attr]
+        await harness.workspaces.reconcile()
+        await until(lambda: harness.live_sandbox(session).running == {})  # type: ignore[union-attr]
+        told = await harness.take_notices(session)
         assert "workspaces.memory_bytes" in told and "eater1, eater2, eater3" in told
-        assert {view.state for view in await rooms.of(session).list()} == {"ended"}
-        assert await rooms.said(session, "echo fine") == "fine"
+        assert {view.state for view in await harness.of(session).list()} == {"ended"}
+        assert await harness.output_of(session, "echo fine") == "fine"
 
 
-async def test_memory_that_is_shared_counts_once(home: Path) -> None:
+async def test_memory_shared_by_forks_counts_once(home: Path) -> None:
     """L03: a process that has forked does not count as all its children together."""
     mark = token()
-    async with room(home, polled=True, memory_bytes=200 * MIB) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, polled=True, memory_bytes=200 * MIB) as harness:
+        session = await harness.new_session()
         children = f"for i in 1 2 3 4; do (sleep {mark}; : $x) & done; wait"
-        await rooms.of(session).start("forker", f"printf -v x '%{60 * MIB}s' ' '; {children}")
+        await harness.of(session).start("forker", f"printf -v x '%{60 * MIB}s' ' '; {children}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 4)
-        await rooms.workspaces.reconcile()
-        assert set(rooms.live_sandbox(session).running) == {"forker"}  # type: ignore[union-attr]
-        assert 50 * MIB < await memory(rooms, session) < 200 * MIB
+        await harness.workspaces.reconcile()
+        assert set(harness.live_sandbox(session).running) == {"forker"}  # type: ignore[union-attr]
+        assert 50 * MIB < await memory(harness, session) < 200 * MIB
 
 
-async def test_what_lies_in_memory_counts_as_memory(home: Path) -> None:
+async def test_file_systems_in_memory_count_as_memory(home: Path) -> None:
     """L24: although it belongs to no process; and it never exceeds the session's memory."""
-    async with room(home, polled=True, memory_bytes=60 * MIB) as rooms:
-        session = await rooms.new_session()
-        sizes = await rooms.said(session, "df --output=size -B1 /dev/shm /run | tail -n +2")
+    async with open_workspaces(home, polled=True, memory_bytes=60 * MIB) as harness:
+        session = await harness.new_session()
+        sizes = await harness.output_of(session, "df --output=size -B1 /dev/shm /run | tail -n +2")
         assert [int(size) for size in sizes.split()] == [30 * MIB] * 2
         eat = EAT.format(25 * MIB)
-        await rooms.said(session, f"head -c {25 * MIB} /dev/zero > /dev/shm/x; head -c {20 * MIB} /dev/zero > /run/x")
-        assert await memory(rooms, session) >= 45 * MIB
-        done, _ = await rooms.run(session, eat)
+        await harness.output_of(
+            session, f"head -c {25 * MIB} /dev/zero > /dev/shm/x; head -c {20 * MIB} /dev/zero > /run/x"
+        )
+        assert await memory(harness, session) >= 45 * MIB
+        done, _ = await harness.run(session, eat)
         assert done.code != 0 and "workspaces.memory_bytes" in done.note
-        assert await rooms.said(session, "ls /dev/shm /run") == "/dev/shm:\n\n/run:"
+        assert await harness.output_of(session, "ls /dev/shm /run") == "/dev/shm:\n\n/run:"
 
 
-async def test_a_place_in_memory_is_bounded_however_much_memory_there_may_be(home: Path) -> None:
-    async with room(home, memory_bytes=1 << 40) as rooms:
-        sizes = await rooms.said(await rooms.new_session(), "df --output=size -B1 /dev/shm /run | tail -n +2")
+async def test_file_systems_in_memory_are_bounded(home: Path) -> None:
+    async with open_workspaces(home, memory_bytes=1 << 40) as harness:
+        sizes = await harness.output_of(await harness.new_session(), "df --output=size -B1 /dev/shm /run | tail -n +2")
         assert sizes.split() == [str(64 * MIB)] * 2
 
 
-async def test_the_kernel_is_told_how_many_processes_there_may_be(home: Path) -> None:
+async def test_the_process_limit_is_passed_to_the_kernel(home: Path) -> None:
     """L14: without control groups; the test of a killed gateway shows that the kernel counts them."""
-    async with room(home, polled=True, processes=77) as rooms:
-        assert await rooms.said(await rooms.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
+    async with open_workspaces(home, polled=True, processes=77) as harness:
+        assert await harness.output_of(await harness.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
 
 
-async def test_a_running_command_is_told_which_limit_it_was(home: Path) -> None:
-    async with room(home, polled=True, memory_bytes=64 * MIB) as rooms:
-        session = await rooms.new_session()
+async def test_an_ended_command_is_told_which_limit_it_exceeded(home: Path) -> None:
+    async with open_workspaces(home, polled=True, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
         eat = EAT.format(30 * MIB)
-        done, _ = await rooms.run(session, f"({eat}) & ({eat}) & ({eat}) & wait")
+        done, _ = await harness.run(session, f"({eat}) & ({eat}) & ({eat}) & wait")
         assert done.code != 0 and "workspaces.memory_bytes" in done.note
 
 
-async def test_too_many_processes_in_the_background_are_ended(home: Path) -> None:
+async def test_too_many_background_processes_are_ended(home: Path) -> None:
     """L14: where the kernel does not count them, the timer does."""
     mark = token()
-    async with room(home, polled=True, processes=30) as rooms:
-        session = await rooms.new_session()
-        await rooms.of(session).start("crowd", f"for i in $(seq 60); do sleep {mark} & done; wait")
+    async with open_workspaces(home, polled=True, processes=30) as harness:
+        session = await harness.new_session()
+        await harness.of(session).start("crowd", f"for i in $(seq 60); do sleep {mark} & done; wait")
         await until(lambda: len(alive(f"sleep\0{mark}")) >= 25)
         for _ in range(100):
-            await rooms.workspaces.reconcile()
+            await harness.workspaces.reconcile()
             if len(alive(f"sleep\0{mark}")) <= 30:
                 break
-        live_sandbox = rooms.live_sandbox(session)
+        live_sandbox = harness.live_sandbox(session)
         assert (
             live_sandbox is None or live_sandbox.sandbox is None or (await live_sandbox.sandbox.load()).processes <= 30
         )
 
 
-async def test_too_many_files_end_what_writes_them_and_let_who_removes_them(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_files_end_writers_but_not_removers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: the disk of a workspace is bounded and measured while something runs."""
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
-    async with room(home, disk_bytes=4 * MIB) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, disk_bytes=4 * MIB) as harness:
+        session = await harness.new_session()
         writer = "for i in $(seq 100); do head -c 1000000 /dev/zero > f$i; sleep 0.05; done; sleep 1000"
-        done, _ = await rooms.run(session, writer)
+        done, _ = await harness.run(session, writer)
         assert done.code != 0 and "workspaces.disk_bytes" in done.note
-        assert "workspaces.disk_bytes" in await rooms.told(session)
-        assert await rooms.said(session, "rm f*; sleep 1; echo removed") == "removed"
+        assert "workspaces.disk_bytes" in await harness.take_notices(session)
+        assert await harness.output_of(session, "rm f*; sleep 1; echo removed") == "removed"
 
 
-async def test_a_project_is_as_large_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with room(home, disk_bytes=MIB) as rooms:
+async def test_a_project_has_no_disk_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_workspaces(home, disk_bytes=MIB) as harness:
         (home / "project").mkdir()
         (home / "project" / "large").write_bytes(b"x" * 3 * MIB)
-        session = await rooms.new_session()
-        await rooms.of(session, "project").start("server", "sleep 1000")
-        await rooms.workspaces.reconcile()
-        assert set(rooms.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]
+        session = await harness.new_session()
+        await harness.of(session, "project").start("server", "sleep 1000")
+        await harness.workspaces.reconcile()
+        assert set(harness.live_sandbox(session).running) == {"server"}  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
-from tests.workspaces.making import WAIT, alive, room, until
+from tests.workspaces.harness import WAIT, alive, open_workspaces, until
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.files.local import LocalFiles
@@ -41,24 +41,24 @@ def _parent(pid: int) -> int:
         return 0
 
 
-async def test_it_says_that_it_is_no_sandbox(place: Place) -> None:
+async def test_the_local_backend_says_that_it_is_not_a_sandbox(place: Place) -> None:
     """X12: approvals depend on it."""
     assert not place.backend.sandboxed
     assert place.backend.enforced["processes"] == "polled"
     assert await place.backend.check() is None
 
 
-async def test_it_works_in_the_folder_itself_with_a_home_and_temporary_files_beside_it(place: Place) -> None:
+async def test_commands_work_in_the_folder_with_home_and_temporary_files_beside_it(place: Place) -> None:
     spec = place.spec
-    assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
-    await place.said("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
+    assert await place.output_of("pwd; echo $HOME; echo $TMPDIR") == f"{spec.folder}\n{spec.home}\n{spec.temporary}"
+    await place.output_of("echo 1 > here; echo 2 > ~/there; echo 3 > $TMPDIR/then")
     files = place.backend.files(spec, open_sandbox=lambda: anyio.sleep(0, place.sandbox))
     assert isinstance(files, LocalFiles)
     for path, content in (("here", b"1\n"), (f"{spec.home}/there", b"2\n"), (f"{spec.temporary}/then", b"3\n")):
         assert (await files.load(path, limit=10)).data == content
 
 
-async def test_no_process_is_there_while_nothing_runs(place: Place) -> None:
+async def test_an_idle_local_sandbox_has_no_process(place: Place) -> None:
     assert place.sandbox.alive and place.sandbox.pid is None and not guardians()
     child = await place.start("read -r line")
     assert len(guardians()) == 1
@@ -85,12 +85,12 @@ async def test_a_command_may_use_every_core_that_the_gateway_was_given(place: Pl
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        assert await place.said("nproc") == str(len(cores))
+        assert await place.output_of("nproc") == str(len(cores))
     finally:
         os.sched_setaffinity(0, cores)
 
 
-async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_its_mark(place: Place) -> None:
+async def test_processes_of_a_killed_guardian_are_ended_by_their_mark(place: Place) -> None:
     """P12: the gateway does the guardian's work, as far as the mark goes."""
     mark = token()
     child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
@@ -103,7 +103,7 @@ async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_i
     child.close()
 
 
-async def test_who_kills_a_command_leaves_the_rest_to_its_guardian(place: Place) -> None:
+async def test_killing_a_command_leaves_the_rest_to_its_guardian(place: Place) -> None:
     """P12: as a starting gateway does with a process of the last one."""
     mark = token()
     child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
@@ -118,7 +118,7 @@ async def test_who_kills_a_command_leaves_the_rest_to_its_guardian(place: Place)
     child.close()
 
 
-async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
+async def test_a_growing_crowd_of_processes_is_ended(place: Place) -> None:
     """L14: as long as killing is faster than forking."""
     mark = token()
     child = await place.start(
@@ -131,11 +131,11 @@ async def test_a_crowd_that_makes_more_of_itself_is_ended(place: Place) -> None:
     child.close()
 
 
-async def test_a_command_says_whose_it_is_and_no_saved_shell_does(tmp_path: Path) -> None:
+async def test_a_command_carries_the_owner_mark_and_a_saved_shell_does_not(tmp_path: Path) -> None:
     """L14: so that the next gateway of the same home finds it if its guardian is killed together with the gateway."""
     backend = LocalBackend(Spawner(frozenset(os.sched_getaffinity(0)), "one"))
     async with opened(backend, spec_of(tmp_path)) as place:
-        assert await place.said("export A=b; echo $TIDEGATE_OWNER") == "one"
+        assert await place.output_of("export A=b; echo $TIDEGATE_OWNER") == "one"
         assert place.shell is not None and b"A=" in place.shell and b"TIDEGATE_" not in place.shell
 
 
@@ -145,7 +145,7 @@ async def test_an_environment_that_is_too_long_is_refused(tmp_path: Path) -> Non
             await place.run("true")
 
 
-async def test_a_session_whose_folder_is_gone_says_so(place: Place) -> None:
+async def test_a_missing_session_folder_is_reported(place: Place) -> None:
     place.spec.folder.rmdir()
     child = await place.start("true")
     with anyio.fail_after(WAIT):
@@ -198,18 +198,20 @@ def _cwd(pid: int) -> str:
         return ""
 
 
-async def test_a_session_without_a_sandbox_has_what_others_have(home: Path) -> None:
+async def test_a_session_without_a_sandbox_has_all_features(home: Path) -> None:
     """B2, B3, P12: shell, processes and folder, until its end."""
     mark = token()
-    async with room(home, backend="local") as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
-        await rooms.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
+    async with open_workspaces(home, backend="local") as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
+        await harness.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        assert await rooms.said(session, "cat file; echo $X") == "1\nkept"
-        assert not await rooms.of(session).sandboxed()
+        assert await harness.output_of(session, "cat file; echo $X") == "1\nkept"
+        assert not await harness.of(session).sandboxed()
     assert not alive(mark)
-    async with room(home, backend="local") as rooms:
-        assert await rooms.said(session, "cat file; echo $X; pwd") == f"1\nkept\n{home}/workspaces/{session}/deep"
-        await rooms.end(session)
+    async with open_workspaces(home, backend="local") as harness:
+        assert (
+            await harness.output_of(session, "cat file; echo $X; pwd") == f"1\nkept\n{home}/workspaces/{session}/deep"
+        )
+        await harness.end(session)
         assert (home / "trash" / session / "deep" / "file").exists()

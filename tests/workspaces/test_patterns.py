@@ -22,7 +22,7 @@ def by_python(pattern: Pattern, text: bytes) -> Places:
     with tempfile.TemporaryFile() as file:
         file.write(text)
         file.seek(0)
-        return list(line_matcher.fitting(re.compile(pattern.python, re.MULTILINE), file.fileno()))
+        return list(line_matcher.matching_lines(re.compile(pattern.python, re.MULTILINE), file.fileno()))
 
 
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
@@ -70,7 +70,7 @@ def lines(pattern: str, *given: str, **options: bool) -> list[str]:
         ("(?i)straße", ["STRAßE", "straße"], ["strasse"]),
     ],
 )
-def test_a_pattern_fits_what_it_says(pattern: str, fits: list[str], fits_not: list[str]) -> None:
+def test_a_pattern_matches_as_documented(pattern: str, fits: list[str], fits_not: list[str]) -> None:
     assert lines(pattern, *fits, *fits_not) == fits
 
 
@@ -80,7 +80,7 @@ def test_case_is_ignored_on_request_in_every_script() -> None:
     assert lines("a.B", "A.b", "axb", ignore_case=True, literal=True) == ["A.b"]
 
 
-def test_a_literal_is_every_character_as_it_stands() -> None:
+def test_a_literal_matches_every_character_as_written() -> None:
     for text in ("a.b", "^$[](){}*+?|\\", "(?i)x", "\\d", "é🌊", "a-b & c~~d#e", " "):
         assert lines(text, f"<{text}>", "nothing", literal=True) == [f"<{text}>"]
 
@@ -128,24 +128,24 @@ def test_a_literal_is_every_character_as_it_stands() -> None:
         ("\ud800", "valid Unicode"),
         ("(a{50}){50}", "too large"),
         ("a{9999}", "too large"),
-        ("(" * 60 + ")" * 60, "more than 50 brackets"),
+        ("(" * 60 + ")" * 60, "more than 50 levels of brackets"),
     ],
 )
-def test_what_the_dialect_has_not_got_is_refused_in_a_sentence(pattern: str, said: str) -> None:
+def test_unsupported_syntax_is_refused_in_one_sentence(pattern: str, said: str) -> None:
     with pytest.raises(ToolFailed) as caught:
         read_pattern(pattern)
     assert said in caught.value.message
     assert caught.value.message.startswith("The pattern ") and caught.value.message.endswith(".")
 
 
-def test_classes_of_which_each_letters_case_would_be_looked_up_are_bounded() -> None:
+def test_case_insensitive_classes_are_bounded() -> None:
     with pytest.raises(ToolFailed, match="use smaller ranges"):
         read_pattern("[\\u0100-\\u0400]" * 6, ignore_case=True)
 
 
 @pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @pytest.mark.parametrize("pattern", ["a{1990}", "\\w{490}", "[^a]{400}", "(.|é){200}", "([^é]{20}){20}"])
-def test_the_largest_pattern_that_is_accepted_is_one_that_ripgrep_takes(pattern: str) -> None:
+def test_ripgrep_accepts_the_largest_accepted_pattern(pattern: str) -> None:
     assert by_ripgrep(read_pattern(pattern), b"abc\n" + b"b" * 3000 + b"\n") in ([], [(2, 1)])
 
 
@@ -205,7 +205,7 @@ def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
 
 @settings(max_examples=200)
 @given(text=st.text("ab^$[](){}*+?|\\.,-:dwsbnxPi<>é\n0123", min_size=1, max_size=12), ignore_case=st.booleans())
-def test_any_text_is_a_pattern_or_a_sentence(text: str, ignore_case: bool) -> None:
+def test_any_text_is_either_a_pattern_or_refused_in_a_sentence(text: str, ignore_case: bool) -> None:
     """Every accepted pattern compiles."""
     try:
         pattern = read_pattern(text, ignore_case=ignore_case)
@@ -215,7 +215,7 @@ def test_any_text_is_a_pattern_or_a_sentence(text: str, ignore_case: bool) -> No
     re.compile(pattern.python, re.MULTILINE)
 
 
-def test_the_program_tells_the_places_and_stops_when_it_has_told_enough() -> None:
+def test_the_matcher_program_prints_places_up_to_its_limit() -> None:
     """Started as the gateway starts it, with nothing of Tidegate to import."""
     reading, writing = os.pipe()
     os.write(writing, b"x\nab\nb\nb\nb")

@@ -11,7 +11,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import core
 from tests.effects import results
-from tests.workspaces.making import WAIT, Room, alive, room, token, until
+from tests.workspaces.harness import WAIT, WorkspaceHarness, alive, open_workspaces, token, until
 from tidegate.agent import Conversation
 from tidegate.errors import ToolFailed
 from tidegate.store import processes, workspaces
@@ -24,120 +24,122 @@ from tidegate.workspaces.processes.children import Spawner
 pytestmark = pytest.mark.anyio
 
 
-async def ended(rooms: Room, session: str, name: str) -> Any:
+async def ended(harness: WorkspaceHarness, session: str, name: str) -> Any:
     """Wait for the process to end."""
     with anyio.fail_after(WAIT):
-        return (await rooms.of(session).wait(name, pattern=None, timeout=WAIT)).process
+        return (await harness.of(session).wait(name, pattern=None, timeout=WAIT)).process
 
 
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_process_that_runs_is_not_started_again(rooms: Room, session: str) -> None:
+async def test_a_process_that_runs_is_not_started_again(harness: WorkspaceHarness, session: str) -> None:
     """S09: the name is the identity of a background command; retries find what is there."""
     mark = token()
-    first = await rooms.of(session).start("server", f"sleep {mark}")
-    again = await rooms.of(session).start("server", f"sleep {mark}")
+    first = await harness.of(session).start("server", f"sleep {mark}")
+    again = await harness.of(session).start("server", f"sleep {mark}")
     assert (first.new, again.new, again.state) == (True, False, "running")
     await until(lambda: alive(mark))
-    assert len({process.name for process in await rooms.of(session).list()}) == 1
+    assert len({process.name for process in await harness.of(session).list()}) == 1
 
 
-async def test_many_starts_at_once_start_one(rooms: Room, session: str) -> None:
+async def test_many_starts_at_once_start_one(harness: WorkspaceHarness, session: str) -> None:
     """S09, L25."""
-    views = await asyncio.gather(*(rooms.of(session).start("one", "sleep 1000") for _ in range(10)))
+    views = await asyncio.gather(*(harness.of(session).start("one", "sleep 1000") for _ in range(10)))
     assert sum(view.new for view in views) == 1
-    assert len(await rooms.store.read(processes.of_session, session, principal=None)) == 1
+    assert len(await harness.store.read(processes.of_session, session, principal=None)) == 1
 
 
-async def test_a_process_starts_where_the_shell_is_and_changes_nothing_there(rooms: Room, session: str) -> None:
-    await rooms.said(session, "mkdir here; cd here; export WHO=me; f() { echo fun; }")
-    await rooms.of(session).start("look", "pwd; echo $WHO; f; cd /; export WHO=you")
-    await ended(rooms, session, "look")
-    assert (await rooms.of(session).output("look", limit=1000)).text == "/workspace/here\nme\nfun\n"
-    assert await rooms.said(session, "pwd; echo $WHO") == "/workspace/here\nme"
+async def test_a_process_starts_where_the_shell_is_and_changes_nothing_there(
+    harness: WorkspaceHarness, session: str
+) -> None:
+    await harness.output_of(session, "mkdir here; cd here; export WHO=me; f() { echo fun; }")
+    await harness.of(session).start("look", "pwd; echo $WHO; f; cd /; export WHO=you")
+    await ended(harness, session, "look")
+    assert (await harness.of(session).output("look", limit=1000)).text == "/workspace/here\nme\nfun\n"
+    assert await harness.output_of(session, "pwd; echo $WHO") == "/workspace/here\nme"
 
 
-async def test_its_row_is_there_before_it_is_and_says_so_when_it_could_not_be_started(home: Path) -> None:
+async def test_a_process_has_a_row_before_it_starts_and_a_failed_start_is_recorded(home: Path) -> None:
     """L09: ownership is recorded before the spawn."""
     seen: list[list[str]] = []
 
     class Refusing(BubblewrapBackend):
         async def open(self, spec: SandboxSpec) -> BubblewrapSandbox:
-            rows = await rooms.store.read(processes.of_session, spec.session, principal=None)
+            rows = await harness.store.read(processes.of_session, spec.session, principal=None)
             seen.append([row.state for row in rows])
             raise ToolFailed("No sandbox today.")
 
     def refusing(name: str) -> Backend:
         return Refusing(Spawner(frozenset({0})))
 
-    async with room(home, backends=refusing) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, backends=refusing) as harness:
+        session = await harness.new_session()
         with pytest.raises(ToolFailed, match="No sandbox today"):
-            await rooms.of(session).start("server", "sleep 1000")
+            await harness.of(session).start("server", "sleep 1000")
         assert seen == [["starting"]]
-        assert [view.state for view in await rooms.of(session).list()] == ["ended"]
+        assert [view.state for view in await harness.of(session).list()] == ["ended"]
 
 
-async def test_a_start_that_is_cancelled_leaves_no_process(rooms: Room, session: str) -> None:
+async def test_a_start_that_is_cancelled_leaves_no_process(harness: WorkspaceHarness, session: str) -> None:
     mark = token()
     for turns in range(12):
-        task = asyncio.ensure_future(rooms.of(session).start(f"p{turns}", f"sleep {mark}"))
+        task = asyncio.ensure_future(harness.of(session).start(f"p{turns}", f"sleep {mark}"))
         for _ in range(turns * 3):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    views = await rooms.of(session).list()
+    views = await harness.of(session).list()
     running = {view.name for view in views if view.live}
-    live_sandbox = rooms.live_sandbox(session)
+    live_sandbox = harness.live_sandbox(session)
     assert running == (set() if live_sandbox is None else set(live_sandbox.running))
     for name in running:
-        await rooms.of(session).stop(name)
+        await harness.of(session).stop(name)
     await until(lambda: alive(mark) == [])
 
 
-async def test_a_session_has_a_number_of_them(rooms: Room, session: str) -> None:
+async def test_the_number_of_processes_of_a_session_is_bounded(harness: WorkspaceHarness, session: str) -> None:
     for number in range(MOST_RUNNING):
-        await rooms.of(session).start(f"p{number}", "sleep 1000")
-    with pytest.raises(ToolFailed, match=f"{MOST_RUNNING} processes run"):
-        await rooms.of(session).start("more", "sleep 1000")
+        await harness.of(session).start(f"p{number}", "sleep 1000")
+    with pytest.raises(ToolFailed, match=f"{MOST_RUNNING} processes are already running"):
+        await harness.of(session).start("more", "sleep 1000")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 65, "ä"])
-async def test_a_name_is_plain(rooms: Room, session: str, name: str) -> None:
+async def test_a_process_name_must_be_plain(harness: WorkspaceHarness, session: str, name: str) -> None:
     with pytest.raises(ToolFailed, match="letters, digits"):
-        await rooms.of(session).start(name, "true")
+        await harness.of(session).start(name, "true")
 
 
-async def test_in_an_ended_session_nothing_is_started(rooms: Room, session: str) -> None:
-    await rooms.said(session, "true")
-    await rooms.end(session)
+async def test_in_an_ended_session_nothing_is_started(harness: WorkspaceHarness, session: str) -> None:
+    await harness.output_of(session, "true")
+    await harness.end(session)
     with pytest.raises(ToolFailed, match="ended"):
-        await rooms.of(session).start("late", "sleep 1000")
+        await harness.of(session).start("late", "sleep 1000")
     with pytest.raises(ToolFailed, match="ended"):
-        await rooms.run(session, "true")
-    assert rooms.home.joinpath("workspaces", session).exists() is False
+        await harness.run(session, "true")
+    assert harness.home.joinpath("workspaces", session).exists() is False
 
 
 # -- output and input --------------------------------------------------------------------------------------------------
 
 
-async def test_output_is_read_on_from_where_it_was_left(rooms: Room, session: str) -> None:
-    mine = rooms.of(session)
+async def test_output_is_read_on_from_where_it_was_left(harness: WorkspaceHarness, session: str) -> None:
+    mine = harness.of(session)
     await mine.start("steps", 'while read line; do echo "got $line"; done')
     await mine.write("steps", b"one\n")
     assert (await mine.wait("steps", pattern="got one", timeout=WAIT)).matched == "got one"
     page = await mine.output("steps", since=0, limit=1000)
     assert page == ("got one\n", 8, 0)
     await mine.write("steps", b"two\nthree\n", close=True)
-    await ended(rooms, session, "steps")
+    await ended(harness, session, "steps")
     assert await mine.output("steps", since=page.next, limit=1000) == ("got two\ngot three\n", 26, 0)
     assert await mine.output("steps", since=26, limit=1000) == ("", 26, 0)
     assert (await mine.output("steps", limit=6)).text == "three\n"
 
 
-async def test_no_character_is_cut_in_two(rooms: Room, session: str) -> None:
-    mine = rooms.of(session)
+async def test_no_character_is_cut_in_two(harness: WorkspaceHarness, session: str) -> None:
+    mine = harness.of(session)
     await mine.start("wide", "printf 'aäöü€'; sleep 1000")
     await mine.wait("wide", pattern="€", timeout=WAIT)
     pages, at = [], 0
@@ -150,11 +152,11 @@ async def test_no_character_is_cut_in_two(rooms: Room, session: str) -> None:
 
 async def test_a_log_is_bounded_and_says_what_is_gone(home: Path) -> None:
     """L19, D4: two files of half the limit each; offsets stay valid."""
-    async with room(home, process_log_bytes=64 * 1024) as rooms:
-        session = await rooms.new_session()
-        mine = rooms.of(session)
+    async with open_workspaces(home, process_log_bytes=64 * 1024) as harness:
+        session = await harness.new_session()
+        mine = harness.of(session)
         await mine.start("much", "seq 100000")
-        view = await ended(rooms, session, "much")
+        view = await ended(harness, session, "much")
         whole = "".join(f"{number}\n" for number in range(1, 100001))
         assert view.bytes == len(whole)
         kept = sum(file.stat().st_size for file in (home / "spool" / session).iterdir())
@@ -165,20 +167,20 @@ async def test_a_log_is_bounded_and_says_what_is_gone(home: Path) -> None:
 
 
 async def test_a_process_that_does_not_read_is_not_waited_for(
-    rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch
+    harness: WorkspaceHarness, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.workspaces.processes.background.WRITE_SECONDS", 0.2)
-    await rooms.of(session).start("deaf", "sleep 1000")
+    await harness.of(session).start("deaf", "sleep 1000")
     with pytest.raises(ToolFailed, match="did not read all"):
-        await rooms.of(session).write("deaf", b"x" * 1_000_000)
+        await harness.of(session).write("deaf", b"x" * 1_000_000)
     with pytest.raises(ToolFailed, match="not read its earlier input"):
-        await rooms.of(session).write("deaf", b"x")
+        await harness.of(session).write("deaf", b"x")
 
 
-async def test_what_is_over_or_was_never_there_cannot_be_written_to(rooms: Room, session: str) -> None:
-    mine = rooms.of(session)
+async def test_an_ended_or_unknown_process_cannot_be_written_to(harness: WorkspaceHarness, session: str) -> None:
+    mine = harness.of(session)
     await mine.start("short", "true")
-    await ended(rooms, session, "short")
+    await ended(harness, session, "short")
     with pytest.raises(ToolFailed, match="is no longer running"):
         await mine.write("short", b"x")
     with pytest.raises(ToolFailed, match=r"no process named 'other'; there are: short"):
@@ -189,9 +191,9 @@ async def test_what_is_over_or_was_never_there_cannot_be_written_to(rooms: Room,
 
 
 async def test_a_pattern_is_found_in_what_comes_later_and_in_a_prompt_without_a_line_break(
-    rooms: Room, session: str
+    harness: WorkspaceHarness, session: str
 ) -> None:
-    mine = rooms.of(session)
+    mine = harness.of(session)
     await mine.start("slow", "echo first; read go; printf 'name: '; read name; echo \"hello $name\"; sleep 1000")
     await mine.wait("slow", pattern="^first$", timeout=WAIT)
     async with asyncio.TaskGroup() as group:
@@ -202,13 +204,13 @@ async def test_a_pattern_is_found_in_what_comes_later_and_in_a_prompt_without_a_
     assert (await mine.wait("slow", pattern="hello", timeout=WAIT, since=6)).matched == "name: hello you"
 
 
-async def test_a_pattern_far_inside_much_output_is_found(rooms: Room, session: str) -> None:
-    await rooms.of(session).start("much", "seq 200000; echo needle; seq 1000; sleep 1000")
-    assert (await rooms.of(session).wait("much", pattern="needle", timeout=WAIT)).matched == "needle"
+async def test_a_pattern_far_inside_much_output_is_found(harness: WorkspaceHarness, session: str) -> None:
+    await harness.of(session).start("much", "seq 200000; echo needle; seq 1000; sleep 1000")
+    assert (await harness.of(session).wait("much", pattern="needle", timeout=WAIT)).matched == "needle"
 
 
-async def test_waiting_ends_with_its_time_and_with_the_process(rooms: Room, session: str) -> None:
-    mine = rooms.of(session)
+async def test_waiting_ends_with_its_time_and_with_the_process(harness: WorkspaceHarness, session: str) -> None:
+    mine = harness.of(session)
     await mine.start("quiet", "sleep 1000")
     waited = await mine.wait("quiet", pattern="never", timeout=0.3)
     assert waited.matched is None and waited.process.state == "running"
@@ -217,9 +219,9 @@ async def test_waiting_ends_with_its_time_and_with_the_process(rooms: Room, sess
     assert waited.matched is None and (waited.process.state, waited.process.exit_code) == ("exited", 4)
 
 
-async def test_a_pattern_of_somebody_elses_takes_only_his_own_time(rooms: Room, session: str) -> None:
+async def test_an_expensive_pattern_delays_only_its_own_session(harness: WorkspaceHarness, session: str) -> None:
     """L20: the search runs in the sandbox, not in the gateway."""
-    mine = rooms.of(session)
+    mine = harness.of(session)
     await mine.start("p", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!; sleep 1000")
     with anyio.fail_after(WAIT):
         assert (await mine.wait("p", pattern="(a+)+$", timeout=1)).matched is None
@@ -230,108 +232,114 @@ async def test_a_pattern_of_somebody_elses_takes_only_his_own_time(rooms: Room, 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-async def test_stop_asks_first_and_ends_the_whole_tree(rooms: Room, session: str) -> None:
+async def test_stop_asks_first_and_ends_the_whole_tree(harness: WorkspaceHarness, session: str) -> None:
     mark = token()
-    mine = rooms.of(session)
+    mine = harness.of(session)
     await mine.start("tree", f"(setsid sleep {mark} &); trap 'echo asked; exit 3' TERM; echo up; sleep {mark} & wait")
     await mine.wait("tree", pattern="up", timeout=WAIT)
     view = await mine.stop("tree")
     assert (view.state, view.exit_code) == ("ended", 3)
     assert "asked" in (await mine.output("tree", limit=100)).text
     assert alive(mark) == []
-    assert await rooms.told(session) == ""
+    assert await harness.take_notices(session) == ""
 
 
-async def test_what_does_not_listen_is_killed(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed(
+    harness: WorkspaceHarness, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tidegate.workspaces.processes.background.STOP_GRACE", 0.2)
     mark = token()
-    await rooms.of(session).start("deaf", f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
-    await rooms.of(session).wait("deaf", pattern="up", timeout=WAIT)
-    assert (await rooms.of(session).stop("deaf")).state == "ended"
+    await harness.of(session).start("deaf", f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
+    await harness.of(session).wait("deaf", pattern="up", timeout=WAIT)
+    assert (await harness.of(session).stop("deaf")).state == "ended"
     assert alive(mark) == []
 
 
-async def test_an_end_is_told_with_the_next_message_unless_somebody_waited_for_it(rooms: Room, session: str) -> None:
-    mine = rooms.of(session)
+async def test_an_end_is_reported_with_the_next_message_unless_awaited(harness: WorkspaceHarness, session: str) -> None:
+    mine = harness.of(session)
     await mine.start("build", "echo almost; exit 2")
-    await until(lambda: not _running(rooms, session))
-    told = await rooms.told(session)
+    await until(lambda: not _running(harness, session))
+    told = await harness.take_notices(session)
     assert "'build' (echo almost; exit 2) has ended with exit code 2" in told and told.endswith("almost")
     await mine.start("waited", "read; true")
     async with asyncio.TaskGroup() as group:
-        group.create_task(ended(rooms, session, "waited"))
+        group.create_task(ended(harness, session, "waited"))
         await asyncio.sleep(0)
         await mine.write("waited", b"", close=True)
-    assert await rooms.told(session) == ""
-    assert rooms.finished == []
+    assert await harness.take_notices(session) == ""
+    assert harness.finished == []
 
 
-async def test_who_asked_for_it_gets_a_turn_when_it_is_done(rooms: Room, session: str) -> None:
+async def test_a_process_with_notify_starts_a_turn_when_it_ends(harness: WorkspaceHarness, session: str) -> None:
     """S08: "tell me when it is done"."""
-    await rooms.of(session).start("job", "echo result; true", notify=True)
-    await until(lambda: rooms.finished)
-    [(name, text)] = rooms.finished
+    await harness.of(session).start("job", "echo result; true", notify=True)
+    await until(lambda: harness.finished)
+    [(name, text)] = harness.finished
     assert name == "job" and "exit code 0" in text and text.endswith("result")
-    await until(lambda: not _running(rooms, session))
-    assert await rooms.told(session) == ""
+    await until(lambda: not _running(harness, session))
+    assert await harness.take_notices(session) == ""
 
 
-async def test_a_turn_that_cannot_be_begun_is_told_with_the_next_message(rooms: Room, session: str) -> None:
+async def test_an_end_whose_turn_cannot_start_is_reported_with_the_next_message(
+    harness: WorkspaceHarness, session: str
+) -> None:
     async def fail(row: Any, text: str) -> None:
         raise RuntimeError("no turns today")
 
-    rooms.workspaces.processes.finished = fail
-    await rooms.of(session).start("job", "true", notify=True)
-    await until(lambda: not _running(rooms, session))
-    assert "exit code 0" in await rooms.told(session)
+    harness.workspaces.processes.finished = fail
+    await harness.of(session).start("job", "true", notify=True)
+    await until(lambda: not _running(harness, session))
+    assert "exit code 0" in await harness.take_notices(session)
 
 
-async def test_what_a_process_leaves_behind_ends_with_it(rooms: Room, session: str) -> None:
+async def test_processes_left_behind_end_with_their_process(harness: WorkspaceHarness, session: str) -> None:
     mark = token()
-    await rooms.of(session).start("leaver", f"(env -i setsid sleep {mark} &); exit 0")
-    await until(lambda: not _running(rooms, session))
+    await harness.of(session).start("leaver", f"(env -i setsid sleep {mark} &); exit 0")
+    await until(lambda: not _running(harness, session))
     assert alive(mark) == []
-    assert "had left 1 process" in await rooms.told(session)
+    assert "left 1 process running, which was ended" in await harness.take_notices(session)
 
 
-async def test_finished_ones_are_kept_and_bounded(home: Path) -> None:
+async def test_finished_processes_are_kept_up_to_a_limit(home: Path) -> None:
     """L19: the last ones, with their logs; older ones are removed with theirs."""
-    async with room(home, kept_processes=3) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, kept_processes=3) as harness:
+        session = await harness.new_session()
         for number in range(6):
-            rooms.clock.now += 1
-            await rooms.of(session).start(f"p{number}", f"echo {number}")
-            await ended(rooms, session, f"p{number}")
-        views = await rooms.of(session).list()
+            harness.clock.now += 1
+            await harness.of(session).start(f"p{number}", f"echo {number}")
+            await ended(harness, session, f"p{number}")
+        views = await harness.of(session).list()
         assert views[0].name == "p5" and len(views) <= 4
         logs = {file.stem for file in (home / "spool" / session).iterdir()}
         assert len(logs) == len(views)
-        assert (await rooms.of(session).output("p5", limit=10)).text == "5\n"
+        assert (await harness.of(session).output("p5", limit=10)).text == "5\n"
 
 
-async def test_one_that_prints_without_end_does_not_take_the_gateway(rooms: Room, session: str) -> None:
+async def test_endless_output_does_not_block_the_gateway(harness: WorkspaceHarness, session: str) -> None:
     """L21: its output is read at a bounded rate, and the process waits."""
-    mine = rooms.of(session)
+    mine = harness.of(session)
     await mine.start("yes", "yes")
-    await until(lambda: _written(rooms, session, "yes") > 8 << 20)
+    await until(lambda: _written(harness, session, "yes") > 8 << 20)
     with anyio.fail_after(WAIT):
-        assert await rooms.said(session, "echo fine") == "fine"
+        assert await harness.output_of(session, "echo fine") == "fine"
         await mine.stop("yes")
 
 
-async def test_output_is_taken_at_a_pace(rooms: Room, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_is_read_at_a_bounded_rate(
+    harness: WorkspaceHarness, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L21: three seconds' worth of output takes at least two seconds, however fast it comes."""
     monkeypatch.setattr("tidegate.workspaces.processes.background.PACE_BYTES", 1 << 20)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    await rooms.of(session).start("yes", "yes")
-    await until(lambda: _written(rooms, session, "yes") > 3 << 20)
+    await harness.of(session).start("yes", "yes")
+    await until(lambda: _written(harness, session, "yes") > 3 << 20)
     assert loop.time() - begun >= 2
-    await rooms.of(session).stop("yes")
+    await harness.of(session).stop("yes")
 
 
 @pytest.mark.parametrize("how", ["asked for", "idle"])
-async def test_unloading_touches_no_process(home: Path, model: ScriptedModel, how: str) -> None:
+async def test_unloading_a_session_keeps_its_processes(home: Path, model: ScriptedModel, how: str) -> None:
     """B1, B2, S08, V11, V12: a running process does not keep its session's resident in memory. When the resident is
     unloaded, the process, the shell's directory and its variables stay."""
     mark = token()
@@ -364,10 +372,10 @@ def _calls(tool: str, **arguments: str) -> str:
     return f"[tool {tool} {json.dumps(arguments)}] [say done]"
 
 
-def _running(rooms: Room, session: str) -> dict[str, Any]:
-    live_sandbox = rooms.live_sandbox(session)
+def _running(harness: WorkspaceHarness, session: str) -> dict[str, Any]:
+    live_sandbox = harness.live_sandbox(session)
     return {} if live_sandbox is None else live_sandbox.running
 
 
-def _written(rooms: Room, session: str, name: str) -> int:
-    return _running(rooms, session)[name].log.total
+def _written(harness: WorkspaceHarness, session: str, name: str) -> int:
+    return _running(harness, session)[name].log.total

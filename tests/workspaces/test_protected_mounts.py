@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.logs import capture_logs
-from tests.workspaces.making import room, until
+from tests.workspaces.harness import open_workspaces, until
 from tidegate.errors import ToolFailed
 from tidegate.tools.builtin.files.edit import edit
 from tidegate.tools.builtin.files.write import write
 from tidegate.workspaces import protected_mounts
 from tidegate.workspaces.backends import bubblewrap_sandbox
 from tidegate.workspaces.files.file_user import acting_as, gateway_user
-from tidegate.workspaces.protected_mounts import protected
+from tidegate.workspaces.protected_mounts import find_mounts
 
 pytestmark = pytest.mark.anyio
 
@@ -86,36 +86,36 @@ ATTACKS = (
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_no_command_changes_how_git_behaves_for_the_owner(home: Path, project: Path, attack: str) -> None:
+async def test_no_command_can_change_the_owners_git_configuration(home: Path, project: Path, attack: str) -> None:
     """X12: nor put another repository in the place of the project's."""
     before = of_git(project)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, attack, agent="project")
-        await rooms.run(session, attack, agent="project")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, attack, agent="project")
+        await harness.run(session, attack, agent="project")
         assert of_git(project) == before
         assert "evil" not in git(project, "config", "--list") and git(project, "rev-parse", "HEAD")
 
 
-async def test_a_process_in_the_background_changes_none_of_it_later(home: Path, project: Path) -> None:
+async def test_no_background_process_can_change_it_later(home: Path, project: Path) -> None:
     before = of_git(project)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         command = "while :; do echo evil >> .git/config; echo evil > .git/hooks/post-commit; touch tried; done"
-        await rooms.of(session, "project").start("late", command)
+        await harness.of(session, "project").start("late", command)
         await until(lambda: (project / "tried").exists())
         assert of_git(project) == before
 
 
-async def test_the_owners_git_runs_nothing_that_a_command_left(home: Path, project: Path, tmp_path: Path) -> None:
+async def test_the_owners_git_runs_nothing_left_by_a_command(home: Path, project: Path, tmp_path: Path) -> None:
     """The complete attack: hooks, a monitor, another common folder; then the owner commits and inspects."""
     proof = tmp_path / "proof"
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for path in (".git/hooks/post-commit", ".git/hooks/pre-commit", "evil"):
-            await rooms.run(session, PLANT.format(proof=proof, path=path), agent="project")
-        await rooms.run(session, f"git config core.fsmonitor {project}/evil", agent="project")
-        await rooms.run(session, "git config core.hooksPath .", agent="project")
+            await harness.run(session, PLANT.format(proof=proof, path=path), agent="project")
+        await harness.run(session, f"git config core.fsmonitor {project}/evil", agent="project")
+        await harness.run(session, "git config core.hooksPath .", agent="project")
     (project / "a").write_text("changed\n")
     git(project, "status")
     git(project, "commit", "-qam", "two")
@@ -133,22 +133,22 @@ async def test_a_bare_repository_beside_a_damaged_one_is_disarmed(
         "cp .git/index index; printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = false\\n' > config;"
         f"printf '\\tworktree = {project}\\n\\tfsmonitor = {project}/evil\\n' >> config"
     )
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         plant = PLANT.format(proof=proof, path="evil")
-        await rooms.run(session, f"{plant}; {bare}; {damage}", agent="project")
-        await rooms.workspaces.reconcile()
+        await harness.run(session, f"{plant}; {bare}; {damage}", agent="project")
+        await harness.workspaces.reconcile()
         with contextlib.suppress(subprocess.CalledProcessError):  # it is damaged
             git(project, "status")
         assert not proof.exists() and (project / "HEAD.refused").exists() and not (project / "HEAD").exists()
-        assert "was put beside .git" in await rooms.told(session)
+        assert "was put beside .git" in await harness.take_notices(session)
 
 
 async def test_git_works_in_a_sandbox(home: Path, project: Path) -> None:
     """Commits, branches, merges, stashes and a clean-up, all visible to the owner outside."""
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.output_of(
             session,
             "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b; set -e;"
             "git switch -qc topic; echo b > b; git add -A; git commit -qm topic; git switch -q main; echo c > c;"
@@ -167,24 +167,24 @@ async def test_settings_of_editors_and_shells_are_read_only(home: Path, project:
     (project / name / "settings.json").write_text("{}")
     give(project)
     before = contents(project / name), (project / ".envrc").read_bytes()
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for attack in (
             "echo evil > .envrc", f"echo evil > {name}/settings.json", f"mv {name} v; mkdir {name}; touch {name}/x",
             f"rm -rf {name} .envrc", "echo evil > n; mv -f n .envrc", f"p={name}; mv ${{p%%/*}} q; cp -r q ${{p%%/*}}",
         ):  # fmt: skip
-            await rooms.run(session, attack, agent="project")
+            await harness.run(session, attack, agent="project")
             assert (contents(project / name), (project / ".envrc").read_bytes()) == before, attack
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local", "none"])
-async def test_the_file_tools_write_none_of_them_by_any_path(home: Path, project: Path, backend: str) -> None:
+async def test_file_tools_do_not_write_protected_files_by_any_path(home: Path, project: Path, backend: str) -> None:
     """Whether they exist or not, through links and in folders that would be created on the way."""
     (project / "linked").symlink_to(".git")
     (project / "to-hooks").symlink_to(".git/hooks")
     before = of_git(project)
-    async with room(home, backend=backend) as rooms:
-        files = await rooms.of(await rooms.new_session(), "project").files()
+    async with open_workspaces(home, backend=backend) as harness:
+        files = await harness.of(await harness.new_session(), "project").files()
         for path in (
             ".git/hooks/post-commit", ".git/config", ".git/commondir", "linked/config", "to-hooks/pre-commit",
             "sub/.git/config", "sub/.git", ".envrc", ".vscode/settings.json", ".idea/workspace.xml", ".bashrc",
@@ -201,19 +201,19 @@ async def test_the_file_tools_write_none_of_them_by_any_path(home: Path, project
     assert of_git(project) == before and not (project / ".idea").exists() and not (project / "sub" / ".git").exists()
 
 
-async def test_the_hooks_that_the_configuration_names_are_protected(home: Path, project: Path) -> None:
+async def test_hooks_named_in_the_configuration_are_protected(home: Path, project: Path) -> None:
     """`core.hooksPath` and `include.path` may name files of the project itself."""
     (project / ".husky").mkdir()
     (project / "more.gitconfig").write_text("[user]\n\tname = a\n")
     git(project, "config", "core.hooksPath", ".husky")
     git(project, "config", "include.path", "../more.gitconfig")
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for path in (".husky/pre-commit", "more.gitconfig"):
-            done, _ = await rooms.run(session, f"echo evil >> {path}", agent="project")
+            done, _ = await harness.run(session, f"echo evil >> {path}", agent="project")
             assert done.code != 0
             with pytest.raises(ToolFailed):
-                await write(await rooms.of(session, "project").files(), path, "evil")
+                await write(await harness.of(session, "project").files(), path, "evil")
 
 
 async def test_submodules_worktrees_and_nested_repositories_are_protected(
@@ -229,8 +229,8 @@ async def test_submodules_worktrees_and_nested_repositories_are_protected(
     git(project, "clone", "-q", str(other), "apps/web/nested")
     places = [project / "deps" / "other", project / "trees" / "topic", project / "apps" / "web" / "nested"]
     before = [of_git(place) for place in places]
-    async with room(home) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
         for place in places:
             inside = f"cd /workspace/{place.relative_to(project)}"
             for attack in (
@@ -238,30 +238,30 @@ async def test_submodules_worktrees_and_nested_repositories_are_protected(
                 'cd "$(git rev-parse --git-dir)"; echo /workspace/x > commondir; echo evil > hooks/post-commit',
                 "cd ..; mv * x; mkdir -p $OLDPWD",
             ):  # fmt: skip
-                await rooms.run(session, f"{inside} && {{ {attack}; }}", agent="project")
+                await harness.run(session, f"{inside} && {{ {attack}; }}", agent="project")
         assert [of_git(place) for place in places] == before
         for place in places[::2]:
             who = "git -c user.name=a -c user.email=a@b"
             inside = f"cd /workspace/{place.relative_to(project)}"
-            await rooms.said(session, f"{inside}; {who} commit -q --allow-empty -m two", agent="project")
+            await harness.output_of(session, f"{inside}; {who} commit -q --allow-empty -m two", agent="project")
             assert git(place, "log", "-1", "--format=%s") == "two\n"
 
 
-async def test_a_link_leads_no_mount_out_of_the_project(home: Path, project: Path, tmp_path: Path) -> None:
+async def test_no_link_leads_a_mount_out_of_the_project(home: Path, project: Path, tmp_path: Path) -> None:
     """X12: a link that a session left under a protected name shows nothing of the machine to the next sandbox."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_text("sk-secret")
     for name in (".idea", ".profile", "sub"):
         (project / name).symlink_to(os.path.relpath(secret, project))
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        done, printed = await rooms.run(session, "cat .idea/key sub/key; cat .profile/key", agent="project")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        done, printed = await harness.run(session, "cat .idea/key sub/key; cat .profile/key", agent="project")
         assert done.code != 0 and "sk-secret" not in printed
 
 
 @pytest.mark.parametrize("other", ["a link", "a folder"])
-async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
+async def test_a_folder_exchanged_while_the_sandbox_opens_is_never_shown(
     home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """X12: between checking a folder and mounting it, another session's command may replace it."""
@@ -270,7 +270,7 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
     (secret / "key").write_text("sk-secret")
 
     def then_exchange(folder: Path) -> tuple[protected_mounts.ProtectedMount, ...]:
-        found = protected(folder)
+        found = find_mounts(folder)
         (project / ".vscode").rename(project / "aside")
         if other == "a link":
             (project / ".vscode").symlink_to(os.path.relpath(secret, project))
@@ -278,132 +278,130 @@ async def test_what_is_exchanged_while_the_sandbox_is_made_is_never_shown(
             secret.rename(project / ".vscode")
         return found
 
-    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.protected", then_exchange)
-    async with room(home) as rooms:
+    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.find_mounts", then_exchange)
+    async with open_workspaces(home) as harness:
         wanted = "cannot be started" if other == "a link" else "changed while the sandbox was being opened"
         with pytest.raises(ToolFailed, match=wanted):
-            await rooms.run(await rooms.new_session(), "cat .vscode/key", agent="project")
+            await harness.run(await harness.new_session(), "cat .vscode/key", agent="project")
 
 
-async def test_a_file_that_the_owner_replaces_is_protected_again(home: Path, project: Path) -> None:
+async def test_a_file_replaced_by_the_owner_is_protected_again(home: Path, project: Path) -> None:
     """The mount goes with its file: the running processes are ended, and the next command gets a new sandbox."""
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.of(session, "project").start("late", "sleep 1000")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.of(session, "project").start("late", "sleep 1000")
         git(project, "config", "user.name", "me")
-        await rooms.workspaces.reconcile()
-        assert "was replaced from outside" in await rooms.told(session)
+        await harness.workspaces.reconcile()
+        assert "was replaced from outside" in await harness.take_notices(session)
         before = of_git(project)
-        done, _ = await rooms.run(session, "git config core.fsmonitor evil", agent="project")
+        done, _ = await harness.run(session, "git config core.fsmonitor evil", agent="project")
         assert done.code != 0 and of_git(project) == before
 
 
 @pytest.mark.parametrize("attack", ["echo evil > .bashrc", "mkdir .idea; echo evil > .idea/x", "ln -s a .zshrc"])
 @pytest.mark.parametrize("then", ["look", "end", "command"])
-async def test_a_protected_file_that_a_command_makes_is_renamed(
+async def test_a_protected_file_created_by_a_command_is_renamed(
     home: Path, project: Path, attack: str, then: str
 ) -> None:
     """X12: a missing file cannot be covered by a mount, so it is found by name: before the next command, on the timer,
     and when the sandbox ends. The agent is told."""
     (name,) = re.findall(r"\.(?:bashrc|idea|zshrc)\b", attack)[:1]
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        done, _ = await rooms.run(session, attack, agent="project")  # on a busy machine it may be found at once
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        done, _ = await harness.run(session, attack, agent="project")  # on a busy machine it may be found at once
         if then != "end":
-            await (rooms.workspaces.reconcile() if then == "look" else rooms.run(session, "true", agent="project"))
-            told = f"{done.note} {await rooms.told(session)}"
-            assert f"a command created {name}, which other programs execute" in told
+            await (harness.workspaces.reconcile() if then == "look" else harness.run(session, "true", agent="project"))
+            take_notices = f"{done.note} {await harness.take_notices(session)}"
+            assert f"a command created {name}, which other programs execute" in take_notices
     assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
 
 
-async def test_a_protected_file_that_appears_while_no_command_runs_is_its_owners(home: Path, project: Path) -> None:
+async def test_a_protected_file_that_appears_while_no_command_runs_is_kept(home: Path, project: Path) -> None:
     """Created outside, as an editor creates its settings: it is logged once, stays, and the next sandbox covers it."""
     with capture_logs() as lines:
-        async with room(home) as rooms:
-            session = await rooms.new_session()
-            await rooms.said(session, "true", agent="project")
-            await rooms.workspaces.reconcile()
+        async with open_workspaces(home) as harness:
+            session = await harness.new_session()
+            await harness.output_of(session, "true", agent="project")
+            await harness.workspaces.reconcile()
             (project / ".idea").mkdir()
             give(project)
             for _ in range(3):
-                await rooms.workspaces.reconcile()
-        async with room(home) as rooms:
-            done, _ = await rooms.run(session, "echo more > .idea/startup.xml", agent="project")
+                await harness.workspaces.reconcile()
+        async with open_workspaces(home) as harness:
+            done, _ = await harness.run(session, "echo more > .idea/startup.xml", agent="project")
             assert done.code != 0
     assert [line["path"] for line in lines if line["event"] == bubblewrap_sandbox.NEW] == [f"{project}/.idea"]
 
 
-async def test_no_link_leads_to_another_head_that_is_renamed(home: Path, project: Path, tmp_path: Path) -> None:
+async def test_no_link_makes_the_gateway_rename_another_head(home: Path, project: Path, tmp_path: Path) -> None:
     """X12: a session whose sandbox is older than a repository can replace its folder with a link."""
     other = tmp_path / "other.git"
     other.mkdir()
     (other / "HEAD").write_text("ref: refs/heads/main\n")
-    async with room(home) as rooms:
-        first, second = await rooms.new_session(), await rooms.new_session()
-        await rooms.said(first, "mkdir sub; git init -q sub", agent="project")
-        await rooms.of(second, "project").start("late", "sleep 1000")
-        await rooms.said(first, f"mv sub aside; ln -s {other} sub", agent="project")
-        await rooms.workspaces.reconcile()
-        assert "was replaced from outside" in await rooms.told(second)
-        await rooms.run(second, "true", agent="project")
+    async with open_workspaces(home) as harness:
+        first, second = await harness.new_session(), await harness.new_session()
+        await harness.output_of(first, "mkdir sub; git init -q sub", agent="project")
+        await harness.of(second, "project").start("late", "sleep 1000")
+        await harness.output_of(first, f"mv sub aside; ln -s {other} sub", agent="project")
+        await harness.workspaces.reconcile()
+        assert "was replaced from outside" in await harness.take_notices(second)
+        await harness.run(second, "true", agent="project")
     assert [path.name for path in other.iterdir()] == ["HEAD"]
 
 
 @pytest.mark.parametrize("hiding", ["mkdir -p HEAD.refused/x", "chmod 555 .", "chmod 000 ."])
 async def test_a_bare_repository_is_disarmed_whatever_is_around_it(home: Path, project: Path, hiding: str) -> None:
     """X12: neither another entry in its place nor the folder's permissions preserve its HEAD."""
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, f"echo 'ref: refs/heads/main' > HEAD; {hiding}", agent="project")
-        await rooms.workspaces.reconcile()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, f"echo 'ref: refs/heads/main' > HEAD; {hiding}", agent="project")
+        await harness.workspaces.reconcile()
         assert not (project / "HEAD").exists() and list(project.glob("HEAD.refused*"))
-        await rooms.said(session, "git status", agent="project")
+        await harness.output_of(session, "git status", agent="project")
 
 
 @pytest.mark.parametrize("mode", ["100", "300"])
 @pytest.mark.parametrize("place", [".", "apps"])
-async def test_a_folder_that_a_command_closes_hides_no_repository(
-    home: Path, project: Path, place: str, mode: str
-) -> None:
+async def test_an_unreadable_folder_hides_no_repository(home: Path, project: Path, place: str, mode: str) -> None:
     """X12: the gateway cannot read it, and the next command could open it again."""
     git(project, "init", "-q", "apps/web")
     repository = project if place == "." else project / "apps" / "web"
     before = of_git(repository)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, f"chmod {mode} {place}", agent="project")
-    async with room(home) as rooms:
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, f"chmod {mode} {place}", agent="project")
+    async with open_workspaces(home) as harness:
         attack = f"chmod 755 {place}; echo evil >> {place if place == '.' else 'apps/web'}/.git/config"
-        await rooms.run(session, attack, agent="project")
+        await harness.run(session, attack, agent="project")
     (project / place).chmod(0o755)
     assert of_git(repository) == before
 
 
-async def test_settings_in_a_folder_that_a_command_closes_stay_as_they_are(home: Path, project: Path) -> None:
+async def test_settings_in_an_unreadable_folder_stay_unchanged(home: Path, project: Path) -> None:
     """X12"""
     (project / ".claude").mkdir()
     (project / ".claude" / "settings.json").write_text("{}")
     give(project)
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.run(session, "chmod 000 .claude", agent="project")
-    async with room(home) as rooms:
-        await rooms.run(session, "chmod 755 .claude; echo evil > .claude/settings.json", agent="project")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, "chmod 000 .claude", agent="project")
+    async with open_workspaces(home) as harness:
+        await harness.run(session, "chmod 755 .claude; echo evil > .claude/settings.json", agent="project")
     (project / ".claude").chmod(0o755)
     assert (project / ".claude" / "settings.json").read_text() == "{}"
 
 
-def test_a_large_project_is_looked_at_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_survey_of_a_large_project_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project's own repository comes first, however many folders there are."""
     monkeypatch.setattr(protected_mounts, "FOLDERS", 10)
     git(tmp_path, "init", "-q")
     for number in range(20):
         (tmp_path / f"{number:02}").mkdir()
-    assert ".git/config" in {each.path for each in protected(tmp_path)}
+    assert ".git/config" in {each.path for each in find_mounts(tmp_path)}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user can give nothing away")
-def test_nothing_of_roots_is_given_to_the_owner_of_a_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_of_root_is_given_to_the_owner_of_a_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X12: root creates the missing parts of a repository, and a command may exchange them at that moment."""
     secret, make = project / "secret", Path.mkdir
     secret.mkdir(mode=0o700)
@@ -418,6 +416,6 @@ def test_nothing_of_roots_is_given_to_the_owner_of_a_repository(project: Path, m
             secret.rename(project / ".git" / "hooks")
 
     monkeypatch.setattr(Path, "mkdir", then_exchange)
-    protected(project)
+    find_mounts(project)
     assert (project / ".git" / "hooks").stat().st_uid == 0
     assert (project / ".git" / "commondir").stat().st_uid == SOMEBODY

@@ -47,12 +47,12 @@ async def provenance(store: Store, folder: Folder) -> Provenance:
     return Provenance(store, folder.survey, lambda: 1.0)
 
 
-async def test_the_owners_sessions_cost_and_change_nothing(provenance: Provenance, folder: Folder) -> None:
+async def test_the_owners_sessions_are_not_recorded_as_writers(provenance: Provenance, folder: Folder) -> None:
     await provenance.admit("s_owner", folder.path)
     assert folder.surveys == 0 and await provenance.reader("p_anna") == Reader()
 
 
-async def test_what_was_there_before_the_first_writer_is_trusted(provenance: Provenance, folder: Folder) -> None:
+async def test_files_from_before_the_first_writer_are_trusted(provenance: Provenance, folder: Folder) -> None:
     """X19: and files from before the second writer are not."""
     await provenance.admit("s_anna", folder.path)
     reader = await provenance.reader("p_owner")
@@ -67,9 +67,7 @@ async def test_what_was_there_before_the_first_writer_is_trusted(provenance: Pro
     assert folder.surveys == 2
 
 
-async def test_a_writer_who_comes_while_files_are_read_has_them_read_again(
-    provenance: Provenance, folder: Folder
-) -> None:
+async def test_files_are_read_again_if_a_writer_is_added_meanwhile(provenance: Provenance, folder: Folder) -> None:
     """X19: otherwise their writes at that moment would count as earlier content."""
     readers: list[Reader] = []
 
@@ -84,7 +82,7 @@ async def test_a_writer_who_comes_while_files_are_read_has_them_read_again(
     assert len(readers) == 2 and readers[0] == Reader()
 
 
-async def test_it_is_known_to_the_next_process(provenance: Provenance, folder: Folder, store: Store) -> None:
+async def test_writers_are_known_after_a_restart(provenance: Provenance, folder: Folder, store: Store) -> None:
     """L18: and so is what the owner accepted."""
     await provenance.admit("s_anna", folder.path)
     await provenance.trust({folder.file: NEW})

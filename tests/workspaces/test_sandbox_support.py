@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workspaces.apart import apart
+from tests.workspaces.network_machine import run_isolated
 from tidegate.workspaces.kernel import sandbox_support, seccomp
 from tidegate.workspaces.processes.children import find_program
 
@@ -26,7 +26,7 @@ def findings(home: Path, before: str, *command: str) -> str:
     program = shlex.join([sys.executable, "-m", "tidegate", *command, "--home", str(home), "--json"])
     # A further namespace below those of the test, so that its settings are not the machine's.
     script = f"export PATH=$PATH:/usr/sbin:/sbin; {before} && {{ {program} || [ $? = 1 ]; }}"
-    return apart(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script])
+    return run_isolated(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script])
 
 
 def doctor(home: Path, before: str = ":") -> dict[str, dict[str, str]]:
@@ -40,7 +40,7 @@ def connected(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", LACKING)
-def test_the_doctor_names_a_protection_that_is_missing_and_what_provides_it(connected: Path, name: str) -> None:
+def test_the_doctor_names_a_missing_sandbox_feature_and_its_remedy(connected: Path, name: str) -> None:
     """X12, X22: for the machine as it is, whether or not a gateway runs."""
     before, words = LACKING[name]
     usual, lacking = doctor(connected), doctor(connected, before)
@@ -49,12 +49,12 @@ def test_the_doctor_names_a_protection_that_is_missing_and_what_provides_it(conn
     assert {other for other in LACKING if lacking[other] != usual[other]} <= {name}
 
 
-def test_what_the_settings_do_not_need_is_no_warning(tmp_path: Path) -> None:
+def test_features_that_the_settings_do_not_need_cause_no_warning(tmp_path: Path) -> None:
     found = doctor(tmp_path, LACKING["pasta"][0])["pasta"]
     assert found["state"] == "ok" and found["text"].startswith("not needed by the settings.")
 
 
-def test_a_network_that_cannot_be_given_is_found_by_config_check(connected: Path) -> None:
+def test_config_check_finds_an_unavailable_network(connected: Path) -> None:
     """X22: with the sentence with which commands are refused."""
     check = json.loads(findings(connected, LACKING["pasta"][0], "config", "check"))
     [warning] = check["warnings"]
@@ -63,9 +63,7 @@ def test_a_network_that_cannot_be_given_is_found_by_config_check(connected: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user tries it as who they are")
-def test_whether_namespaces_can_be_made_is_tried_as_who_needs_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_namespaces_are_tested_as_the_user_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X12: a machine may allow only root to create them, and commands never run as root."""
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(folder.stat().st_mode | 0o055)
@@ -78,6 +76,6 @@ def test_whether_namespaces_can_be_made_is_tried_as_who_needs_them(
     assert "this user may not create them" in found["user namespaces"]
 
 
-def test_a_machine_without_a_filter_of_system_calls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_system_call_filter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seccomp, "_ARCHITECTURES", {})
     assert "no system call filter for" in seccomp.problem()

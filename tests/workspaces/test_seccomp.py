@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.workspaces.making import Room, token
+from tests.workspaces.harness import WorkspaceHarness, token
 from tidegate.workspaces.kernel import seccomp
 
 pytestmark = pytest.mark.anyio
 
 MACHINE = os.uname().machine
-NUMBERS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[MACHINE]
+RESERVED_UIDS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[MACHINE]
 """add_key, request_key, keyctl."""
 SESSION, USER = -3, -4  # keyrings
 UNLINK = 9
@@ -43,13 +43,13 @@ def keys(number: int, *arguments: Any) -> int:
     return int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
 
 
-async def tried(rooms: Room, session: str, program: str) -> str:
-    return await rooms.said(session, f"python3 - <<'END'\n{CALL}{program}\nEND")
+async def tried(harness: WorkspaceHarness, session: str, program: str) -> str:
+    return await harness.output_of(session, f"python3 - <<'END'\n{CALL}{program}\nEND")
 
 
-async def test_no_key_of_the_gateway_is_seen_in_a_sandbox(rooms: Room, session: str) -> None:
+async def test_a_sandbox_sees_no_keys_of_the_gateway(harness: WorkspaceHarness, session: str) -> None:
     """X12: neither of its session nor of its user, and no key's name can be read from /proc."""
-    add, request, keyctl = NUMBERS
+    add, request, keyctl = RESERVED_UIDS
     name = f"tidegate-{token()}".encode()
     for ring in (SESSION, USER):
         key = keys(add, b"user", name, b"secret", 6, ring)
@@ -57,7 +57,7 @@ async def test_no_key_of_the_gateway_is_seen_in_a_sandbox(rooms: Room, session: 
         try:
             assert name.decode() in Path("/proc/keys").read_text()
             found = await tried(
-                rooms,
+                harness,
                 session,
                 f"print(call({request}, b'user', {name!r}, None, {SESSION}))\n"
                 f"print(call({keyctl}, 11, {key}, ctypes.create_string_buffer(99), 99))\n"
@@ -68,18 +68,20 @@ async def test_no_key_of_the_gateway_is_seen_in_a_sandbox(rooms: Room, session: 
             keys(keyctl, UNLINK, key, ring)
 
 
-async def test_a_sandbox_can_leave_no_key_for_another(rooms: Room, session: str) -> None:
+async def test_a_sandbox_can_leave_no_key_for_another(harness: WorkspaceHarness, session: str) -> None:
     """X12: a user's keyrings are the same in all sandboxes."""
-    add, *_ = NUMBERS
+    add, *_ = RESERVED_UIDS
     name = f"tidegate-{token()}"
     for ring in (-1, -2, SESSION, USER, -5):
-        assert await tried(rooms, session, f"print(call({add}, b'user', b'{name}', b'for you', 7, {ring}))") == "ENOSYS"
+        assert (
+            await tried(harness, session, f"print(call({add}, b'user', b'{name}', b'for you', 7, {ring}))") == "ENOSYS"
+        )
     assert name not in Path("/proc/keys").read_text()
 
 
-def test_what_is_started_has_a_keyring_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confined_process_has_its_own_session_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     """X12: for keys that the kernel itself looks up. Here without the filter, so that they can be queried."""
-    *_, keyctl = NUMBERS
+    *_, keyctl = RESERVED_UIDS
     monkeypatch.setattr(seccomp, "_table", lambda _: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF_0000))  # all is allowed
 
     def ring() -> int:
@@ -89,51 +91,51 @@ def test_what_is_started_has_a_keyring_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert len(rings) == 3 and min(rings) > 0
 
 
-async def test_calls_far_into_the_kernel_are_missing(rooms: Room, session: str) -> None:
+async def test_risky_system_calls_are_missing(harness: WorkspaceHarness, session: str) -> None:
     """X12: a program that is refused io_uring falls back, as on a kernel without it."""
     closed = {"x86_64": (298, 321, 323), "aarch64": (241, 280, 282)}[MACHINE]  # perf_event_open, bpf, userfaultfd
     calls = (*closed, 425, 426, 427)  # io_uring
-    printed = await tried(rooms, session, f"print(*(call(number, 0, 0, 0, 0, 0) for number in {calls}))")
+    printed = await tried(harness, session, f"print(*(call(number, 0, 0, 0, 0, 0) for number in {calls}))")
     assert printed.split() == ["ENOSYS"] * len(calls)
 
 
-async def test_sockets_that_belong_to_no_network_namespace_are_missing(rooms: Room, session: str) -> None:
+async def test_sockets_that_belong_to_no_network_namespace_are_missing(harness: WorkspaceHarness, session: str) -> None:
     """X12: virtual machines (vsock), the kernel's ciphers, Bluetooth."""
     number = {"x86_64": 41, "aarch64": 198}[MACHINE]
     families = {"unix": 1, "inet": 2, "inet6": 10, "netlink": 16, "vsock": 40, "alg": 38, "bluetooth": 31}
     program = f"for name, one in {families}.items(): print(name, call({number}, one, 3 if one == 16 else 1, 0))"
-    opened = dict(line.split() for line in (await tried(rooms, session, program)).splitlines())
+    opened = dict(line.split() for line in (await tried(harness, session, program)).splitlines())
     assert [name for name, result in opened.items() if result.isdecimal()] == ["unix", "inet", "inet6", "netlink"]
     assert {opened[name] for name in ("vsock", "alg", "bluetooth")} == {"EAFNOSUPPORT"}
     high = f"print(call({number}, 40 + (1 << 32), 1, 0))"  # the kernel uses only the lower half, and so does the filter
-    assert await tried(rooms, session, high) == "EAFNOSUPPORT"
+    assert await tried(harness, session, high) == "EAFNOSUPPORT"
     # it creates two sockets before checking whether they can be connected
     pair = {"x86_64": 53, "aarch64": 199}[MACHINE]
     program = f"for one in {tuple(families.values())}: print(call({pair}, one, 1, 0, (ctypes.c_int * 2)()))"
-    unix, *others = (await tried(rooms, session, program)).split()
+    unix, *others = (await tried(harness, session, program)).split()
     assert unix == "0" and set(others[-3:]) == {"EAFNOSUPPORT"}
 
 
 @pytest.mark.skipif(MACHINE != "x86_64", reason="there is one interface to the kernel only")
-async def test_another_interface_to_the_kernel_is_no_way_around(rooms: Room, session: str) -> None:
+async def test_other_system_call_interfaces_do_not_bypass_the_filter(harness: WorkspaceHarness, session: str) -> None:
     """X12: neither the calls of 32-bit programs nor those of x32."""
-    done, printed = await rooms.run(session, f"python3 - <<'END'\n{INT_80}\nEND")
+    done, printed = await harness.run(session, f"python3 - <<'END'\n{INT_80}\nEND")
     assert (done.code, printed.strip()) == (0, str(-errno.ENOSYS))
-    assert await tried(rooms, session, "print(call(250 + 0x40000000, 0, -3, 0))") == "ENOSYS"
+    assert await tried(harness, session, "print(call(250 + 0x40000000, 0, -3, 0))") == "ENOSYS"
 
 
-async def test_the_filter_holds_for_all_that_is_in_a_sandbox(rooms: Room, session: str) -> None:
+async def test_every_process_in_a_sandbox_has_the_filter(harness: WorkspaceHarness, session: str) -> None:
     """X12: its first process, commands, and the processes they leave behind."""
-    await rooms.of(session).start("server", "setsid sleep 1000")
-    seen = await rooms.said(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
+    await harness.of(session).start("server", "setsid sleep 1000")
+    seen = await harness.output_of(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
     assert seen.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
-async def test_the_gateway_itself_is_as_free_as_before(rooms: Room, session: str) -> None:
+async def test_the_gateway_itself_is_not_filtered(harness: WorkspaceHarness, session: str) -> None:
     def confinement() -> list[str]:
         lines = Path("/proc/self/status").read_text().splitlines()
         return [line for line in lines if line.startswith(("NoNewPrivs:", "Seccomp"))]
 
     before = confinement()
-    await rooms.said(session, "true")
+    await harness.output_of(session, "true")
     assert confinement() == before

@@ -16,7 +16,7 @@ import pytest
 
 from bench import orphans
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of, token
-from tests.workspaces.making import WAIT, Clock, alive, room, until
+from tests.workspaces.harness import WAIT, Clock, alive, open_workspaces, until
 from tests.workspaces.sshd import SSHD, Sshd, sshd
 from tidegate.errors import ToolFailed
 from tidegate.store import outbox, sessions, workspaces
@@ -57,14 +57,14 @@ class TestSsh(Conformance):
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_has_one_connection_however_many_commands(server: Sshd, place: Place) -> None:
+async def test_all_commands_of_a_session_share_one_connection(server: Sshd, place: Place) -> None:
     before = server.connections()
     for _ in range(3):
-        await place.said("true")
+        await place.output_of("true")
     assert server.connections() == before
 
 
-async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
+async def test_ssh_gets_nothing_of_the_gateways_environment(
     backend: SshBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X18: neither secrets, nor an agent, nor a display."""
@@ -77,43 +77,43 @@ async def test_nothing_of_the_gateways_environment_is_given_to_ssh(
             field.partition(b"=")[0] for field in Path(f"/proc/{place.sandbox.pid}/environ").read_bytes().split(b"\0")
         ]
         assert set(names) == {b"HOME", b"PATH", b"TIDEGATE_OWNER", b""}
-        assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
+        assert await place.output_of("echo ${SSH_AUTH_SOCK:-none} ${DISPLAY:-none}") == "none none"
 
 
-async def test_the_socket_of_a_connection_is_in_a_private_folder_however_long_its_path_is(
+async def test_the_control_socket_is_in_a_private_folder_with_any_path_length(
     backend: SshBackend, tmp_path: Path
 ) -> None:
     deep = tmp_path / ("long" * 40)
     deep.mkdir()
     async with opened(backend, spec_of(deep)) as place:
-        assert await place.said("echo here") == "here"
+        assert await place.output_of("echo here") == "here"
         found = place.spec.private / "ssh"
         assert stat.S_ISSOCK(found.stat().st_mode) and found.parent.stat().st_mode & 0o077 == 0
     assert not found.exists()
 
 
-async def test_a_socket_that_a_killed_gateway_left_is_in_nobodys_way(backend: SshBackend, tmp_path: Path) -> None:
+async def test_a_control_socket_left_by_a_killed_gateway_does_no_harm(backend: SshBackend, tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     (spec.private / "ssh").touch()
     async with opened(backend, spec) as place:
-        assert await place.said("echo here") == "here"
+        assert await place.output_of("echo here") == "here"
 
 
-async def test_a_host_that_is_not_there_is_told_in_a_sentence(server: Sshd, tmp_path: Path) -> None:
+async def test_an_unreachable_host_is_reported_in_one_sentence(server: Sshd, tmp_path: Path) -> None:
     backend = SshBackend(spawner(), HOST, ("Port=1", *server.options))
     assert await backend.check() is None
     with pytest.raises(ToolFailed, match=r"The workspace on 127\.0\.0\.1 cannot be used: .*Connection refused"):
         await backend.open(spec_of(tmp_path))
 
 
-async def test_a_host_that_is_another_than_it_was_is_refused(server: Sshd, tmp_path: Path) -> None:
+async def test_a_host_with_a_changed_key_is_refused(server: Sshd, tmp_path: Path) -> None:
     known = tmp_path / "known"
     backend = SshBackend(spawner(), HOST, (f"UserKnownHostsFile={known}", *server.options))
     with pytest.raises(ToolFailed, match="Host key verification failed"):
         await backend.open(spec_of(tmp_path))
 
 
-async def test_a_key_that_does_not_fit_is_told_and_nobody_is_asked_for_a_password(server: Sshd, tmp_path: Path) -> None:
+async def test_a_wrong_key_is_reported_without_a_password_prompt(server: Sshd, tmp_path: Path) -> None:
     backend = SshBackend(
         spawner(), HOST, ("IdentityFile=/dev/null", *(option for option in server.options if "Identity" not in option))
     )
@@ -122,12 +122,12 @@ async def test_a_key_that_does_not_fit_is_told_and_nobody_is_asked_for_a_passwor
 
 
 @pytest.mark.parametrize("host", ["", "-oProxyCommand=touch /tmp/x"])
-async def test_a_host_that_is_none_is_refused_before_anything_is_started(host: str) -> None:
+async def test_an_invalid_host_is_refused_before_anything_starts(host: str) -> None:
     why = await SshBackend(spawner(), host, ()).check()
     assert why is not None and "workspaces.ssh_host" in why
 
 
-async def test_no_configuration_opens_what_is_to_stay_closed(server: Sshd, tmp_path: Path) -> None:
+async def test_no_ssh_configuration_can_enable_forwarding(server: Sshd, tmp_path: Path) -> None:
     wanted = (
         "ForwardAgent=yes",
         "BatchMode=no",
@@ -136,17 +136,17 @@ async def test_no_configuration_opens_what_is_to_stay_closed(server: Sshd, tmp_p
     )
     backend = SshBackend(spawner(), HOST, (*wanted, *server.options))
     async with opened(backend, spec_of(tmp_path)) as place:
-        assert await place.said("echo ${SSH_AUTH_SOCK:-none} ${SSH_TTY:-none}") == "none none"
+        assert await place.output_of("echo ${SSH_AUTH_SOCK:-none} ${SSH_TTY:-none}") == "none none"
         assert not (tmp_path / "back").exists()
 
 
-async def test_more_commands_at_once_than_the_server_takes_are_refused_in_a_sentence(place: Place) -> None:
+async def test_commands_beyond_the_servers_session_limit_are_refused_in_one_sentence(place: Place) -> None:
     children = [await place.start("read -r line") for _ in range(5)]
     with pytest.raises(ToolFailed, match="MaxSessions"):
         await place.start("true")
     with anyio.fail_after(WAIT):
         await children[0].end(0)
-    assert await place.said("echo again") == "again"
+    assert await place.output_of("echo again") == "again"
     for child in children:
         with anyio.fail_after(WAIT):
             await child.end(0)
@@ -156,37 +156,35 @@ async def test_more_commands_at_once_than_the_server_takes_are_refused_in_a_sent
 # -- the folders -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_folders_of_a_session_are_in_the_accounts_home_and_its_own(server: Sshd, place: Place) -> None:
+async def test_a_remote_session_has_private_folders_in_the_accounts_home(server: Sshd, place: Place) -> None:
     root = server.sessions / place.spec.session
-    assert await place.said("pwd; echo $HOME; echo $TMPDIR") == f"{root}/work\n{root}/home\n{root}/tmp"
+    assert await place.output_of("pwd; echo $HOME; echo $TMPDIR") == f"{root}/work\n{root}/home\n{root}/tmp"
     assert root.stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_project_over_there_is_worked_in_and_one_that_is_not_there_is_told(
-    backend: SshBackend, tmp_path: Path
-) -> None:
+async def test_a_remote_project_is_used_and_a_missing_one_is_reported(backend: SshBackend, tmp_path: Path) -> None:
     """V10: its path is the other machine's."""
     project = tmp_path / "project"
     spec = spec_of(tmp_path)
-    with pytest.raises(ToolFailed, match=r"there is no folder .*/project"):
+    with pytest.raises(ToolFailed, match=r"set to .*/project, which does not exist"):
         await backend.open(type(spec)(**{**_fields(spec), "folder": project, "project": True}))
     project.mkdir()
     async with opened(backend, type(spec)(**{**_fields(spec), "folder": project, "project": True})) as place:
-        assert await place.said("pwd") == str(project)
+        assert await place.output_of("pwd") == str(project)
 
 
 def _fields(spec: object) -> dict[str, object]:
     return {name: getattr(spec, name) for name in spec.__struct_fields__}  # type: ignore[attr-defined]
 
 
-async def test_the_folders_of_an_ended_session_go_to_the_trash_and_from_there_when_they_are_old(
+async def test_remote_folders_of_an_ended_session_go_to_the_trash_and_expire(
     server: Sshd, backend: SshBackend, tmp_path: Path
 ) -> None:
     """V09: on the other machine too."""
     specs = [spec_of(tmp_path) for _ in range(3)]
     for spec in specs:
         async with opened(backend, spec) as place:
-            await place.said("mkdir -p deep; echo 1 > deep/file; chmod 500 deep")
+            await place.output_of("mkdir -p deep; echo 1 > deep/file; chmod 500 deep")
     old, kept, removed = (spec.session for spec in specs)
     await backend.discard_folders(old, keep=True, age=100)
     assert (server.trash / old / "work" / "deep" / "file").read_text() == "1\n"
@@ -200,14 +198,14 @@ async def test_the_folders_of_an_ended_session_go_to_the_trash_and_from_there_wh
     assert (server.trash / kept).is_dir()
 
 
-async def test_files_over_there_are_read_written_and_found_as_they_are_here(place: Place) -> None:
+async def test_remote_files_are_read_written_and_found_like_local_ones(place: Place) -> None:
     """X07: nothing outside the session's folders, not even through a link."""
     files = place.backend.files(place.spec, _opening(place))
     data = os.urandom(200_000)
-    await place.said("ln -s /etc out; mkdir deep; echo needle > deep/file")
+    await place.output_of("ln -s /etc out; mkdir deep; echo needle > deep/file")
     assert (await files.write("new/data", data)).replaced is None
     assert (await files.load("new/data", limit=len(data))).data == data
-    assert await place.said("sha256sum < new/data") == f"{hashlib.sha256(data).hexdigest()}  -"
+    assert await place.output_of("sha256sum < new/data") == f"{hashlib.sha256(data).hexdigest()}  -"
     found = await files.search(".", SearchQuery(pattern=read_pattern("needle", ignore_case=False)))
     assert [hit.path for hit in found.hits] == ["deep/file"]
     listed = await files.list(".", FileFilter(), recursive=False, limit=10)
@@ -228,7 +226,7 @@ def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_is_cut_ends_everything_over_there_and_is_seen(server: Sshd, place: Place) -> None:
+async def test_a_lost_connection_is_noticed_and_ends_everything_remote(server: Sshd, place: Place) -> None:
     """L14, S10: and running commands count as killed."""
     mark = token()
     before = set(server.connections())
@@ -250,7 +248,7 @@ async def test_a_connection_that_is_cut_ends_everything_over_there_and_is_seen(s
         await place.run("true")
 
 
-async def test_a_keeper_that_is_killed_takes_everything_with_it(place: Place) -> None:
+async def test_killing_the_keeper_ends_everything(place: Place) -> None:
     mark = token()
     child = await place.start(f"(setsid env -i sleep {mark} &); sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
@@ -263,7 +261,7 @@ async def test_a_keeper_that_is_killed_takes_everything_with_it(place: Place) ->
     child.close()
 
 
-async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_its_mark(place: Place) -> None:
+async def test_processes_of_a_killed_guardian_are_ended_by_their_mark(place: Place) -> None:
     mark = token()
     child = await place.start(f"(setsid sleep {mark} &); sleep {mark}")
     await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
@@ -275,7 +273,7 @@ async def test_what_is_left_of_a_command_whose_guardian_was_killed_is_ended_by_i
     child.close()
 
 
-async def test_a_keeper_that_hears_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_keeper_that_hears_nothing_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     """L16: a machine that is cut off does not keep running commands."""
     heard, say = os.pipe()
     monkeypatch.setattr(remote_keeper, "SILENT_SECONDS", 0.05)
@@ -337,106 +335,104 @@ async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path:
     await until(lambda: not server.connections())
 
 
-# -- in the room -------------------------------------------------------------------------------------------------------
+# -- in workspaces -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_lives_on_another_machine_from_its_first_command_to_its_end(server: Sshd, home: Path) -> None:
+async def test_a_session_runs_on_another_machine_until_its_end(server: Sshd, home: Path) -> None:
     """B2, B3, V09, V11: shell, files and processes are on the other machine and go to the trash there."""
     settings = {"backend": "ssh", "ssh_host": HOST, "ssh_options": server.options}
-    async with room(home, **settings) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
-        files = await rooms.of(session).files()
+    async with open_workspaces(home, **settings) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "mkdir deep; cd deep; export X=kept; echo 1 > file")
+        files = await harness.of(session).files()
         assert (await files.load("deep/file", limit=10)).data == b"1\n"
     mark = token()
-    async with room(home, **settings) as rooms:
-        assert await rooms.said(session, "cat file; echo $X") == "1\nkept"
-        await rooms.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
+    async with open_workspaces(home, **settings) as harness:
+        assert await harness.output_of(session, "cat file; echo $X") == "1\nkept"
+        await harness.of(session).start("server", f"(setsid env -i sleep {mark} &); sleep {mark}")
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        await rooms.end(session)
+        await harness.end(session)
         assert not alive(mark)
         assert (server.trash / session / "work" / "deep" / "file").exists()
-        await rooms.workspaces.discard(session)
+        await harness.workspaces.discard(session)
         assert not (server.trash / session).exists() and not (server.sessions / session).exists()
 
 
-async def test_the_agent_is_told_of_a_lost_connection_and_what_is_marked_so_comes_back(
-    server: Sshd, home: Path
-) -> None:
+async def test_a_lost_connection_is_reported_and_restart_processes_come_back(server: Sshd, home: Path) -> None:
     """S10, V12: the next command reconnects."""
-    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as harness:
+        session = await harness.new_session()
         mark = token()
-        await rooms.of(session).start("server", f"sleep {mark}", restart=True)
+        await harness.of(session).start("server", f"sleep {mark}", restart=True)
         before = await until(lambda: alive(f"sleep\0{mark}"))
         for pid in server.connections():
             os.kill(pid, signal.SIGKILL)
         await until(lambda: (after := alive(f"sleep\0{mark}")) and after != before)
-        assert await rooms.said(session, "echo here") == "here"
-        assert "has been started again" in await rooms.told(session)
+        assert await harness.output_of(session, "echo here") == "here"
+        assert "has been started again" in await harness.take_notices(session)
 
 
-async def test_a_machine_that_is_away_is_told_and_keeps_nobody_from_ending_a_session(server: Sshd, home: Path) -> None:
-    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "echo 1 > file")
-    async with room(home, backend="ssh", ssh_host=HOST, ssh_options=("Port=1", *server.options)) as rooms:
+async def test_an_unreachable_machine_is_reported_and_sessions_can_still_end(server: Sshd, home: Path) -> None:
+    async with open_workspaces(home, backend="ssh", ssh_host=HOST, ssh_options=server.options) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "echo 1 > file")
+    async with open_workspaces(home, backend="ssh", ssh_host=HOST, ssh_options=("Port=1", *server.options)) as harness:
         with pytest.raises(ToolFailed, match="Connection refused"):
-            await rooms.said(session, "cat file")
-        await rooms.end(session)
+            await harness.output_of(session, "cat file")
+        await harness.end(session)
     assert (server.sessions / session / "work" / "file").exists()
 
 
-async def test_what_stays_on_a_machine_that_is_away_is_put_away_when_it_is_back(server: Sshd, home: Path) -> None:
+async def test_folders_on_an_unreachable_machine_are_discarded_when_it_is_back(server: Sshd, home: Path) -> None:
     """B3, L19, V09: a row remembers it, across a restart and after the session's own rows are gone."""
     settings = {"backend": "ssh", "ssh_host": HOST}
     away, back = ("Port=1", *server.options), server.options
     clock = Clock()
-    async with room(home, clock=clock, ssh_options=back, **settings) as rooms:
-        kept, deleted, ephemeral = [await rooms.new_session() for _ in range(3)]
+    async with open_workspaces(home, clock=clock, ssh_options=back, **settings) as harness:
+        kept, deleted, ephemeral = [await harness.new_session() for _ in range(3)]
         for session in (kept, deleted, ephemeral):
-            await rooms.said(session, "echo 1 > file")
+            await harness.output_of(session, "echo 1 > file")
         assert not (home / "workspaces" / kept).exists()  # it is not here
-        assert (await rooms.store.read(workspaces.get, kept)).folder == ""
-    async with room(home, clock=clock, ssh_options=away, **settings) as rooms:
-        await rooms.end(kept)
-        await rooms.end(deleted)
-        await rooms.store.write(sessions.delete, deleted)
-        await rooms.workspaces.discard(deleted)
-        await rooms.workspaces.discard(ephemeral)
+        assert (await harness.store.read(workspaces.get, kept)).folder == ""
+    async with open_workspaces(home, clock=clock, ssh_options=away, **settings) as harness:
+        await harness.end(kept)
+        await harness.end(deleted)
+        await harness.store.write(sessions.delete, deleted)
+        await harness.workspaces.discard(deleted)
+        await harness.workspaces.discard(ephemeral)
         clock.now += FIRST_SECONDS
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {"prepared": 3}
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {"prepared": 3}
     assert all((server.sessions / session).exists() for session in (kept, deleted, ephemeral))
-    async with room(home, clock=clock, ssh_options=back, **settings) as rooms:
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {"prepared": 3}  # they are not due yet
+    async with open_workspaces(home, clock=clock, ssh_options=back, **settings) as harness:
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {"prepared": 3}  # they are not due yet
         clock.now += LONGEST_SECONDS
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {"sent": 3}
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {"sent": 3}
     assert not any((server.sessions / session).exists() for session in (kept, deleted, ephemeral))
     assert (server.trash / kept / "work" / "file").exists() and (server.trash / deleted).exists()
     assert not (server.trash / ephemeral).exists()
 
 
-async def test_a_machine_that_does_not_come_back_is_given_up(server: Sshd, home: Path) -> None:
+async def test_a_machine_that_stays_unreachable_is_given_up(server: Sshd, home: Path) -> None:
     """L19: the number of attempts is bounded."""
     settings = {"backend": "ssh", "ssh_host": HOST}
     clock = Clock()
-    async with room(home, clock=clock, ssh_options=server.options, **settings) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "true")
-    async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
-        await rooms.end(session)
+    async with open_workspaces(home, clock=clock, ssh_options=server.options, **settings) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "true")
+    async with open_workspaces(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as harness:
+        await harness.end(session)
         # by a process that is then killed
-        await rooms.store.write(outbox.claim_due, clock.now + FIRST_SECONDS, 1, None)
-    async with room(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as rooms:
+        await harness.store.write(outbox.claim_due, clock.now + FIRST_SECONDS, 1, None)
+    async with open_workspaces(home, clock=clock, ssh_options=("Port=1", *server.options), **settings) as harness:
         tried = 0
-        while await rooms.store.read(outbox.counts) != {"dead": 1}:
+        while await harness.store.read(outbox.counts) != {"dead": 1}:
             clock.now += LONGEST_SECONDS
-            await rooms.workspaces.tidy()
+            await harness.workspaces.tidy()
             tried += 1
         assert 20 <= tried <= 40
         clock.now += 2 * GIVE_UP_SECONDS
-        await rooms.workspaces.tidy()
-        assert await rooms.store.read(outbox.counts) == {}
+        await harness.workspaces.tidy()
+        assert await harness.store.read(outbox.counts) == {}

@@ -77,7 +77,7 @@ class DiskLimit:
             return taken.exceeds(self.most) and (before is None or taken.exceeds(before))
 
     @contextlib.asynccontextmanager
-    async def room_for(self, count: int) -> AsyncIterator[bool]:
+    async def reserve(self, count: int) -> AsyncIterator[bool]:
         """Reserve this many bytes for the block; yields false if they do not fit. Concurrent reservations count before
         they are written."""
         blocks = -(-count // BLOCK) * BLOCK
@@ -125,14 +125,14 @@ class DiskLimit:
         return f"{self.most.bytes // 2**20} MiB together ({self.limit})"
 
     @property
-    def no_room(self) -> str:
+    def no_space_message(self) -> str:
         return (
             f"the files of this conversation may take {self._allowed}, "
             "and there is no space left for this one; remove files that are not needed"
         )
 
     @property
-    def too_much(self) -> str:
+    def exceeded_message(self) -> str:
         return (
             f"the files of this conversation take more than {self._allowed}; "
             "remove files that are not needed: until then, commands can remove files but not make them larger"
@@ -152,9 +152,9 @@ class MeteredFiles:
         self.search = files.search
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        async with self._disk.room_for(len(data)) as there_is:
+        async with self._disk.reserve(len(data)) as there_is:
             if not there_is and len(data) > await self._size(path):
-                raise ToolFailed(f"{shown(path)} was not written: {self._disk.no_room}.")
+                raise ToolFailed(f"{shown(path)} was not written: {self._disk.no_space_message}.")
             return await self._files.write(path, data, expected=expected)
 
     async def _size(self, path: str) -> int:

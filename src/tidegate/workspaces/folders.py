@@ -184,7 +184,7 @@ def disk_usage(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append(entry.path)
         except PermissionError:
-            return _used_behind_doors(places) or DiskUsage(enough.bytes + 1, count)
+            return _usage_in_namespace(places) or DiskUsage(enough.bytes + 1, count)
         except OSError as error:  # an entry that has just been removed counts as nothing
             if error.errno == errno.ENAMETOOLONG:
                 return DiskUsage(enough.bytes + 1, count)
@@ -195,7 +195,7 @@ def disk_usage_bytes(folders: Iterable[Path], enough: int) -> int:
     return disk_usage(folders, DiskUsage(enough, sys.maxsize)).bytes
 
 
-def _used_behind_doors(places: list[str]) -> DiskUsage | None:
+def _usage_in_namespace(places: list[str]) -> DiskUsage | None:
     """The same for folders that a command has closed to its own user, and so to the gateway. Runs in a user namespace
     whose root can read all files of that user. None if measuring fails."""
     there = [place for place in places if Path(place).is_dir()]

@@ -7,13 +7,13 @@ a mount could be renamed and created again. `git commit` works: objects, referen
 
 If a bare repository is put beside `.git`, the sandbox is ended and its `HEAD` is renamed.
 
-A file that does not exist cannot be covered by a mount: `appeared` reports files created under a protected name. If a
-command may have created one, the sandbox is ended and the file is renamed. A symbolic link that existed before is not
-covered either.
+A file that does not exist cannot be covered by a mount: `created_names` reports files created under a protected name.
+If a command may have created one, the sandbox is ended and the file is renamed. A symbolic link that existed before is
+not covered either.
 
-Mounts are identified by inode, through descriptors that follow no link. `intact` compares them with what is mounted:
-before the first command, so that nothing was mounted in between, and later, because a program outside that replaces a
-file (as `git config` does) removes its mount. All functions block and belong in worker threads.
+Mounts are identified by inode, through descriptors that follow no link. `are_intact` compares them with what is
+mounted: before the first command, so that nothing was mounted in between, and later, because a program outside that
+replaces a file (as `git config` does) removes its mount. All functions block and belong in worker threads.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tidegate.errors import ToolFailed
 from tidegate.log import Log
 from tidegate.values import new_id
 from tidegate.workspaces.files.file_user import User, acting_as
-from tidegate.workspaces.files.mounts import refer, reopened
+from tidegate.workspaces.files.mounts import open_for_reading, open_reference
 from tidegate.workspaces.files.protected_paths import CONFIG_BYTES, NAMES, REPOSITORY, named_by_git
 
 log = Log(__name__)
@@ -41,12 +41,12 @@ FOLDERS = 2000
 REPOSITORIES = 32
 """Each repository adds about six mounts."""
 
-LOST = (
+MOUNT_REPLACED = (
     "Everything in the workspace was ended because a protected file of the project was replaced from "
     "outside, or a HEAD was put beside .git; the project is protected again from the next command on."
 )
 
-MADE = (
+FILE_CREATED = (
     "Everything in the workspace was ended because a command created {names}, which other programs execute: it "
     "was renamed to end in .refused. Only the project's owner may create such files, outside the workspace."
 )
@@ -64,7 +64,7 @@ class ProtectedMount(NamedTuple):
     inode: int
 
 
-def protected(project: Path) -> tuple[ProtectedMount, ...]:
+def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
     """The mounts of a project; outer mounts come before the ones inside them."""
     try:
         with _Survey(project).opened() as survey:
@@ -74,11 +74,11 @@ def protected(project: Path) -> tuple[ProtectedMount, ...]:
     except FileNotFoundError:  # reported when the folder is mounted
         return ()
     mounts = tuple(survey.found[path] for path in sorted(survey.found))
-    disarm(project, mounts)
+    rename_heads(project, mounts)
     return mounts
 
 
-def intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
+def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
     """Whether these mounts are the ones found below the folder `root` of a sandbox, and none is bypassed. A sandbox
     that no longer exists counts as intact."""
     if not root.is_dir():
@@ -94,20 +94,20 @@ def intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
         return False
 
 
-def disarm(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
+def rename_heads(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
     """Rename each `HEAD` beside a protected `.git`. If `.git` is damaged, git treats a folder with a `HEAD` as a
     repository and uses the configuration in it. No link is followed: another session may have replaced a folder with
     one."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for folder in _beside_repositories(mounts):
-            survey.disarm(folder)
+            survey.rename_head(folder)
 
 
-def refuse(project: Path, names: tuple[str, ...]) -> None:
+def rename_created(project: Path, names: tuple[str, ...]) -> None:
     """Rename the files that were created under these names."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for name in names:
-            survey.refuse(name)
+            survey.rename_created(name)
 
 
 def _beside_repositories(mounts: tuple[ProtectedMount, ...]) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _beside_repositories(mounts: tuple[ProtectedMount, ...]) -> Iterator[str]:
             yield folder
 
 
-def appeared(root: Path, mounts: tuple[ProtectedMount, ...]) -> tuple[str, ...]:
+def created_names(root: Path, mounts: tuple[ProtectedMount, ...]) -> tuple[str, ...]:
     """The protected names under which something was created after the sandbox was opened. A mount needs an existing
     file, so a command can create a missing one."""
     covered = {each.path for each in mounts}
@@ -146,7 +146,7 @@ class _Survey:
         try:
             try:
                 for name in names:
-                    folder, state = refer(name, folder)
+                    folder, state = open_reference(name, folder)
                     fds.append(folder)
             except OSError as error:
                 if isinstance(error, PermissionError):
@@ -180,14 +180,14 @@ class _Survey:
             )
         self.protect(path)
 
-    def disarm(self, path: str) -> None:
+    def rename_head(self, path: str) -> None:
         """Rename the `HEAD` in a folder, if there is one."""
         with self._at(path) as there, contextlib.ExitStack() as opened:
             if there is None:
                 return
             folder, state = there
             try:
-                head, found = refer(_HEAD, folder)
+                head, found = open_reference(_HEAD, folder)
             except OSError:  # it does not exist, or the folder is no longer a folder
                 return
             opened.callback(os.close, head)
@@ -197,7 +197,7 @@ class _Survey:
             log.warning("a bare repository was put beside a protected one; its HEAD was renamed", folder=where)
             _rename(_HEAD, folder, state)
 
-    def refuse(self, path: str) -> None:
+    def rename_created(self, path: str) -> None:
         """Rename a file or folder, or the link that leads to it."""
         parent, _, name = path.rpartition("/")
         if Path(self._project, parent).is_symlink():
@@ -322,7 +322,7 @@ def _read(reference: int, state: os.stat_result) -> bytes:
     if not stat.S_ISREG(state.st_mode):
         return b""
     try:
-        fd = reopened(reference)
+        fd = open_for_reading(reference)
     except OSError:
         return b""
     try:

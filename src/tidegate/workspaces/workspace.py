@@ -91,12 +91,14 @@ class Workspace:
                 shell_script.command(text, mark=mark, folder=inner, shell=shell, pty=pty), mark
             )
             before, narrow = sandbox.limit_events, live_sandbox.disk is not None and live_sandbox.disk.full
-            done = await run_child(child, sink, scope=live_sandbox.scope, timeout=timeout, look=live_sandbox.look)
-            full = await live_sandbox.full() or (narrow and done.code != 0)
+            done = await run_child(
+                child, sink, scope=live_sandbox.scope, timeout=timeout, check=live_sandbox.check_limits
+            )
+            full = await live_sandbox.is_full() or (narrow and done.code != 0)
             told = limit_notice(before, sandbox.limit_events, live_sandbox.spec.limits)
             notes = await self._keep_shell(live_sandbox, sandbox, done, shell, told)
             if full and live_sandbox.disk is not None and not any(live_sandbox.disk.limit in note for note in notes):
-                notes.append(f"Note: {live_sandbox.disk.too_much}.")
+                notes.append(f"Note: {live_sandbox.disk.exceeded_message}.")
         left = max(done.left, shell_script.read_state(done.state).left)
         return CommandEnd(code=done.code, timed_out=done.code is None, left_behind=left, note=" ".join(notes))
 
@@ -129,8 +131,8 @@ class Workspace:
         """Start a process under a name, or find it running."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
-            if name not in live_sandbox.running and await live_sandbox.full() and live_sandbox.disk is not None:
-                raise ToolFailed(f"The process was not started: {live_sandbox.disk.too_much}.")
+            if name not in live_sandbox.running and await live_sandbox.is_full() and live_sandbox.disk is not None:
+                raise ToolFailed(f"The process was not started: {live_sandbox.disk.exceeded_message}.")
             row = await self._owner.processes.start(live_sandbox, name, text, restart=restart, notify=notify)
             return await self._viewer().view(name, new=False) if row is None else view(row, 0)
 
@@ -161,7 +163,7 @@ class Workspace:
         viewer, live_sandbox = self._viewer(), self._owner.present(self.session)
         running = None if live_sandbox is None else live_sandbox.running.get(name)
         if running is not None:
-            running.waited_for += 1
+            running.waiters += 1
         try:
             async with asyncio.timeout(timeout):
                 matched = await viewer.until(name, pattern, since, place)
@@ -169,7 +171,7 @@ class Workspace:
             matched = None
         finally:
             if running is not None:
-                running.waited_for -= 1
+                running.waiters -= 1
         return WaitResult(await viewer.view(name), matched)
 
     async def stop(self, name: str) -> ProcessView:

@@ -77,10 +77,10 @@ BATCH = 200
 BATCHES = 100
 """Batches per run: more than are ever needed, and a bound on the loop."""
 
-STRANDED_SECONDS = 60.0
+ORPHAN_ROW_SECONDS = 60.0
 """The age at which a process row without a running process is an error: normally they are milliseconds apart."""
 
-HAND_OVER_SECONDS = 120.0
+CHOWN_SECONDS = 120.0
 """Time limit for changing the owner of a workspace's files, once, from root: about 100,000 files per second."""
 
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
@@ -135,7 +135,7 @@ class Workspaces:
     async def backend(self) -> Backend:
         return await self._choice.backend()
 
-    async def _elsewhere(self) -> RemoteBackend | None:
+    async def _remote_backend(self) -> RemoteBackend | None:
         """The backend, if its folders are on another machine. Others are not even detected: that takes a process."""
         backend = await self.backend() if self.settings.backend == "ssh" else None
         return backend if isinstance(backend, RemoteBackend) else None
@@ -184,7 +184,7 @@ class Workspaces:
             record.disk = known
         return known
 
-    # -- what is present --
+    # -- live sandboxes --
 
     def present(self, session: str) -> LiveSandbox | None:
         record = self._presence.get(session)
@@ -194,12 +194,12 @@ class Workspaces:
     def _live_sandboxes(self) -> list[LiveSandbox]:
         return [record.workspace for record in self._presence if isinstance(record.workspace, LiveSandbox)]
 
-    async def _occupy(self, spec: SandboxSpec, backend: Backend, agent: str) -> LiveSandbox:
+    async def _obtain_sandbox(self, spec: SandboxSpec, backend: Backend, agent: str) -> LiveSandbox:
         """The session's live sandbox. One made for another backend or folder is closed and replaced."""
         if isinstance(backend, NoCommands):
             raise ToolFailed(backend.reason)
         there = self.present(spec.session)
-        if there is not None and there.fits(spec, backend):
+        if there is not None and there.matches(spec, backend):
             return there
         if not self._scope.open:
             raise ToolFailed("The gateway is stopping: no new commands are started.")
@@ -210,7 +210,7 @@ class Workspaces:
             self._scope,
             disk=self.disk(spec, backend),
             prepare=lambda: self.prepare(spec, backend, agent),
-            tell=self._add_notice,
+            add_notice=self._add_notice,
         )
         self._presence.lodge(spec.session, live_sandbox)
         if there is not None:
@@ -239,17 +239,17 @@ class Workspaces:
         try:
             foreign = await to_thread.run_sync(self._make, spec, here, agent)
             if foreign and spec.user is not None:
-                await self._hand_over(foreign, spec.user)
+                await self._change_owner(foreign, spec.user)
         except OSError as error:
             raise ToolFailed(f"The workspace's folder cannot be created ({error.strerror}).") from None
 
-    async def _hand_over(self, folders: list[Path], user: User) -> None:
+    async def _change_owner(self, folders: list[Path], user: User) -> None:
         """Give these folders and their contents to the session's user. No link is followed. A folder changes its owner
         after its contents, so an interrupted run is repeated and a finished one is not."""
         chown = [find_program("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
         child = await self.spawner.spawn(chown, {})
         try:
-            async with asyncio.timeout(HAND_OVER_SECONDS):
+            async with asyncio.timeout(CHOWN_SECONDS):
                 code = await child.wait()
         except TimeoutError:
             raise ToolFailed("The owner of the workspace's files is still being changed; try again.") from None
@@ -276,7 +276,7 @@ class Workspaces:
     async def use_sandbox(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
         """The session's live sandbox, kept from becoming idle during the block."""
         backend, spec = await self.spec(session, agent)
-        live_sandbox = await self._occupy(spec, backend, agent)
+        live_sandbox = await self._obtain_sandbox(spec, backend, agent)
         try:
             with live_sandbox.in_use():
                 yield live_sandbox
@@ -307,7 +307,7 @@ class Workspaces:
                 os.setgroups([])  # file tools act as another user, who is in none of these groups
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
-        if (there := await self._elsewhere()) is not None:
+        if (there := await self._remote_backend()) is not None:
             await self._remote_cleanup.recover(there)
         last = ""
         for _ in range(BATCHES):
@@ -333,7 +333,7 @@ class Workspaces:
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.restartable, after=last, limit=BATCH)
-            await _side_by_side([self._restart_one(row) for row in rows])
+            await _run_concurrently([self._restart_one(row) for row in rows])
             if len(rows) < BATCH:
                 break
             last = rows[-1].id
@@ -344,7 +344,7 @@ class Workspaces:
             return
         try:
             spec = await self._spec(row.session, Path(place.folder) if place.project else None)
-            live_sandbox = await self._occupy(spec, await self.backend(), "")
+            live_sandbox = await self._obtain_sandbox(spec, await self.backend(), "")
             with live_sandbox.in_use():
                 await self.processes.restart_lost(live_sandbox, row)
         except (ToolFailed, Refused) as error:  # refused: the session has ended meanwhile, so there is nobody to notify
@@ -354,14 +354,14 @@ class Workspaces:
         """End everything. The rows stay as they are, so that the next start finds what was lost, as after a kill."""
         live_sandboxes = self._live_sandboxes()
         for live_sandbox in live_sandboxes:
-            live_sandbox.leaving = True
-        await _side_by_side([self.close_sandbox(live_sandbox) for live_sandbox in live_sandboxes])
+            live_sandbox.gateway_stopping = True
+        await _run_concurrently([self.close_sandbox(live_sandbox) for live_sandbox in live_sandboxes])
 
     # -- the end of a session --
 
     async def end(self, session: str) -> None:
         """End everything that runs for the session and move its own folder to the trash. May be called again."""
-        row = await self._let_go(session)
+        row = await self._end_processes(session)
         if row is not None:
             # Whatever folder the row names, only a folder with the session's name is moved, and no project has one.
             await to_thread.run_sync(self.folders.move_to_trash, session)
@@ -369,7 +369,7 @@ class Workspaces:
 
     async def discard(self, session: str) -> None:
         """The same, but keep nothing: for deleted sessions, also when their rows are already gone."""
-        row = await self._let_go(session)
+        row = await self._end_processes(session)
         await to_thread.run_sync(self.folders.remove, session)
         if row is not None:
             await self._discard_remote_folders(row, keep=False)
@@ -381,7 +381,7 @@ class Workspaces:
         if isinstance(backend, RemoteBackend) and backend.name == row.backend:
             await self._remote_cleanup.discard_folders(backend, row.session, keep=keep)
 
-    async def _let_go(self, session: str) -> WorkspaceRow | None:
+    async def _end_processes(self, session: str) -> WorkspaceRow | None:
         """End everything that runs for the session. Returns None if it never had a workspace, as most do not."""
         record = self._presence.get(session)
         if record is not None and isinstance(record.workspace, LiveSandbox):
@@ -398,25 +398,25 @@ class Workspaces:
         idle sandboxes, and zombies that nobody else would reap."""
         await to_thread.run_sync(self._reaper.reap)
         live_sandboxes = self._live_sandboxes()
-        await _side_by_side([self._look(live_sandbox) for live_sandbox in live_sandboxes])
+        await _run_concurrently([self._look(live_sandbox) for live_sandbox in live_sandboxes])
         idle = sorted(
             (live_sandbox for live_sandbox in live_sandboxes if live_sandbox.idle and not live_sandbox.closed),
-            key=lambda live_sandbox: live_sandbox.used,
+            key=lambda live_sandbox: live_sandbox.last_used,
         )
         too_many = len(idle) - IDLE_SANDBOXES
         late = time.monotonic() - IDLE_SECONDS
-        await _side_by_side(
+        await _run_concurrently(
             [
                 self.close_sandbox(live_sandbox)
                 for rank, live_sandbox in enumerate(idle)
-                if rank < too_many or live_sandbox.used < late
+                if rank < too_many or live_sandbox.last_used < late
             ]
         )
 
     async def _look(self, live_sandbox: LiveSandbox) -> None:
         try:
             await live_sandbox.note_lost()
-            await live_sandbox.look()
+            await live_sandbox.check_limits()
         except Exception:
             log.exception("checking a workspace failed; it is tried again", session=live_sandbox.session)
 
@@ -425,7 +425,7 @@ class Workspaces:
         self._choice.reconsider()
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
-        if (there := await self._elsewhere()) is not None:
+        if (there := await self._remote_backend()) is not None:
             await self._remote_cleanup.retry(there)
         await self._tidy_rows()
         for row in await self.store.read(workspaces.due_for_removal, self._clock() - self.settings.trash):
@@ -449,7 +449,7 @@ class Workspaces:
         return True
 
     async def _tidy_rows(self) -> None:
-        last, before = "", self._clock() - STRANDED_SECONDS
+        last, before = "", self._clock() - ORPHAN_ROW_SECONDS
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.live, after=last, limit=BATCH)
             for row in rows:
@@ -488,7 +488,7 @@ class Workspaces:
             yield f"session {live_sandbox.session}", Holding(1, fds=fds, children=sandboxes + uplinks + running)
 
 
-async def _side_by_side(jobs: list[Any]) -> None:
+async def _run_concurrently(jobs: list[Any]) -> None:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(job: Any) -> None:

@@ -57,7 +57,7 @@ from tidegate.workspaces.processes.children import (
 )
 from tidegate.workspaces.protected_mounts import (
     ProtectedMount,
-    protected,
+    find_mounts,
 )
 
 log = Log(__name__)
@@ -155,7 +155,7 @@ class BubblewrapBackend:
             why = await self._try(())
             self._nesting = ()
         if why is None and self._groups is not None:
-            await to_thread.run_sync(self._groups.find)
+            await to_thread.run_sync(self._groups.detect)
         return why
 
     async def _try(self, nesting: tuple[str, ...]) -> str | None:
@@ -188,7 +188,7 @@ class BubblewrapBackend:
         arguments += await to_thread.run_sync(_system, spec.limits.memory_bytes // 2)
         arguments += ["--bind", str(spec.temporary), "/tmp", "--bind", str(spec.temporary), "/var/tmp"]
         arguments += ["--bind", str(spec.home), HOME, "--bind", str(spec.folder), INNER, "--chdir", INNER]
-        guarded = await to_thread.run_sync(protected, spec.folder) if spec.project else ()
+        guarded = await to_thread.run_sync(find_mounts, spec.folder) if spec.project else ()
         for mount in guarded:
             way = "--bind" if mount.writable else "--ro-bind"
             arguments += [way, str(spec.folder / mount.path), f"{INNER}/{mount.path}"]

@@ -35,13 +35,13 @@ from tidegate.workspaces.kernel.process_table import ProcessTable, segment_bytes
 from tidegate.workspaces.kernel.users import as_user
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, kill_and_close, killed_on_error
 from tidegate.workspaces.protected_mounts import (
-    LOST,
-    MADE,
+    FILE_CREATED,
+    MOUNT_REPLACED,
     ProtectedMount,
-    appeared,
-    disarm,
-    intact,
-    refuse,
+    are_intact,
+    created_names,
+    rename_created,
+    rename_heads,
 )
 
 log = Log(__name__)
@@ -169,18 +169,18 @@ class BubblewrapSandbox:
             return True
         root = Path(f"/proc/{self._first}/root{INNER}")
         made = await to_thread.run_sync(self._made, root)
-        whole = await to_thread.run_sync(intact, root, self._guarded)
+        whole = await to_thread.run_sync(are_intact, root, self._guarded)
         if whole and not made:
             self._ran = bool(self._commands)
             return True
         if self.alive:
-            self.close_reason = MADE.format(names=", ".join(made)) if whole else LOST
+            self.close_reason = FILE_CREATED.format(names=", ".join(made)) if whole else MOUNT_REPLACED
             await self.close()
         return False
 
     def _made(self, root: Path) -> tuple[str, ...]:
         """The protected names that a command may have created since the last check."""
-        found = appeared(root, self._guarded)
+        found = created_names(root, self._guarded)
         new = tuple(name for name in found if name not in self._appeared)
         if self._ran and (made := tuple(name for name in new if name != REPOSITORY)):
             return made
@@ -274,17 +274,17 @@ class BubblewrapSandbox:
                     os.kill(self._first, signal.SIGKILL)
             await _over(self._holder)
             for command in tuple(self._commands):
-                await command.reaped()
+                await command.reap()
         finally:
             if self._network is not None:
                 await self._network.close()
             self._holder.close()
-            await to_thread.run_sync(self._let_go)
+            await to_thread.run_sync(self._release_resources)
 
-    def _let_go(self) -> None:
+    def _release_resources(self) -> None:
         if self._spec.project:
-            disarm(self._spec.folder, self._guarded)
-            refuse(self._spec.folder, self._made(self._spec.folder))
+            rename_heads(self._spec.folder, self._guarded)
+            rename_created(self._spec.folder, self._made(self._spec.folder))
         if self._group is not None:
             self._group.end()
         self._release.close()
@@ -295,7 +295,7 @@ class BubblewrapSandbox:
         if command.leaf is not None:
             reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
             # Not to the process that waits for it outside the sandbox and has to reap it.
-            return await to_thread.run_sync(reach, command.waiting) if self.alive else 0
+            return await to_thread.run_sync(reach, command.waiting_pid) if self.alive else 0
         async with self._service:
             if not self.alive:
                 return 0
@@ -337,11 +337,11 @@ class SandboxCommand:
         self.close = child.close
 
     @property
-    def waiting(self) -> int | None:
+    def waiting_pid(self) -> int | None:
         """The process that waits for it outside; once that is reaped, its number may be reused."""
         return self.pid if self._child.running else None
 
-    async def reaped(self) -> None:
+    async def reap(self) -> None:
         """Reap the waiting process after the sandbox has ended."""
         await _over(self._child)
 

@@ -43,12 +43,12 @@ number of processes left behind."""
 _ROUND_SECONDS = 0.02  # between two rounds of killing
 _PR_SET_CHILD_SUBREAPER = 36
 _FRAME_BYTES = 4 * 1024 * 1024
-_TOLD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
-_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # its owner ends it, not a terminal
+_HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # its owner ends it, not a terminal
 _FILE_BYTES = 4 * 1024 * 1024  # an environment is the longest, and the kernel limits it to this
 
 
-# -- what is to be started, as it is sent ------------------------------------------------------------------------------
+# -- task messages -----------------------------------------------------------------------------------------------------
 
 
 def pack_fields(fields: list[str]) -> bytes:
@@ -235,7 +235,7 @@ class Guardian:
             raise OSError(ctypes.get_errno(), "prctl")
         self._listen()
         # A signal for the command that arrives before it runs must neither be lost nor handled by us.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         self._main = os.fork()
         if self._main == 0:
             _become(command, environment, limits, folder, joins)
@@ -251,9 +251,9 @@ class Guardian:
         for fd in (self._woken, waking):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-        for number in _DEAF:
+        for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        for number in _TOLD:
+        for number in _HANDLED:
             signal.signal(number, lambda given, _frame: self._signals.add(given))
         self._poll.register(self._woken, select.POLLIN)
         self._poll.register(self._owner, 0)  # only its hang-up
@@ -339,7 +339,7 @@ def _become(command: list[str], environment: dict[str, str], limits: list[int], 
         if folder:
             os.chdir(folder)
         signal.set_wakeup_fd(-1)
-        for number in (*_TOLD, *_DEAF, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*_HANDLED, *_IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         for fd in _numbers("/proc/self/fd"):
             if fd > 2:

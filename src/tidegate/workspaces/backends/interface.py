@@ -250,7 +250,7 @@ class RemoteBackend(Protocol):
     """A backend whose sessions have their folders on another machine: they are not created, measured or removed
     here."""
 
-    where: str
+    host: str
     """The name of that machine."""
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:

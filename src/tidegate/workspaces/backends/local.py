@@ -87,7 +87,7 @@ class LocalBackend:
         if find_program("bash") is None:
             return "bash is not installed here: install it, or choose another workspaces.backend."
         if self._groups is not None:
-            await to_thread.run_sync(self._groups.find)
+            await to_thread.run_sync(self._groups.detect)
         return None
 
     async def open(self, spec: SandboxSpec) -> "LocalSandbox":
@@ -127,7 +127,7 @@ class LocalSandbox:
             return await self._start(text, mark, leaf, full)
 
     async def _start(self, text: bytes, mark: str, leaf: CommandGroup | None, full: bool) -> "LocalCommand":
-        told = self._told(mark, leaf, full)
+        told = self._task(mark, leaf, full)
         ours, theirs = socket.socketpair()
         try:
             child = await self._spawner.spawn(
@@ -154,7 +154,7 @@ class LocalSandbox:
                 await child.write(text)
         return command
 
-    def _told(self, mark: str, leaf: CommandGroup | None, full: bool) -> bytes:
+    def _task(self, mark: str, leaf: CommandGroup | None, full: bool) -> bytes:
         """The guardian itself does not carry the mark: ending processes by their mark would end it too."""
         spec, user = self._spec, _name(self._spec.user or gateway_user())
         environment = {

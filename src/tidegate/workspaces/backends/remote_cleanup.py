@@ -84,7 +84,7 @@ class RemoteCleanup:
 
 
 def _channel(there: RemoteBackend) -> str:
-    return f"workspaces at {there.where}"
+    return f"workspaces at {there.host}"
 
 
 def _failed(db: Db, id: str, error: str, due: float) -> str | None:

@@ -135,7 +135,7 @@ async def connect(
     close = [*enter, f"--net={network}", "--", programs.nft, "-f", "-"]
     child = await spawner.spawn(close, environment, passing={sandbox.owner: 3})
     try:
-        async with _told(child, "nft"):
+        async with _explain_failure(child, "nft"):
             await child.write(rules(allowed).encode())
             child.close_input()
             if await child.wait() != 0:
@@ -149,7 +149,7 @@ async def connect(
         failed.callback(lifeline.close)
         passing = {sandbox.owner: 3, theirs.fileno(): 4}
         child = await spawner.spawn(["/bin/sh", "-c", _WAIT, "sh", *join], environment, passing=passing)
-        async with killed_on_error(child), _told(child, "pasta"):
+        async with killed_on_error(child), _explain_failure(child, "pasta"):
             kill_when_closed(theirs, child)
             await child.write(b"\n")
             child.close_input()
@@ -169,7 +169,7 @@ def _online() -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _told(child: ChildProcess, name: str) -> AsyncIterator[None]:
+async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None]:
     """Turn a failure of the child (EOFError) into a ToolFailed with its output."""
     try:
         async with asyncio.timeout(START_SECONDS):

@@ -85,7 +85,7 @@ class SavedShell(NamedTuple):
     too_long: bool = False
 
 
-def framed(text: str) -> bytes:
+def frame(text: str) -> bytes:
     """A script in the form that `ENTRY` reads."""
     data = text.encode("utf-8", "surrogateescape")
     # The command substitution that reads it drops trailing line breaks.
@@ -104,7 +104,7 @@ def command(text: str, *, mark: str, folder: str, shell: bytes | None, pty: bool
         # The terminal has its own shell, in another process, so its changes are not kept. Nothing else provides a
         # terminal.
         run = f"\\command script -qefc {quote(f'{_PTY_SIZE}; {text}')} /dev/null"
-    return framed(
+    return frame(
         f"exec 9>&2 2>&1\n{_FIND}{_SAVE}"
         + _restore(folder, shell)
         + f"\\builtin export {MARK}={quote(mark)}\n\\builtin trap __tidegate_save EXIT\n"
@@ -115,14 +115,14 @@ def command(text: str, *, mark: str, folder: str, shell: bytes | None, pty: bool
 def background(text: str, *, mark: str, folder: str, shell: bytes | None) -> bytes:
     """The script of a background process: it starts in the current state of the shell and does not change it. It reads
     the input that is written to it."""
-    return framed(
+    return frame(
         f"exec 2>&1\n{_restore(folder, shell)}\\builtin export {MARK}={quote(mark)}\n\\builtin eval {quote(text)}\n"
     )
 
 
-def matching(pattern: str) -> bytes:
+def first_match(pattern: str) -> bytes:
     """A script that prints the first line of its input that matches an extended regular expression."""
-    return framed(f"exec grep -a -m 1 -E -e {quote(pattern)}\n")
+    return frame(f"exec grep -a -m 1 -E -e {quote(pattern)}\n")
 
 
 def read_state(data: bytes) -> SavedShell:

@@ -60,7 +60,7 @@ class SshBackend:
 
     def __init__(self, spawner: Spawner, host: str, options: Sequence[str]) -> None:
         self._spawner = spawner
-        self._host = self.where = host
+        self.host = host
         self._options = tuple(options)
 
     @property
@@ -80,7 +80,7 @@ class SshBackend:
 
     async def check(self) -> str | None:
         """Whether it can work in principle. The machine may be away for a while; that is reported on use."""
-        if not self._host or self._host.startswith("-"):
+        if not self.host or self.host.startswith("-"):
             return "set workspaces.ssh_host to the machine that should run commands."
         if find_program("ssh") is None:
             return "ssh is not installed here: install openssh-client, or choose another workspaces.backend."
@@ -124,7 +124,7 @@ class SshBackend:
         home = pwd.getpwuid(os.geteuid()).pw_dir
         try:
             child = await self._spawner.spawn(
-                [_ssh(), *options, "--", self._host, BOOTSTRAP],
+                [_ssh(), *options, "--", self.host, BOOTSTRAP],
                 {"HOME": home, "PATH": "/usr/local/bin:/usr/bin:/bin", OWNER: self._spawner.owner},
             )
         except OSError as error:
@@ -146,10 +146,10 @@ class SshBackend:
                 if not said.startswith(remote_keeper.REFUSED):
                     said = await child.read_state()
         except TimeoutError:
-            raise ToolFailed(f"{self._host} did not answer within {OPEN_SECONDS:g} s; try again later.") from None
+            raise ToolFailed(f"{self.host} did not answer within {OPEN_SECONDS:g} s; try again later.") from None
         reason = " ".join(said.removeprefix(remote_keeper.REFUSED).decode(errors="replace").split())
         raise ToolFailed(
-            f"The workspace on {self._host} cannot be used: {reason[:SAID_BYTES] or 'no reason was given'}."
+            f"The workspace on {self.host} cannot be used: {reason[:SAID_BYTES] or 'no reason was given'}."
         )
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from anyio import from_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files.mounts import ResolvedPath, refer, refuse_read_only, reopened, shown
+from tidegate.workspaces.files.mounts import ResolvedPath, open_for_reading, open_reference, refuse_read_only, shown
 
 CHUNK = 256 * 1024
 LOCK_SECONDS = 2.0
@@ -133,7 +133,7 @@ def _swap(spot: ResolvedPath, made: str, expected: str) -> None:
         # A file system without exchange leaves a moment in which a change goes unnoticed.
         os.rename(made, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
         return
-    fd, status = refer(made, spot.parent)
+    fd, status = open_reference(made, spot.parent)
     try:
         same = stat.S_ISREG(status.st_mode) and _version_at(fd) == expected
     finally:
@@ -155,7 +155,7 @@ def _exchange(folder: int, one: str, other: str) -> None:
 def _version_at(reference: int) -> str:
     digest = hashlib.sha256()
     size = 0
-    fd = reopened(reference)
+    fd = open_for_reading(reference)
     try:
         while chunk := os.read(fd, CHUNK):
             from_thread.check_cancelled()

@@ -17,7 +17,16 @@ from anyio import from_thread
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.atomic_write import replace, version
 from tidegate.workspaces.files.globs import Glob
-from tidegate.workspaces.files.mounts import Mount, ResolvedPath, at, joined, link_target, open_file, refer, shown
+from tidegate.workspaces.files.mounts import (
+    Mount,
+    ResolvedPath,
+    at,
+    joined,
+    link_target,
+    open_file,
+    open_reference,
+    shown,
+)
 from tidegate.workspaces.files.values import (
     HEAD_BYTES,
     FileContents,
@@ -81,7 +90,7 @@ class Filesystem:
             _refuse_no_folder(spot)
             with closing(walk.steps(spot.fd)) as steps:
                 for step in steps:
-                    if not glob.fits(step.path):
+                    if not glob.matches(step.path):
                         continue
                     if len(entries) == limit:
                         walk.stopped = f"there are more than {limit}"
@@ -101,7 +110,7 @@ def _refuse_no_folder(spot: ResolvedPath) -> None:
 def _entry(step: WalkStep, path: str) -> FileEntry | None:
     """The entry under a name now; None if it is gone."""
     try:
-        fd, status = refer(step.name, step.folder)
+        fd, status = open_reference(step.name, step.folder)
     except OSError:
         return None
     try:

@@ -26,11 +26,11 @@ class Glob:
             raise ToolFailed(f"The glob must be a text of at most {LONGEST} characters, such as **/*.py.")
         self._choices = [_segments(choice) for choice in _expanded(text)] if text else []
 
-    def fits(self, path: str) -> bool:
+    def matches(self, path: str) -> bool:
         if not self._choices:
             return True
         names = path.split("/")
-        return any(_fits(segments, names) for segments in self._choices)
+        return any(_matches(segments, names) for segments in self._choices)
 
 
 _Segment = re.Pattern[str] | None  # None matches any number of folders
@@ -53,7 +53,7 @@ def _segments(text: str) -> list[_Segment]:
     return segments
 
 
-def _fits(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
+def _matches(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
     """Track, segment by segment, how many leading names can have been matched."""
     reached = {0}
     for place, segment in enumerate(segments):

@@ -31,7 +31,7 @@ def blocks(source: int) -> Iterator[bytes]:
         yield rest
 
 
-def fitting(pattern: re.Pattern[str], source: int) -> Iterator[tuple[int, int]]:
+def matching_lines(pattern: re.Pattern[str], source: int) -> Iterator[tuple[int, int]]:
     """Line and column of the first match in each matching line."""
     number = 1
     for block in blocks(source):
@@ -49,7 +49,7 @@ def fitting(pattern: re.Pattern[str], source: int) -> Iterator[tuple[int, int]]:
 
 def main(arguments: list[str]) -> None:
     pattern = re.compile(arguments[0], re.MULTILINE)
-    for line, column in islice(fitting(pattern, int(arguments[2])), int(arguments[1])):
+    for line, column in islice(matching_lines(pattern, int(arguments[2])), int(arguments[1])):
         os.write(1, b"%d:%d:\n" % (line, column))
 
 

@@ -110,12 +110,12 @@ def open_file(spot: ResolvedPath) -> int:
     if not stat.S_ISREG(spot.mode):
         raise ToolFailed(f"{shown(spot.path)} is a device, pipe or socket, not a file; choose a file.")
     try:
-        return reopened(spot.fd)
+        return open_for_reading(spot.fd)
     except OSError as error:
         raise ToolFailed(f"{shown(spot.path)} cannot be opened ({error.strerror}).") from None
 
 
-def refer(name: str, folder: int) -> tuple[int, os.stat_result]:
+def open_reference(name: str, folder: int) -> tuple[int, os.stat_result]:
     """A reference to a name in a folder and its stat result; the caller closes it. A link is not followed."""
     fd = os.open(name, _REFERENCE, dir_fd=folder)
     try:
@@ -125,7 +125,7 @@ def refer(name: str, folder: int) -> tuple[int, os.stat_result]:
         raise
 
 
-def reopened(reference: int) -> int:
+def open_for_reading(reference: int) -> int:
     """Open a reference to a regular file for reading."""
     return os.open(f"/proc/self/fd/{reference}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
@@ -158,7 +158,7 @@ class _Walk:
                 os.close(self._folders.pop())
                 continue
             try:
-                fd, status = refer(name, self._folders[-1])
+                fd, status = open_reference(name, self._folders[-1])
             except FileNotFoundError:
                 if not rest:
                     return ResolvedPath(self.path, self._mount, self._folders[-1], name)

@@ -91,20 +91,20 @@ class RemoteFiles:
         self._folder = folder
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
-        async with self._asked("lines", path=path, offset=offset, lines=lines, max_bytes=max_bytes) as answer:
-            told = answer.told(tuple[str, int, int, int, str, bool, bool])
+        async with self._request("lines", path=path, offset=offset, lines=lines, max_bytes=max_bytes) as answer:
+            told = answer.result(tuple[str, int, int, int, str, bool, bool])
             return FileLines(await answer.data(), *told[1:4], bytes.fromhex(told[4]), *told[5:])
 
     async def load(self, path: str, *, limit: int) -> FileContents:
-        async with self._asked("load", path=path, limit=limit) as answer:
-            return FileContents(await answer.data(), answer.told(str))
+        async with self._request("load", path=path, limit=limit) as answer:
+            return FileContents(await answer.data(), answer.result(str))
 
     @asynccontextmanager
     async def opened(self, path: str) -> AsyncIterator[int]:
         copy = await to_thread.run_sync(_copy, self._folder)
         try:
             async with (
-                self._asked("open", path=path, limit=OPENED_BYTES) as answer,
+                self._request("open", path=path, limit=OPENED_BYTES) as answer,
                 contextlib.aclosing(answer.pieces()) as pieces,
             ):
                 async for data in pieces:
@@ -115,31 +115,31 @@ class RemoteFiles:
             copy.close()
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        async with self._asked("write", data=data, path=path, bytes=len(data), expected=expected) as answer:
-            return answer.told(WriteResult)
+        async with self._request("write", data=data, path=path, bytes=len(data), expected=expected) as answer:
+            return answer.result(WriteResult)
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
         given = msgspec.structs.asdict(choice)
-        async with self._asked("list", path=path, choice=given, recursive=recursive, limit=limit) as answer:
-            return answer.told(Listing)
+        async with self._request("list", path=path, choice=given, recursive=recursive, limit=limit) as answer:
+            return answer.result(Listing)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
         given = msgspec.structs.asdict(query)
         for name in ("pattern", "choice"):
             given[name] = msgspec.structs.asdict(given[name])
         try:
-            async with asyncio.timeout(SEARCH_SECONDS), self._asked("search", path=path, query=given) as answer:
-                return answer.told(SearchResult)
+            async with asyncio.timeout(SEARCH_SECONDS), self._request("search", path=path, query=given) as answer:
+                return answer.result(SearchResult)
         except TimeoutError:
             stopped = f"the search was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
             return SearchResult(hits=(), files=0, stopped=stopped)
 
     @asynccontextmanager
-    async def _asked(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
+    async def _request(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
         told = json.dumps({"what": what, "read_only": self._read_only, "project": self._project, **question}).encode()
         sandbox = await self._open_sandbox()
-        child = await sandbox.spawn(shell_script.framed(BOOTSTRAP), new_id("f"))
+        child = await sandbox.spawn(shell_script.frame(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
                 with contextlib.suppress(ToolFailed):  # then its output says why
@@ -193,7 +193,7 @@ class _Answer:
             raise ToolFailed(said.failed)
         return cls(child, said, rest[size:])
 
-    def told(self, type: type[T]) -> T:
+    def result(self, type: type[T]) -> T:
         return msgspec.convert(self._told, type)
 
     async def pieces(self) -> AsyncGenerator[bytes]:

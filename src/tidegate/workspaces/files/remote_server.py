@@ -21,10 +21,10 @@ from typing import Any
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.filesystem import CHUNK, Filesystem
-from tidegate.workspaces.files.line_matcher import fitting
+from tidegate.workspaces.files.line_matcher import matching_lines
 from tidegate.workspaces.files.mounts import Mount, shown
 from tidegate.workspaces.files.patterns import Pattern
-from tidegate.workspaces.files.search_input import SearchInput, found
+from tidegate.workspaces.files.search_input import SearchInput, search_result
 from tidegate.workspaces.files.values import FileFilter, SearchQuery
 
 Question = dict[str, Any]
@@ -96,12 +96,12 @@ def _search(filesystem: Filesystem, question: Question) -> Answer:
     filling = threading.Thread(target=fill)
     filling.start()
     pattern = re.compile(query.pattern.python, re.MULTILINE)
-    places = list(islice(fitting(pattern, reading), query.limit + 1))
+    places = list(islice(matching_lines(pattern, reading), query.limit + 1))
     os.close(reading)
     filling.join()
     if failed:
         raise failed[0]
-    return found(feed, filesystem.mounts, places, query), b""
+    return search_result(feed, filesystem.mounts, places, query), b""
 
 
 def _send(filesystem: Filesystem, path: str, limit: int) -> None:

@@ -25,7 +25,7 @@ from tidegate.log import Log
 from tidegate.workspaces.files import line_matcher
 from tidegate.workspaces.files.file_user import User, in_thread
 from tidegate.workspaces.files.mounts import Mount
-from tidegate.workspaces.files.search_input import SearchInput, found
+from tidegate.workspaces.files.search_input import SearchInput, search_result
 from tidegate.workspaces.files.values import SearchQuery, SearchResult
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close
 
@@ -51,7 +51,7 @@ async def search(
 ) -> SearchResult:
     async with spawner.helpers:
         feed, places = await _searched(mounts, spawner, path, query, ripgrep=ripgrep, user=user)
-    return await in_thread(user, found, feed, mounts, places, query)
+    return await in_thread(user, search_result, feed, mounts, places, query)
 
 
 async def _searched(

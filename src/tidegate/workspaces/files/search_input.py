@@ -19,7 +19,7 @@ from anyio import from_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.globs import Glob
-from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, refer, reopened
+from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, open_for_reading, open_reference
 from tidegate.workspaces.files.values import (
     FileFilter,
     FileHit,
@@ -83,7 +83,7 @@ class SearchInput:
                 return
             with closing(self.walk.steps(spot.fd)) as steps:
                 for step in steps:
-                    if step.kind != "file" or not self._glob.fits(step.path):
+                    if step.kind != "file" or not self._glob.matches(step.path):
                         continue
                     if len(self.searched) == MOST_FILES or self._bytes > TOTAL_BYTES:
                         self.stopped = f"only {len(self.searched)} files were searched; use a path or a glob"
@@ -94,11 +94,11 @@ class SearchInput:
         fds: list[int] = []
         try:
             try:
-                reference, status = refer(name, folder)
+                reference, status = open_reference(name, folder)
                 fds.append(reference)
                 if not stat.S_ISREG(status.st_mode):
                     return
-                fds.append(reopened(reference))
+                fds.append(open_for_reading(reference))
             except OSError:  # it is gone, or we may not read it
                 return
             yield from self._file(fds[1], path)
@@ -131,7 +131,7 @@ class SearchInput:
             yield b"\n"
 
 
-def found(
+def search_result(
     feed: SearchInput, mounts: Sequence[Mount], places: Sequence[tuple[int, int]], query: SearchQuery
 ) -> SearchResult:
     """The result for these matching lines and columns, which are one more than the limit if there are more."""

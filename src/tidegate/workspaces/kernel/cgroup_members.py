@@ -57,14 +57,14 @@ def kill(folder: Path) -> None:
         send(folder, signal.SIGKILL)
 
 
-def shut(folder: Path) -> None:
+def block_new(folder: Path) -> None:
     """Stop new processes from starting in the group, where possible, so that the existing ones can be killed one by
     one."""
     with contextlib.suppress(OSError):
         write(folder / "pids.max", "0")
 
 
-def removed(folder: Path) -> bool:
+def try_remove(folder: Path) -> bool:
     """Try to remove a group and the groups below it; returns whether it is gone."""
     for here, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):  # killed processes are still ending

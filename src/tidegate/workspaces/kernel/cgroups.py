@@ -38,7 +38,7 @@ from tidegate.workspaces.kernel.cgroup_hierarchy import (
     settings,
     trees,
 )
-from tidegate.workspaces.kernel.cgroup_members import count, kill, members, removed, send, shut, write
+from tidegate.workspaces.kernel.cgroup_members import block_new, count, kill, members, send, try_remove, write
 
 log = Log(__name__)
 
@@ -72,9 +72,9 @@ class Cgroups:
         self._numbers = itertools.count()
         self._living: set[str] = set()
         self.kernel_limits: frozenset[str] = frozenset()
-        """The settings that groups enforce; known once `find` has returned."""
+        """The settings that groups enforce; known once `detect` has returned."""
 
-    def find(self) -> None:
+    def detect(self) -> None:
         """Find out, once, where groups can be created."""
         with self._lock:
             if self._trees is None:
@@ -83,7 +83,7 @@ class Cgroups:
 
     async def make(self, limits: SandboxLimits) -> "Cgroup | None":
         """Create a group; None if none can be created, or not now."""
-        await to_thread.run_sync(self.find)
+        await to_thread.run_sync(self.detect)
         if not self._trees:
             return None
         with self._lock:
@@ -91,7 +91,7 @@ class Cgroups:
             group = Cgroup(f"{self._prefix}{os.getpid()}-{next(self._numbers)}", self._trees, self._forget)
             self._living.add(group.name)
         try:
-            await to_thread.run_sync(group.begin, limits)
+            await to_thread.run_sync(group.create, limits)
         except BaseException as error:
             with CancelScope(shield=True):
                 await to_thread.run_sync(group.end)
@@ -107,7 +107,7 @@ class Cgroups:
 
     def sweep(self) -> None:
         """End and remove the groups of this home that no sandbox owns: leftovers of a killed gateway."""
-        self.find()
+        self.detect()
         trees = self._trees or ()
         with self._lock:
             left = {name for tree in trees for name in _names(tree.folder, self._prefix)} - self._living
@@ -141,7 +141,7 @@ class Cgroup:
         self.joins = tuple(str(folder / PROCESSES) for folder in self._folders)
         """The files to which a process writes 0 to join."""
 
-    def begin(self, limits: SandboxLimits) -> None:
+    def create(self, limits: SandboxLimits) -> None:
         """Create the group with these limits. Does nothing if it was ended before that."""
         with self._lock:
             if self._over:
@@ -199,7 +199,7 @@ class Cgroup:
         with self._lock:
             self._over = True
             for folder in self._folders:
-                shut(folder)
+                block_new(folder)
             while not all([self._ended(folder) for folder in self._folders]):
                 if time.monotonic() > until:
                     break
@@ -213,7 +213,7 @@ class Cgroup:
 
     def _ended(self, folder: Path) -> bool:
         kill(folder)
-        return removed(folder)
+        return try_remove(folder)
 
 
 class CommandGroup:
@@ -232,14 +232,14 @@ class CommandGroup:
     def kill(self, besides: int | None = None) -> int:
         """Kill every process in it except one and let no new one start. Returns how many were killed."""
         self._dropped(self)  # refusals from now on are not a limit that was hit
-        shut(self.folder)
+        block_new(self.folder)
         return send(self.folder, signal.SIGKILL, besides)
 
     def remove(self) -> None:
         """Remove the empty group. If that fails, it goes with the sandbox's group. May be called again."""
         for _ in range(_LOOKS):
             self._dropped(self)
-            if removed(self.folder):
+            if try_remove(self.folder):
                 return
             time.sleep(_LOOK_SECONDS)
 
@@ -263,7 +263,7 @@ async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | No
         raise
 
 
-def handed_over(tree: CgroupTree) -> CgroupTree | None:
+def delegated_tree(tree: CgroupTree) -> CgroupTree | None:
     """The version 2 hierarchy in which groups with limits can be created from now on; None if it is not ours to
     change."""
     own = tree.folder
@@ -315,7 +315,7 @@ def _usable(name: str) -> Iterator[CgroupTree]:
         log.info("control groups cannot be read from the kernel", reason=str(error))
         return
     for tree in found:
-        usable = tree if tree.version == 1 else handed_over(tree)
+        usable = tree if tree.version == 1 else delegated_tree(tree)
         if usable is None:
             continue
         try:

@@ -38,7 +38,7 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[_START_FIELD]) if fields else None
 
 
-def ended(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
     """Whether a process is a zombie."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
@@ -55,7 +55,7 @@ def ancestors(pid: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def program(pid: int) -> str:
+def program_name(pid: int) -> str:
     """The name of the program it runs; empty if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         return _contents(process, "comm").decode(errors="replace").strip()

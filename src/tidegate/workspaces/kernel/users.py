@@ -14,7 +14,7 @@ from tidegate.errors import ToolFailed
 from tidegate.workspaces.files import User
 from tidegate.workspaces.kernel import drop_privileges
 
-NUMBERS = range(60_706, 61_184)
+RESERVED_UIDS = range(60_706, 61_184)
 """User ids that no distribution, systemd or useradd assigns, and that also exist in containers with 65536 users. The
 choice follows from the gateway's home, so gateways on one machine rarely share it."""
 
@@ -31,7 +31,7 @@ def user_of(setting: str, project: Path | None, owner: str) -> User | None:
     if not is_root():
         return None
     if setting:
-        return named(setting)
+        return user_named(setting)
     if project is not None:
         try:
             found = project.stat()
@@ -40,7 +40,7 @@ def user_of(setting: str, project: Path | None, owner: str) -> User | None:
         else:
             if found.st_uid != _ROOT:
                 return User(found.st_uid, _group_of(found.st_uid, found.st_gid))
-    number = NUMBERS[int(owner or "0", 16) % len(NUMBERS)]
+    number = RESERVED_UIDS[int(owner or "0", 16) % len(RESERVED_UIDS)]
     return User(number, number)
 
 
@@ -48,7 +48,7 @@ def is_root() -> bool:
     return os.geteuid() == _ROOT and not _ALONE
 
 
-def named(setting: str) -> User:
+def user_named(setting: str) -> User:
     """The user with that name or number. Raises ToolFailed."""
     try:
         found = pwd.getpwuid(int(setting)) if setting.isdecimal() else pwd.getpwnam(setting)

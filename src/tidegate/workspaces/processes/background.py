@@ -59,19 +59,19 @@ written with the turn. Raises if there will be no turn."""
 
 
 class RunningProcess:
-    """A running process. `over` is set when its end is recorded, `news` whenever there is output or it ends."""
+    """A running process. `ended` is set when its end is recorded, `news` whenever there is output or it ends."""
 
     def __init__(self, row: ProcessRow, child: Child, sandbox: Sandbox, log: ProcessLog) -> None:
         self.row = row
         self.child = child
         self.sandbox = sandbox
         self.log = log
-        self.over = asyncio.Event()
+        self.ended = asyncio.Event()
         self.news = asyncio.Event()
-        self.before = sandbox.limit_events
+        self.limit_events_before = sandbox.limit_events
         self.stopping = False
-        self.late = False
-        self.waited_for = 0
+        self.timed_out = False
+        self.waiters = 0
 
     def signal_news(self) -> None:
         self.news.set()
@@ -80,7 +80,7 @@ class RunningProcess:
     @property
     def grace(self) -> float:
         """Seconds that processes left behind by the command have to end: as long as the command itself had."""
-        return STOP_GRACE if self.stopping or self.late else END_GRACE
+        return STOP_GRACE if self.stopping or self.timed_out else END_GRACE
 
 
 class BackgroundProcesses:
@@ -186,7 +186,7 @@ class BackgroundProcesses:
         elif child is not None:
             child.close()
 
-    # -- its life --
+    # -- supervision --
 
     async def _attend(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
         loop = asyncio.get_running_loop()
@@ -202,40 +202,38 @@ class BackgroundProcesses:
                 since, taken = loop.time(), 0
 
         most = self._settings.process_seconds
-        end_late = loop.call_later(most, self._end_late, live_sandbox, running) if most else None
+        timeout_timer = loop.call_later(most, self._end_after_timeout, live_sandbox, running) if most else None
         try:
             ended = await run_child(running.child, keep, scope=live_sandbox.scope, grace=lambda: running.grace)
-            if not live_sandbox.leaving:
+            if not live_sandbox.gateway_stopping:
                 await self._ended(live_sandbox, running, ended.code or 0, ended.left)
         finally:
-            if end_late is not None:
-                end_late.cancel()
+            if timeout_timer is not None:
+                timeout_timer.cancel()
             running.log.close()
             if live_sandbox.running.get(running.row.name) is running:
                 del live_sandbox.running[running.row.name]
-            running.over.set()
+            running.ended.set()
             running.signal_news()
 
-    def _end_late(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
+    def _end_after_timeout(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
         if live_sandbox.scope.open:
-            running.late = True
-            live_sandbox.scope.start(
-                running.child.end, STOP_GRACE, name=f"end of process {running.row.id}, which is late"
-            )
+            running.timed_out = True
+            live_sandbox.scope.start(running.child.end, STOP_GRACE, name=f"end of process {running.row.id}, timed out")
 
     async def _ended(self, live_sandbox: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
         row = running.row
         state: ProcessEnd = "exited"
-        # Ended by us: whoever ended it also reports it.
+        # It was ended by us, and that is reported elsewhere.
         if running.stopping or live_sandbox.closed or running.sandbox.close_reason:
             state = "ended"
         elif await live_sandbox.was_lost(running.sandbox, code):
             state = "lost"
-        known = state == "ended" or running.waited_for > 0
+        known = state == "ended" or running.waiters > 0
         again = state == "lost" and row.restart
         by_turn = row.notify and state == "exited" and not known
-        told = limit_notice(running.before, running.sandbox.limit_events, live_sandbox.spec.limits)
-        if running.late:
+        told = limit_notice(running.limit_events_before, running.sandbox.limit_events, live_sandbox.spec.limits)
+        if running.timed_out:
             limit = f"{self._settings.process_seconds:g} s (workspaces.process_seconds)"
             told = f"It reached its time limit of {limit}. {told}".strip()
         text = "" if known or again else await self._describe_end(row, state, code, left, running.log, told)
@@ -265,7 +263,7 @@ class BackgroundProcesses:
             log.exception("starting a turn for the end of a process failed", session=row.session, process=row.id)
         else:
             return
-        await self._store.write(_tell_later, row, text, self._clock())
+        await self._store.write(_add_notice_later, row, text, self._clock())
 
     async def report_ends(self) -> None:
         """Report each end that was recorded but not reported, because of a kill or a fault. May be called whenever
@@ -300,12 +298,14 @@ class BackgroundProcesses:
         if state == "lost":
             return f"The process {process_label(row)} was lost: its sandbox was ended from outside."
         how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-        rest = f" It left {left} processes running, which were ended." if left else ""
+        rest = ""
+        if left:
+            rest = f" It left {left} process{'es' * (left > 1)} running, which {'were' if left > 1 else 'was'} ended."
         rest += f" {told}" if told else ""
         said = (await to_thread.run_sync(log.read, None, REPORTED_BYTES)).data.decode("utf-8", "replace").strip()
         return f"The process {process_label(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
 
-    # -- what is done to it --
+    # -- input and stop --
 
     async def write(self, running: RunningProcess, data: bytes, *, close: bool) -> None:
         try:
@@ -322,9 +322,9 @@ class BackgroundProcesses:
     async def stop(self, running: RunningProcess) -> None:
         running.stopping = True
         await running.child.end(STOP_GRACE)
-        await running.over.wait()
+        await running.ended.wait()
 
-    # -- what is left of it --
+    # -- logs and clean-up --
 
     def log_of(self, row: ProcessRow) -> ProcessLog:
         return ProcessLog(self._spool.file(row.session, row.log), self._settings.process_log_bytes)
@@ -350,7 +350,7 @@ def process_label(row: ProcessRow) -> str:
     return f"{row.name!r} ({shown})"
 
 
-def _tell_later(db: Db, row: ProcessRow, text: str, now: float) -> None:
+def _add_notice_later(db: Db, row: ProcessRow, text: str, now: float) -> None:
     if processes.mark_told(db, row.id):
         notices.add(db, row.session, text, now)
 

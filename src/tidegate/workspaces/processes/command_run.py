@@ -16,7 +16,7 @@ from tidegate.workspaces.backends.interface import Child
 from tidegate.workspaces.backends.shell_script import STATE_BYTES
 
 Sink = Callable[[bytes], Awaitable[None]]
-Look = Callable[[], Awaitable[None]]
+Check = Callable[[], Awaitable[None]]
 
 END_GRACE = 0.3
 """Seconds between SIGTERM and SIGKILL: with the rest of the work, a command is gone within a second."""
@@ -24,7 +24,7 @@ END_GRACE = 0.3
 DRAIN_SECONDS = 5.0
 """Time limit for reading the remaining output once nothing runs any more."""
 
-LOOK_SECONDS, LOOK_RARELY_SECONDS = 0.25, 2.0
+CHECK_SECONDS, CHECK_RARELY_SECONDS = 0.25, 2.0
 """Interval between checks of a running command's usage: first and longest. Most problems show at once."""
 
 
@@ -42,11 +42,11 @@ async def run_child(
     *,
     scope: Scope | None = None,
     timeout: float | None = None,
-    look: Look | None = None,
+    check: Check | None = None,
     grace: Callable[[], float] = lambda: 0,
 ) -> CommandResult:
-    """Run a child to its end. `look` is called at intervals while it runs. Processes that it leaves behind have `grace`
-    seconds to end. `scope` is where it is ended if the caller is cancelled, however often that happens."""
+    """Run a child to its end. `check` is called at intervals while it runs. Processes that it leaves behind have
+    `grace` seconds to end. `scope` is where it is ended if the caller is cancelled, however often that happens."""
     loop = asyncio.get_running_loop()
     state = bytearray()
     code: int | None = None
@@ -64,7 +64,7 @@ async def run_child(
 
     async def life() -> None:
         nonlocal code, left, closing
-        code = await _until_over(child, timeout, look)
+        code = await _until_over(child, timeout, check)
         left = await child.end(grace() if code is not None else END_GRACE)
         # A process that we do not know may still hold the streams.
         closing = loop.call_later(DRAIN_SECONDS, child.close)
@@ -102,10 +102,10 @@ async def end(child: Child, grace: float, scope: Scope | None) -> None:
     task.result()
 
 
-async def _until_over(child: Child, timeout: float | None, look: Look | None) -> int | None:
+async def _until_over(child: Child, timeout: float | None, check: Check | None) -> int | None:
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout if timeout is not None else None
-    pause = LOOK_SECONDS
+    pause = CHECK_SECONDS
     while True:
         left = pause if until is None else min(pause, until - loop.time())
         if left <= 0:
@@ -114,6 +114,6 @@ async def _until_over(child: Child, timeout: float | None, look: Look | None) ->
             async with asyncio.timeout(left):
                 return await child.wait()
         except TimeoutError:
-            if look is not None:
-                await look()
-        pause = min(2 * pause, LOOK_RARELY_SECONDS)
+            if check is not None:
+                await check()
+        pause = min(2 * pause, CHECK_RARELY_SECONDS)

@@ -39,7 +39,9 @@ CLOSE_SECONDS = 5.0
 LOST_SECONDS = 0.5
 """Time limit for noticing that a sandbox is gone after a process in it was killed."""
 
-_LOOKED_AT = frozenset(("memory_bytes", "processes"))  # checked from the process table unless the kernel enforces them
+_POLLED_LIMITS = frozenset(
+    ("memory_bytes", "processes")
+)  # checked from the process table unless the kernel enforces them
 _KILLED = (-9, 137)  # as the kernel and as a shell report it
 
 ENDED_FROM_OUTSIDE = (
@@ -61,7 +63,7 @@ class LiveSandbox:
         *,
         disk: DiskLimit | None,
         prepare: Callable[[], Awaitable[None]],
-        tell: AddNotice,
+        add_notice: AddNotice,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -71,15 +73,15 @@ class LiveSandbox:
         self.close_reason = ""
         """Why we last ended everything that ran here."""
         self.closed = False
-        self.leaving = False
+        self.gateway_stopping = False
         """The gateway is stopping: processes that end now did not end on their own, and the next start reports it."""
-        self.used = time.monotonic()
+        self.last_used = time.monotonic()
         self.disk = disk
         """None if the disk is not measured: for a user's project folder, and on another machine."""
         self._users = 0
         self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
-        self._add_notice = tell
+        self._add_notice = add_notice
 
     @property
     def session(self) -> str:
@@ -90,7 +92,7 @@ class LiveSandbox:
         """Nothing is running, and nobody is about to run something."""
         return not self.running and not self._users
 
-    def fits(self, spec: SandboxSpec, backend: Backend) -> bool:
+    def matches(self, spec: SandboxSpec, backend: Backend) -> bool:
         return not self.closed and self.backend is backend and self.spec == spec
 
     @contextmanager
@@ -101,9 +103,9 @@ class LiveSandbox:
             yield
         finally:
             self._users -= 1
-            self.used = time.monotonic()
+            self.last_used = time.monotonic()
 
-    # -- the box --
+    # -- the sandbox --
 
     async def enter(self) -> Sandbox:
         """The session's sandbox; opens one if needed."""
@@ -122,7 +124,7 @@ class LiveSandbox:
 
     async def spawn(self, text: bytes, mark: str) -> tuple[Sandbox, Child]:
         """Start a command in the session's sandbox. If the sandbox ends at that moment, it is opened again, once."""
-        full = await self.full()
+        full = await self.is_full()
         if self.disk is not None:
             self.disk.changed()  # from now on, however the command ends
         sandbox = await self.enter()
@@ -151,7 +153,7 @@ class LiveSandbox:
             return
         self.sandbox = None
         await sandbox.close()
-        if not self.leaving:
+        if not self.gateway_stopping:
             log.warning(
                 "a sandbox has ended", session=self.session, reason=sandbox.close_reason or "it was ended from outside"
             )
@@ -171,7 +173,7 @@ class LiveSandbox:
 
     # -- limits --
 
-    async def look(self) -> None:
+    async def check_limits(self) -> None:
         """End everything here if a limit is exceeded. Limits that the kernel enforces are not checked."""
         sandbox = self.sandbox
         if sandbox is None or not sandbox.alive:
@@ -189,7 +191,7 @@ class LiveSandbox:
     async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
         """Current usage, if anything depends on it: the kernel enforces some limits, and a project has no disk
         limit."""
-        if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _LOOKED_AT):
+        if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _POLLED_LIMITS):
             return SandboxUsage()
         return await sandbox.load()
 
@@ -209,9 +211,9 @@ class LiveSandbox:
         """Measure the disk; end the running commands, which may have filled it, if it exceeds the limit."""
         disk = self.disk
         if disk is not None and await disk.look(running=running, unnamed_bytes=load.unnamed_bytes) and running:
-            await self.end_all(disk.too_much)
+            await self.end_all(disk.exceeded_message)
 
-    async def full(self) -> bool:
+    async def is_full(self) -> bool:
         """Whether commands can only remove files now. Commands started before that are ended."""
         await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
@@ -229,7 +231,7 @@ class LiveSandbox:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 for running in tuple(self.running.values()):
-                    await running.over.wait()
+                    await running.ended.wait()
         except TimeoutError:
             log.error(
                 "the end of a process was not recorded in time", session=self.session, processes=sorted(self.running)

@@ -159,7 +159,7 @@ def view(row: ProcessRow, total: int, *, new: bool = True) -> ProcessView:
 
 
 async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
-    _, child = await place.spawn(shell_script.matching(pattern), new_id("m"))
+    _, child = await place.spawn(shell_script.first_match(pattern), new_id("m"))
     line = bytearray()
 
     async def keep(piece: bytes) -> None:

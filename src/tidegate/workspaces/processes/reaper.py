@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tidegate.log import Log
 from tidegate.workspaces.backends import guardian
 from tidegate.workspaces.backends.interface import OWNER
-from tidegate.workspaces.kernel.process_table import ancestors, ended, program, start_ticks
+from tidegate.workspaces.kernel.process_table import ancestors, is_zombie, program_name, start_ticks
 
 log = Log(__name__)
 
@@ -59,7 +59,7 @@ def _zombies() -> Iterator[tuple[int, int]]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for child in (task / "children").read_text().split():
-                if ended(int(child)) and (start := start_ticks(int(child))) is not None:
+                if is_zombie(int(child)) and (start := start_ticks(int(child))) is not None:
                     yield int(child), start
 
 
@@ -82,7 +82,7 @@ def end(processes: Collection[MarkedProcess]) -> None:
     """Kill these processes and wait until they are gone; logs an error if some cannot be killed."""
     left = _living({process.pid: process.start for process in processes})
     for pid in left:
-        log.warning("a process without an owner is ended", pid=pid, program=program(pid))
+        log.warning("a process without an owner is ended", pid=pid, program=program_name(pid))
     until = time.monotonic() + guardian.KILLED_SECONDS
     while left and time.monotonic() < until:
         guardian.send(signal.SIGKILL, left)

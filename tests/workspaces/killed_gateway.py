@@ -12,20 +12,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.workspaces.making import FORKS, alive, room
+from tests.workspaces.harness import FORKS, alive, open_workspaces
 
 _PR_SET_DUMPABLE = 4
 
 
 async def live(home: Path, token: str, *, ready: bool) -> None:
-    async with room(home) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "cd /tmp; export KEPT=yes; echo text > /workspace/file")
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "cd /tmp; export KEPT=yes; echo text > /workspace/file")
         tree = (
             f"(setsid env -i sleep {token} &); (setsid bash -c 'trap \"\" TERM; sleep {token}; :' &); sleep {token}; :"
         )
-        await rooms.of(session).start("server", tree)
-        command = asyncio.ensure_future(rooms.run(session, tree))
+        await harness.of(session).start("server", tree)
+        command = asyncio.ensure_future(harness.run(session, tree))
         while len(alive(f"sleep\0{token}")) < 6:
             await asyncio.sleep(0.01)
         if ready:
@@ -35,24 +35,24 @@ async def live(home: Path, token: str, *, ready: bool) -> None:
             await count(home)
         command.cancel()
         await asyncio.gather(command, return_exceptions=True)
-        assert await rooms.said(session, "cd /tmp; id -un; pwd") == "agent\n/tmp"
-        await rooms.said(
+        assert await harness.output_of(session, "cd /tmp; id -un; pwd") == "agent\n/tmp"
+        await harness.output_of(
             session, "cd; mkdir -p /workspace/a/b; touch /workspace/a/b/c; chmod 000 /workspace/a/b /workspace/a"
         )
-        await rooms.said(session, "chmod 555 /workspace /tmp")
-        await rooms.end(session)
+        await harness.output_of(session, "chmod 555 /workspace /tmp")
+        await harness.end(session)
         assert alive(token) == []
         assert [entry.name for entry in (home / "trash").iterdir()].count(session) == 1
-        await rooms.workspaces.discard(session)
+        await harness.workspaces.discard(session)
         assert list((home / "trash").iterdir()) == list((home / "workspaces").iterdir()) == []
 
 
 async def count(home: Path) -> None:
     """Without control groups, the kernel counts the processes of an ordinary user and refuses further ones."""
-    async with room(home.with_name("counted"), polled=True, processes=60) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
-        _, printed = await rooms.run(session, "ulimit -u; python3 forks.py")
+    async with open_workspaces(home.with_name("counted"), polled=True, processes=60) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, f"cat > forks.py <<'END'\n{FORKS}\nEND")
+        _, printed = await harness.run(session, "ulimit -u; python3 forks.py")
         limit, made, refused = map(int, printed.split()[:3])
         assert limit == 60 and made < 60 and made + refused == 300, printed
 

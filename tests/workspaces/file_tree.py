@@ -15,7 +15,7 @@ SECRET = "outside-secret"
 INNER = "/workspace"
 
 
-class Yard:
+class FileTree:
     """`work` is the workspace, `shared` a read-only folder, `outside` is neither."""
 
     def __init__(self, root: Path) -> None:

@@ -11,7 +11,7 @@ PIECES = st.lists(st.binary(max_size=300), max_size=40)
 
 
 @given(pieces=PIECES, limit=st.integers(20, 400), since=st.integers(0, 3000), most=st.integers(0, 500))
-def test_what_is_kept_is_the_end_of_all_that_was_written(
+def test_the_log_keeps_the_end_of_the_output(
     tmp_path_factory: object, pieces: list[bytes], limit: int, since: int, most: int
 ) -> None:
     """L19, D4: every requested byte is either returned as it was or counted as dropped."""
@@ -37,7 +37,7 @@ def test_what_is_kept_is_the_end_of_all_that_was_written(
     assert list(base.parent.glob("*")) == []
 
 
-def test_a_disk_that_refuses_stops_nothing(tmp_path: Path) -> None:
+def test_a_failing_disk_does_not_stop_the_process(tmp_path: Path) -> None:
     """D5: the process continues, and output that was not kept counts as dropped."""
     blocked = tmp_path / "s"
     blocked.write_text("in the way")

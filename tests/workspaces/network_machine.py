@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.workspaces.making import room
+from tests.workspaces.harness import open_workspaces
 from tidegate.config import WebSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,10 +33,10 @@ ABSTRACT = "\0tidegate-test"
 
 def printed(role: str, command: str, *private: str) -> str:
     """The output of a command in a sandbox of a gateway there."""
-    return apart([sys.executable, "-m", "tests.workspaces.apart", role, command, *private])
+    return run_isolated([sys.executable, "-m", "tests.workspaces.network_machine", role, command, *private])
 
 
-def apart(command: list[str], text: str = "") -> str:
+def run_isolated(command: list[str], text: str = "") -> str:
     """The output of a command with its own network and mount namespaces, in which it has all capabilities."""
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
     command = ["unshare", "--net", "--mount", *root, "--", *command]
@@ -110,8 +110,8 @@ async def run(command: str, private: tuple[str, ...]) -> None:
     async with contextlib.AsyncExitStack() as stack:
         await serve(stack)
         home = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"
-        rooms = await stack.enter_async_context(room(home, web=WebSettings(private=private), network=True))
-        done, printed = await rooms.run(await rooms.new_session(), command)
+        harness = await stack.enter_async_context(open_workspaces(home, web=WebSettings(private=private), network=True))
+        done, printed = await harness.run(await harness.new_session(), command)
         print(printed, end="")
         assert done.code == 0, done
 
@@ -120,7 +120,7 @@ if __name__ == "__main__":
     role, command, *private = sys.argv[1:]
     if role != "as it is":
         prepare()
-        again = [sys.executable, "-m", "tests.workspaces.apart", "as it is", command, *private]
+        again = [sys.executable, "-m", "tests.workspaces.network_machine", "as it is", command, *private]
         drop = ["unshare", "--map-user=1500", "--map-group=1500"] if role == "user" else ["env"]
         os.execvp(drop[0], [*drop, *again])
     asyncio.run(run(command, tuple(private)))

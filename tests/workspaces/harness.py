@@ -51,7 +51,7 @@ class Clock:
         return self.now
 
 
-class Room:
+class WorkspaceHarness:
     """`finished` collects the reports on processes with `notify`."""
 
     def __init__(self, home: Path, store: Store, presence: Presence, spool: Spool, clock: Clock) -> None:
@@ -88,13 +88,13 @@ class Room:
             )
         return done, printed.decode()
 
-    async def said(self, session: str, command: str, **options: Any) -> str:
+    async def output_of(self, session: str, command: str, **options: Any) -> str:
         """The output of a command that succeeds."""
         done, printed = await self.run(session, command, **options)
         assert done.code == 0, (done, printed)
         return printed.strip()
 
-    async def told(self, session: str) -> str:
+    async def take_notices(self, session: str) -> str:
         """The notices that the agent gets with its next message."""
         return await self.store.write(notices.take, session)
 
@@ -130,7 +130,7 @@ def config_of(home: Path, web: WebSettings | None = None, **settings: Any) -> Co
 
 
 @contextlib.asynccontextmanager
-async def room(
+async def open_workspaces(
     home: Path,
     *,
     backends: Callable[[str], Backend] | None = None,
@@ -138,7 +138,7 @@ async def room(
     clock: Clock | None = None,
     polled: bool = False,
     **settings: Any,
-) -> AsyncIterator[Room]:
+) -> AsyncIterator[WorkspaceHarness]:
     """`environment` is the gateway's own; with `polled`, no limits are enforced by control groups."""
     if polled:
         backends = _without_groups
@@ -150,7 +150,7 @@ async def room(
     ):
         presence = Presence(scope, resident_bytes=1 << 20)
         spool = Spool(home / "spool", store, excerpt_bytes=4096, excerpt_lines=100, quota=1 << 30, clock=clock)
-        opened = Room(home, store, presence, spool, clock)
+        opened = WorkspaceHarness(home, store, presence, spool, clock)
         opened.workspaces = Workspaces(
             scope.child("workspaces", on_error=_fail),
             store,

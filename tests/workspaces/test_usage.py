@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.workspaces.making import WAIT, Room, room, until
+from tests.workspaces.harness import WAIT, WorkspaceHarness, open_workspaces, until
 from tidegate.cli.status import commands
 from tidegate.errors import ToolFailed
 
@@ -91,115 +91,115 @@ time.sleep(1000)
 """
 
 
-async def begin(rooms: Room, session: str, program: str, amount: int) -> None:
+async def begin(harness: WorkspaceHarness, session: str, program: str, amount: int) -> None:
     """Start it as a process and wait until it holds its resources."""
-    folder = rooms.home / "workspaces" / session
-    files = await rooms.of(session).files()
+    folder = harness.home / "workspaces" / session
+    files = await harness.of(session).files()
     await files.write("attack.py", program.format(amount).encode())
-    await rooms.of(session).start("attack", "python3 attack.py")
+    await harness.of(session).start("attack", "python3 attack.py")
     await until((folder / "ready").exists)
 
 
-async def ended(rooms: Room, session: str, setting: str) -> None:
+async def ended(harness: WorkspaceHarness, session: str, setting: str) -> None:
     with anyio.fail_after(WAIT):
-        while rooms.live_sandbox(session).running:  # type: ignore[union-attr]
-            await rooms.workspaces.reconcile()
-    assert setting in await rooms.told(session)
-    assert await rooms.said(session, "echo fine") == "fine"
+        while harness.live_sandbox(session).running:  # type: ignore[union-attr]
+            await harness.workspaces.reconcile()
+    assert setting in await harness.take_notices(session)
+    assert await harness.output_of(session, "echo fine") == "fine"
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 @pytest.mark.parametrize("program", [MEMFD, CLOSED, MAPPED], ids=["memfd", "memfd of a closed process", "mapping"])
-async def test_memory_that_processes_share_counts(home: Path, backend: str, program: str) -> None:
+async def test_shared_memory_counts(home: Path, backend: str, program: str) -> None:
     """L24: it belongs to no single process and used to be counted for none. An ordinary user cannot inspect a
     non-dumpable process, which the status says."""
     if program is CLOSED and os.geteuid() != 0:
-        async with room(home, backend=backend, polled=True) as rooms:
-            await rooms.said(await rooms.new_session(), "true")
-            assert "PR_SET_DUMPABLE" in commands(rooms.workspaces.status())
+        async with open_workspaces(home, backend=backend, polled=True) as harness:
+            await harness.output_of(await harness.new_session(), "true")
+            assert "PR_SET_DUMPABLE" in commands(harness.workspaces.status())
         return
-    async with room(home, backend=backend, polled=True, memory_bytes=64 * MIB) as rooms:
-        session = await rooms.new_session()
-        await begin(rooms, session, program, 100)
-        await ended(rooms, session, "workspaces.memory_bytes")
+    async with open_workspaces(home, backend=backend, polled=True, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
+        await begin(harness, session, program, 100)
+        await ended(harness, session, "workspaces.memory_bytes")
 
 
 @pytest.mark.parametrize("program", [SEGMENT, SHM], ids=["System V", "POSIX, without a name"])
-async def test_shared_memory_that_nobody_has_mapped_counts(home: Path, program: str) -> None:
+async def test_unmapped_shared_memory_counts(home: Path, program: str) -> None:
     """L24: of System V and of POSIX."""
-    async with room(home, polled=True, memory_bytes=64 * MIB) as rooms:
-        session = await rooms.new_session()
+    async with open_workspaces(home, polled=True, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
         amount = 100 if program is SEGMENT else 30
-        await begin(rooms, session, program, amount)
+        await begin(harness, session, program, amount)
         if program is SHM:  # which never exceeds half of the memory
-            load = await rooms.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
+            load = await harness.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
             assert 30 * MIB <= load.memory_bytes < 64 * MIB
         else:
-            await ended(rooms, session, "workspaces.memory_bytes")
+            await ended(harness, session, "workspaces.memory_bytes")
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
-async def test_memory_that_is_seen_twice_counts_once(home: Path, backend: str) -> None:
+async def test_memory_seen_twice_counts_once(home: Path, backend: str) -> None:
     """L03: a memfd that is both open and mapped."""
-    async with room(home, backend=backend, polled=True, memory_bytes=64 * MIB) as rooms:
-        session = await rooms.new_session()
-        await begin(rooms, session, BOTH, 40)
-        load = await rooms.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
+    async with open_workspaces(home, backend=backend, polled=True, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
+        await begin(harness, session, BOTH, 40)
+        load = await harness.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
         assert 40 * MIB <= load.memory_bytes < 64 * MIB
-        await rooms.workspaces.reconcile()
-        assert set(rooms.live_sandbox(session).running) == {"attack"}  # type: ignore[union-attr]
+        await harness.workspaces.reconcile()
+        assert set(harness.live_sandbox(session).running) == {"attack"}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
 @pytest.mark.parametrize("program", [DELETED, DELETED_AND_MAPPED], ids=["open", "mapped"])
 async def test_a_deleted_file_counts_until_it_is_closed(home: Path, backend: str, program: str) -> None:
     """L19: with control groups too, since they do not count disk space."""
-    async with room(home, backend=backend, disk_bytes=4 * MIB) as rooms:
-        session = await rooms.new_session()
-        await begin(rooms, session, program, 8)
-        await ended(rooms, session, "workspaces.disk_bytes")
+    async with open_workspaces(home, backend=backend, disk_bytes=4 * MIB) as harness:
+        session = await harness.new_session()
+        await begin(harness, session, program, 8)
+        await ended(harness, session, "workspaces.disk_bytes")
 
 
-async def test_a_folder_that_is_closed_to_its_own_user_is_measured(home: Path) -> None:
+async def test_a_folder_unreadable_to_its_own_user_is_measured(home: Path) -> None:
     """L19: its contents still occupy the disk."""
-    async with room(home, disk_bytes=4 * MIB) as rooms:
-        session = await rooms.new_session()
-        done, _ = await rooms.run(
+    async with open_workspaces(home, disk_bytes=4 * MIB) as harness:
+        session = await harness.new_session()
+        done, _ = await harness.run(
             session, f"mkdir -p a/b; exec 3> a/b/c; chmod 000 a/b a; head -c {8 * MIB} /dev/urandom >&3; sleep 1000"
         )
         assert done.code != 0 and "workspaces.disk_bytes" in done.note
         assert (home / "workspaces" / session / "a").stat().st_mode & 0o777 == 0
-        await rooms.said(session, "chmod 700 a; chmod 700 a/b; rm -r a")
-        assert await rooms.said(session, "echo x > new; cat new") == "x"
+        await harness.output_of(session, "chmod 700 a; chmod 700 a/b; rm -r a")
+        assert await harness.output_of(session, "echo x > new; cat new") == "x"
 
 
-async def test_a_closed_folder_that_takes_little_is_no_fault(home: Path) -> None:
-    async with room(home, disk_bytes=4 * MIB) as rooms:
-        session = await rooms.new_session()
-        await rooms.said(session, "mkdir a; echo x > a/b; chmod 000 a")
-        assert await rooms.said(session, "echo y > new; cat new") == "y"
+async def test_a_small_unreadable_folder_is_within_the_quota(home: Path) -> None:
+    async with open_workspaces(home, disk_bytes=4 * MIB) as harness:
+        session = await harness.new_session()
+        await harness.output_of(session, "mkdir a; echo x > a/b; chmod 000 a")
+        assert await harness.output_of(session, "echo y > new; cat new") == "y"
 
 
-async def test_there_are_no_more_files_than_may_be(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_files_is_limited(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: empty files take no space, but the file system has a limited number."""
     monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
-    async with room(home, files=300) as rooms:
-        session = await rooms.new_session()
-        done, _ = await rooms.run(session, "for i in $(seq 400); do : > f$i; done; sleep 1000")
+    async with open_workspaces(home, files=300) as harness:
+        session = await harness.new_session()
+        done, _ = await harness.run(session, "for i in $(seq 400); do : > f$i; done; sleep 1000")
         assert done.code != 0 and "300 files and folders together (workspaces.files)" in done.note
-        files = await rooms.of(session).files()
+        files = await harness.of(session).files()
         with pytest.raises(ToolFailed, match=r"workspaces\.files"):
             await files.write("one more", b"x")
-        assert await rooms.said(session, "rm f*; echo removed") == "removed"
+        assert await harness.output_of(session, "rm f*; echo removed") == "removed"
         await files.write("one more", b"x")
 
 
 @pytest.mark.parametrize("polled", [True, False])
-async def test_the_status_names_what_is_not_counted(home: Path, polled: bool) -> None:
+async def test_the_status_names_uncounted_resources(home: Path, polled: bool) -> None:
     """L24: no file below /proc shows socket buffers; a control group counts them."""
-    async with room(home, polled=polled) as rooms:
-        await rooms.said(await rooms.new_session(), "true")
-        status = rooms.workspaces.status()
+    async with open_workspaces(home, polled=polled) as harness:
+        await harness.output_of(await harness.new_session(), "true")
+        status = harness.workspaces.status()
         counted = status["enforced"]["memory_bytes"] == "cgroup"
         assert ("buffers of sockets and pipes" in commands(status)) == (not counted)
         assert "not counted: " in commands(status)

@@ -42,13 +42,15 @@ CONTAINER = """700 690 0:28 /docker/abc /sys/fs/cgroup/memory ro,nosuid - cgroup
     ],
     ids=["service", "root", "version 1", "container", "not shown", "outside", "above", "no mount", "no group"],
 )
-def test_a_process_finds_its_trees(cgroup: str, mounts: str, expected: list[tuple[int, str, tuple[str, ...]]]) -> None:
+def test_a_process_finds_its_cgroup_hierarchies(
+    cgroup: str, mounts: str, expected: list[tuple[int, str, tuple[str, ...]]]
+) -> None:
     """L14: version 1 where it has our controllers, otherwise version 2."""
     found = trees(cgroup, mounts)
     assert [(tree.version, str(tree.folder), tree.controllers) for tree in found] == expected
 
 
-def test_this_process_is_in_the_trees_that_it_finds() -> None:
+def test_this_process_is_in_the_hierarchies_it_finds() -> None:
     for tree in trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
         assert isinstance(tree, CgroupTree) and (tree.folder / "cgroup.procs").exists()
 
@@ -67,7 +69,7 @@ def test_this_process_is_in_the_trees_that_it_finds() -> None:
         (2, "memory", {"memory.max": "1000", "memory.swap.max": "0"}, ("memory.events", "oom_kill")),
     ],
 )
-def test_limits_have_their_files(
+def test_each_limit_has_its_files(
     version: int, controller: str, written: dict[str, str], counted: tuple[str, str]
 ) -> None:
     """L14: swap counts as memory, where the kernel supports it."""
