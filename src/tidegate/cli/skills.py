@@ -50,7 +50,7 @@ def _found(config: "Config", agents: list[str]) -> Iterator[dict[str, Any]]:
     looker = SkillDiscovery(config)
     for name in agents:
         if "skills" in config.agents[name].tools:
-            yield {"agent": name, **_told(looker.look(name))}
+            yield {"agent": name, **_told(looker.discover(name))}
 
 
 def _told(skill_set: "SkillSet") -> dict[str, Any]:

@@ -65,12 +65,12 @@ def recalling(config: Config, store: Store, spool: Spool, scope: Scope) -> "Reca
 def provenance(config: Config, store: Store, clock: Callable[[], float]) -> Provenance:
     """Who could write what prompts take from project folders. Nothing of skills is loaded before somebody could."""
 
-    def survey(folder: Path) -> Mapping[str, bytes]:
-        from tidegate.skills import survey
+    def prompt_file_digests(folder: Path) -> Mapping[str, bytes]:
+        from tidegate.skills import prompt_file_digests
 
-        return survey(config, folder)
+        return prompt_file_digests(config, folder)
 
-    return Provenance(store, survey, clock)
+    return Provenance(store, prompt_file_digests, clock)
 
 
 def skills(config: Config, provenance: Provenance) -> "SkillLibrary | None":

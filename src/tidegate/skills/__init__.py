@@ -6,13 +6,12 @@ is wrong with one of them is a sentence in the log and never a session that fail
 loads nothing of this room; `SkillLibrary` and `ProjectFiles` are sources of what a session's prompt begins with.
 """
 
-from tidegate.skills.discovery import SkillDiscovery, unknown
-from tidegate.skills.file_digests import survey
+from tidegate.skills.discovery import SkillDiscovery, unknown_skills
+from tidegate.skills.file_digests import prompt_file_digests
 from tidegate.skills.frontmatter import InvalidSkill
 from tidegate.skills.library import SkillFile, SkillLibrary
 from tidegate.skills.project_files import ProjectFiles
-from tidegate.skills.prompt_listing import line
-from tidegate.skills.skill import RejectedSkill, Skill, SkillEntry, SkillSet
+from tidegate.skills.skill import RejectedSkill, Skill, SkillEntry, SkillSet, listing_line
 
 __all__ = [
     "InvalidSkill",
@@ -24,7 +23,7 @@ __all__ = [
     "SkillFile",
     "SkillLibrary",
     "SkillSet",
-    "line",
-    "survey",
-    "unknown",
+    "listing_line",
+    "prompt_file_digests",
+    "unknown_skills",
 ]

@@ -17,8 +17,7 @@ from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.skills import file_access
 from tidegate.skills.frontmatter import FILE_BYTES, TOO_LONG, InvalidSkill, decoded, read
-from tidegate.skills.prompt_listing import listing
-from tidegate.skills.skill import FILE, RejectedSkill, Skill, SkillEntry, SkillFolder, SkillSet
+from tidegate.skills.skill import FILE, RejectedSkill, Skill, SkillEntry, SkillFolder, SkillSet, listing
 from tidegate.workspaces.files import Mount, printable
 from tidegate.workspaces.files.excerpts import FileStamp
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
@@ -39,7 +38,7 @@ SETTLED = 2.0
 changed again unseen."""
 
 
-def places(config: Config, agent: str) -> tuple[SkillFolder, ...]:
+def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
     """Where an agent's skills may be, the first to be preferred: what a session can write covers nothing of yours."""
     found = [
         SkillFolder(folder=config.home / "skills"),
@@ -78,12 +77,12 @@ class SkillDiscovery:
             "skills", cap=KNOWN_SKILLS, max_bytes=KNOWN_BYTES, weigh=_weigh
         )
 
-    def look(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
+    def discover(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
         """What the agent has now, for a reader who may not trust all of it; if it is not to be `narrowed` by its
         settings, what it could have."""
         candidates: list[_Candidate] = []
         left_out: list[RejectedSkill] = []
-        for place in places(self._config, agent):
+        for place in skill_folders(self._config, agent):
             try:
                 candidates += self._in(place, reader or Reader())
             except (InvalidSkill, OSError) as error:
@@ -110,20 +109,20 @@ class SkillDiscovery:
         return self._files.stats(), self._skills.stats()
 
     def _in(self, place: SkillFolder, reader: Reader) -> list[_Candidate]:
-        with file_access.place(place) as folder:
+        with file_access.open_folder(place) as folder:
             if folder is None:
                 return []
-            if _holds(file_access.held(folder), FILE):
+            if _holds(file_access.mount_of(folder), FILE):
                 raise InvalidSkill(f"it is a skill itself; name the folder that it lies in ({place.folder.parent}).")
-            found = [self._at(place, folder, name, reader) for name in file_access.names(folder)]
+            found = [self._at(place, folder, name, reader) for name in file_access.folder_names(folder)]
         return [candidate for candidate in found if candidate is not None]
 
     def _at(self, place: SkillFolder, folder: int, name: str, reader: Reader) -> _Candidate | None:
         """None when there is no skill under that name."""
         mark: FileStamp | None = None
         try:
-            with file_access.skill_folder(place, folder, name) as its:
-                if its is None or (seen := file_access.marked(file_access.held(its), FILE)) is None:
+            with file_access.open_skill_folder(place, folder, name) as its:
+                if its is None or (seen := file_access.find_file(file_access.mount_of(its), FILE)) is None:
                     return None
                 mark = seen.mark
                 skill = self._known(place.folder / name, its, seen, reader)
@@ -145,7 +144,7 @@ class SkillDiscovery:
             return known
         if seen.mark.size > FILE_BYTES:
             raise InvalidSkill(TOO_LONG)
-        opened = file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)
+        opened = file_access.load(file_access.mount_of(folder), FILE, FILE_BYTES + 1)
         if opened is None:
             raise InvalidSkill("it has just been removed.")
         if time.time() - max(opened.mark.modified, opened.mark.changed) / 1e9 > SETTLED:
@@ -156,7 +155,7 @@ class SkillDiscovery:
         return self.parse(opened.data)
 
 
-def unknown(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
+def unknown_skills(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
     """The names of skills that an agent is to have and that nobody found, usable or not."""
     found = {entry.name for entry in skill_set.entries} | {left.path.parent.name for left in skill_set.left_out}
     return [name for name in wanted if name not in found]
@@ -202,7 +201,7 @@ def _why(error: InvalidSkill | OSError) -> str:
 
 def _holds(folder: Mount, name: str) -> bool:
     try:
-        return file_access.marked(folder, name) is not None
+        return file_access.find_file(folder, name) is not None
     except InvalidSkill:
         return False
 

@@ -48,7 +48,7 @@ class FileContent(NamedTuple):
 
     data: bytes
     mark: FileStamp
-    whole: bool
+    complete: bool
     path: str
     digest: bytes
 
@@ -58,14 +58,14 @@ def mount(folder: Path) -> Mount:
     return Mount(inner=str(folder), folder=folder, writable=False)
 
 
-def held(descriptor: int) -> Mount:
+def mount_of(descriptor: int) -> Mount:
     """The folder that a descriptor refers to, whatever stands under its name now."""
     link = Path(f"/proc/self/fd/{descriptor}")
     return Mount(inner=str(link.readlink()), folder=link, writable=False)
 
 
 @contextmanager
-def spot_in(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
+def resolve(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
     """What a path in a folder leads to; None when nothing is there. Raises `InvalidSkill` when it leads elsewhere."""
     with ExitStack() as stack:
         try:
@@ -79,13 +79,13 @@ def spot_in(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
 
 
 @contextmanager
-def place(where: SkillFolder) -> Iterator[int | None]:
+def open_folder(where: SkillFolder) -> Iterator[int | None]:
     """A reference to a folder that may hold skills; None when there is none."""
     if where.project is not None:
         if not where.project.is_dir():
             yield None
             return
-        with spot_in(mount(where.project), where.within) as spot:
+        with resolve(mount(where.project), where.within) as spot:
             yield spot.fd if spot is not None and spot.is_folder else None
         return
     try:
@@ -100,10 +100,10 @@ def place(where: SkillFolder) -> Iterator[int | None]:
 
 
 @contextmanager
-def skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
+def open_skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
     """A reference to the folder of that name in a place which is held open; None when there is none."""
     if where.project is not None:
-        with spot_in(mount(where.project), f"{where.within}/{name}") as spot:
+        with resolve(mount(where.project), f"{where.within}/{name}") as spot:
             yield spot.fd if spot is not None and spot.is_folder else None
         return
     try:
@@ -117,7 +117,7 @@ def skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | N
         os.close(fd)
 
 
-def names(folder: int) -> list[str]:
+def folder_names(folder: int) -> list[str]:
     """What could be skills in a place, in order."""
     reading = os.open(".", _READING, dir_fd=folder)
     found: list[str] = []
@@ -134,9 +134,9 @@ def names(folder: int) -> list[str]:
     return sorted(found)
 
 
-def marked(where: Mount, path: str) -> FoundFile | None:
+def find_file(where: Mount, path: str) -> FoundFile | None:
     """By which a file is known to be as it was; None when there is none. Nothing is opened for it."""
-    with spot_in(where, path) as spot:
+    with resolve(where, path) as spot:
         if spot is None:
             return None
         if not stat.S_ISREG(spot.mode):
@@ -150,7 +150,7 @@ def _path(descriptor: int) -> str:
 
 def load(where: Mount, path: str, limit: int) -> FileContent | None:
     """At most so many bytes of a file; None when there is none."""
-    with spot_in(where, path) as spot:
+    with resolve(where, path) as spot:
         if spot is None:
             return None
         if not stat.S_ISREG(spot.mode):

@@ -21,9 +21,8 @@ from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
 from tidegate.skills import file_access
 from tidegate.skills.discovery import SkillDiscovery, misnamed
-from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, look
+from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, LogOnce, discover
 from tidegate.skills.frontmatter import FILE_BYTES, InvalidSkill, body, decoded
-from tidegate.skills.log_once import LogOnce
 from tidegate.skills.skill import FILE, Skill, SkillEntry, SkillSet
 from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
@@ -61,7 +60,7 @@ class SkillFile(NamedTuple):
 
     text: str | None
     size: int
-    whole: bool
+    complete: bool
     seen: str
 
 
@@ -76,9 +75,9 @@ class SkillLibrary:
     ) -> None:
         self._config = config
         self._provenance = provenance
-        self._looker = SkillDiscovery(config)
-        self._told = LogOnce(log)
-        self._looks = DiscoveryCache("looks at skills", self._look, SkillSet(), _weigh, clock=clock)
+        self._discovery = SkillDiscovery(config)
+        self._log_once = LogOnce(log)
+        self._cache = DiscoveryCache("looks at skills", self._look, SkillSet(), _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
@@ -89,7 +88,7 @@ class SkillLibrary:
 
     async def skill_set(self, agent: str, principal: str = "") -> SkillSet:
         """What the agent has in a session of this principal; empty for one without the toolset."""
-        return await look(self._looks, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
+        return await discover(self._cache, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
 
     async def open(self, entry: SkillEntry, principal: str = "") -> SkillContents:
         """Raises `InvalidSkill` when it is no skill any more."""
@@ -106,57 +105,57 @@ class SkillLibrary:
         return await (make(Reader()) if self._provenance is None else self._provenance.steady(principal, make))
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (*self._looker.stats(), *self._looks.stats())
+        return (*self._discovery.stats(), *self._cache.stats())
 
-    def _look(self, whom: DiscoveryKey) -> SkillSet:
-        skill_set = self._looker.look(whom.agent, whom.reader)
+    def _look(self, key: DiscoveryKey) -> SkillSet:
+        skill_set = self._discovery.discover(key.agent, key.reader)
         for left in skill_set.left_out:
             if left.covered:
-                self._told.inform("a skill is covered by another", left.where, left.why)
+                self._log_once.inform("a skill is covered by another", left.where, left.why)
             else:
-                self._told.warn("a skill is left out", left.where, left.why)
+                self._log_once.warn("a skill is left out", left.where, left.why)
         return skill_set
 
     def _open(self, entry: SkillEntry, reader: Reader) -> SkillContents:
         try:
-            with file_access.place(entry.place) as place:
+            with file_access.open_folder(entry.place) as place:
                 if place is None:
                     raise InvalidSkill("its folder is not there any more.")
-                with file_access.skill_folder(entry.place, place, entry.name) as folder:
+                with file_access.open_skill_folder(entry.place, place, entry.name) as folder:
                     if (
                         folder is None
-                        or (found := file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)) is None
+                        or (found := file_access.load(file_access.mount_of(folder), FILE, FILE_BYTES + 1)) is None
                     ):
                         raise InvalidSkill("it is not there any more.")
                     if not reader.admits(found.path, found.digest):
                         raise InvalidSkill(UNTRUSTED)
-                    skill = self._looker.parse(found.data)
+                    skill = self._discovery.parse(found.data)
                     if skill.name != entry.name:
                         raise InvalidSkill(misnamed(skill, entry.name))
                     files, more = _files(folder)
-                    seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
+                    seen = _seen(self._config, entry, Path(file_access.mount_of(folder).inner))
         except OSError as error:
             raise InvalidSkill(f"it cannot be read ({error.strerror}).") from None
         return SkillContents(skill, body(decoded(found.data)), files, more, seen)
 
     def _file(self, entry: SkillEntry, path: str, reader: Reader) -> SkillFile | None:
         try:
-            with file_access.place(entry.place) as place:
+            with file_access.open_folder(entry.place) as place:
                 if place is None:
                     return None
-                with file_access.skill_folder(entry.place, place, entry.name) as folder:
+                with file_access.open_skill_folder(entry.place, place, entry.name) as folder:
                     # What a link leads to must be a skill, too: it could have been put there meanwhile.
-                    if folder is None or file_access.marked(file_access.held(folder), FILE) is None:
+                    if folder is None or file_access.find_file(file_access.mount_of(folder), FILE) is None:
                         return None
-                    found = file_access.load(file_access.held(folder), path, READ_BYTES)
-                    seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
+                    found = file_access.load(file_access.mount_of(folder), path, READ_BYTES)
+                    seen = _seen(self._config, entry, Path(file_access.mount_of(folder).inner))
         except OSError as error:
             raise InvalidSkill(f"it cannot be read ({error.strerror}).") from None
         if found is None:
             return None
         if not reader.admits(found.path, found.digest):
             raise InvalidSkill(UNTRUSTED)
-        return SkillFile(_text(found), found.mark.size, found.whole, f"{seen}/{path}" if seen else "")
+        return SkillFile(_text(found), found.mark.size, found.complete, f"{seen}/{path}" if seen else "")
 
 
 def _weigh(skill_set: SkillSet) -> int:
@@ -199,6 +198,6 @@ def _text(found: file_access.FileContent) -> str | None:
         return found.data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # The last character may have been cut in two.
-        if found.whole or error.start < len(found.data) - 3:
+        if found.complete or error.start < len(found.data) - 3:
             return None
         return found.data[: error.start].decode("utf-8-sig")

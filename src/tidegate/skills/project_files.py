@@ -17,9 +17,8 @@ from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
 from tidegate.skills import file_access
 from tidegate.skills.discovery import local_project
-from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, look
+from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, LogOnce, discover
 from tidegate.skills.frontmatter import InvalidSkill
-from tidegate.skills.log_once import LogOnce
 from tidegate.workspaces.files import printable
 from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 
@@ -50,8 +49,8 @@ class ProjectFiles:
     ) -> None:
         self._config = config
         self._provenance = provenance
-        self._told = LogOnce(log)
-        self._looks = DiscoveryCache("looks at projects", self._look, "", _weigh, clock=clock)
+        self._log_once = LogOnce(log)
+        self._cache = DiscoveryCache("looks at projects", self._look, "", _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
@@ -59,30 +58,30 @@ class ProjectFiles:
         return named and local_project(self._config, agent) is not None
 
     async def part(self, agent: str, principal: str) -> str:
-        return await look(self._looks, agent, principal, self._provenance)
+        return await discover(self._cache, agent, principal, self._provenance)
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return self._looks.stats()
+        return self._cache.stats()
 
-    def _look(self, whom: DiscoveryKey) -> str:
-        folder = local_project(self._config, whom.agent)
+    def _look(self, key: DiscoveryKey) -> str:
+        folder = local_project(self._config, key.agent)
         if folder is None or not folder.is_dir():
             return ""
         shown: list[str] = []
         seen: list[tuple[int, int]] = []
         room = PROJECT_BYTES
-        for name in self._config.agents[whom.agent].project_files:
+        for name in self._config.agents[key.agent].project_files:
             try:
                 found = file_access.load(file_access.mount(folder), name, room)
                 if found is None or found.mark[:2] in seen:
                     continue  # one is often a link to the other
-                if not whom.reader.admits(found.path, found.digest):
+                if not key.reader.admits(found.path, found.digest):
                     raise InvalidSkill(UNTRUSTED)
                 seen.append((found.mark.device, found.mark.inode))
                 if text := _text(found):
                     shown.append(_shown(name, text, found))
                     room -= len(text.encode())
-                elif not found.whole:
+                elif not found.complete:
                     shown.append(_nothing_of(name, found))
             except InvalidSkill as error:
                 self._tell(folder / name, error.message)
@@ -91,7 +90,7 @@ class ProjectFiles:
         return "\n\n".join([HEADING, *shown]) if shown else ""
 
     def _tell(self, path: Path, reason: str) -> None:
-        self._told.warn("a file of a project is left out", printable(str(path)), reason)
+        self._log_once.warn("a file of a project is left out", printable(str(path)), reason)
 
 
 def _weigh(text: str) -> int:
@@ -102,11 +101,11 @@ def _text(found: file_access.FileContent) -> str:
     """As much as is shown: whole lines, where it is not all."""
     if b"\0" in found.data:
         raise InvalidSkill("it is no text; name another in project_files.")
-    data = found.data if found.whole else _to_a_line_end(found.data)
+    data = found.data if found.complete else _to_a_line_end(found.data)
     try:
         return data.decode("utf-8-sig").strip("\n")
     except UnicodeDecodeError as error:
-        if found.whole or error.start < len(data) - 3:
+        if found.complete or error.start < len(data) - 3:
             raise InvalidSkill("it is not written in UTF-8; save it as such.") from None
         return data[: error.start].decode("utf-8-sig")  # one long line, and its last character was cut in two
 
@@ -119,7 +118,7 @@ def _to_a_line_end(data: bytes) -> bytes:
 
 def _shown(name: str, text: str, found: file_access.FileContent) -> str:
     fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
-    told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.whole else ""
+    told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.complete else ""
     return f"## File of the project: {printable(name)}{told}\n\n{fence}\n{text}\n{fence}"
 
 

@@ -4,6 +4,7 @@ Guarantee: everything here is immutable. A `Skill` is what a file says, wherever
 looked for, and says how far links may lead; a `SkillSet` is what one look found for one agent.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,17 @@ from tidegate.values import Frozen
 from tidegate.workspaces.files import printable
 
 FILE = "SKILL.md"
+
+LISTED_BYTES = 16 * 1024
+"""About 4,000 tokens, which every request of a conversation begins with: some sixty skills as most are described."""
+
+HEADING = (
+    "# Skills\n\n"
+    "A skill is a folder with instructions, and often further files, for one kind of task. When a task fits a "
+    "description below, read the skill with the tool `skill` before you begin, and go by what it says within what you "
+    "were asked and may do. Each line is a skill's name and what its author says of it:\n\n"
+)
+_REST = "\n{count} more are not listed here: `skill` without a name lists all."
 
 
 class Skill(Frozen, frozen=True):
@@ -78,3 +90,23 @@ class SkillSet(Frozen, frozen=True):
 
     def get(self, name: str) -> SkillEntry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
+
+
+def listing_line(entry: SkillEntry) -> str:
+    return f"- {entry.name}: {entry.skill.description}"
+
+
+def listing(entries: Sequence[SkillEntry]) -> str:
+    """Empty when there are none."""
+    if not entries:
+        return ""
+    room = LISTED_BYTES - len(HEADING.encode()) - len(_REST.encode()) - 10
+    listed: list[str] = []
+    for entry in entries:
+        text = listing_line(entry)
+        room -= len(text.encode()) + 1
+        if room < 0:
+            break
+        listed.append(text)
+    left = len(entries) - len(listed)
+    return HEADING + "\n".join(listed) + (_REST.format(count=left) if left else "")

@@ -19,7 +19,7 @@ def doubtful(config: Config) -> Iterator[str]:
     agents = [name for name, agent in config.agents.items() if TOOLSET in agent.tools]
     if not agents:
         return
-    from tidegate.skills import SkillDiscovery, unknown
+    from tidegate.skills import SkillDiscovery, unknown_skills
 
     for text in config.skills.folders:
         if not (folder := config.path(text)).is_dir():
@@ -27,11 +27,11 @@ def doubtful(config: Config) -> Iterator[str]:
     looker = SkillDiscovery(config)
     told: dict[str, None] = {}
     for name in agents:
-        skill_set, wanted = looker.look(name), config.agents[name].skills
+        skill_set, wanted = looker.discover(name), config.agents[name].skills
         told |= dict.fromkeys(str(left) for left in skill_set.left_out if not left.covered)
-        if not (absent := unknown(skill_set, wanted)):
+        if not (absent := unknown_skills(skill_set, wanted)):
             continue
-        found = [entry.name for entry in looker.look(name, narrowed=False).entries]
+        found = [entry.name for entry in looker.discover(name, narrowed=False).entries]
         for missing in absent:
             told[f"{FILE_NAME}: [agents.{name}] skills: there is no skill {missing!r}{nearest(missing, found)}"] = None
     yield from told
