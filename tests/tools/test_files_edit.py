@@ -75,8 +75,7 @@ async def test_every_place_is_replaced_on_request(yard: Yard) -> None:
 
 def test_several_places_are_told_with_their_lines() -> None:
     assert refusal("x\nold\nold\ny old\n", "old", "new") == (
-        'The old text occurs 3 times in "f", at lines 2, 3, 4; include more of the surrounding text, '
-        "or set all=true."
+        'The old text occurs 3 times in "f", at lines 2, 3, 4; include more of the surrounding text, or set all=true.'
     )
     assert "occurs 20 times" in (said := refusal("old\n" * 20, "old", "new"))
     assert "9, 10, …; include" in said

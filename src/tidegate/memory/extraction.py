@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.agent import SideCall, SpendGuard, run_side_call
 from tidegate.config import Config
-from tidegate.errors import ModelFailed, NotYet, Refused
+from tidegate.errors import HookPostponed, ModelFailed, Refused
 from tidegate.log import Log
 from tidegate.memory.memory import Memory
 from tidegate.models import NOTES_TASK, Model, Models
@@ -137,7 +137,7 @@ class NoteExtractor:
                 self._give_up(session, why)
                 return None
             log.warning("nothing could be learnt from a conversation yet", session=session.id, tries=tries, because=why)
-            raise NotYet from None
+            raise HookPostponed from None
 
     def done(self, session: SessionRow) -> None:
         self._memory.keeper.learnt(session)

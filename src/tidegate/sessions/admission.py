@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from tidegate.engine import StartedTurn, begin_at_once
-from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
+from tidegate.errors import Busy, Conflict, IdempotencyMismatch, NotFound, Refused
 from tidegate.sessions import titles
 from tidegate.spool import UploadFolder
 from tidegate.store import Db, ParentTurn, ReceiptRow, SessionRow, messages, receipts, sessions, turns
@@ -188,7 +188,7 @@ def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:
         if row is None:
             continue
         if row.digest != receipt.digest:
-            raise Mismatch(
+            raise IdempotencyMismatch(
                 "This Idempotency-Key was already used with another request; choose a new key for a new request.",
                 param="Idempotency-Key",
             )

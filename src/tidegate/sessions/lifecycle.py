@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import anyio
 
 from tidegate.engine import EmbeddedEngine
-from tidegate.errors import NotYet
+from tidegate.errors import HookPostponed
 from tidegate.lifetimes import Presence, Scope, gather
 from tidegate.log import Log
 from tidegate.store import Db, SessionKind, SessionRow, Store, maintenance, sessions, turns
@@ -188,7 +188,7 @@ class SessionEndings:
                         run.hung.add(hook)
                         log.error("an end hook hangs; it is tried again", session=session, hook=hook)
                         return 0
-            except NotYet:
+            except HookPostponed:
                 return 0
             except Exception:
                 log.exception("an end hook could not be prepared; it is tried again", session=session, hook=hook)

@@ -1,9 +1,8 @@
-"""Skills: folders with instructions for one kind of task each, in the open format; and the files by which a project
-tells how to work on it.
+"""Skills: folders with instructions for one kind of task each, in the open format; and a project's own instructions.
 
-Guarantee: both are data that somebody else wrote, bounded, read from where the settings say and from nowhere else; what
-is wrong with one of them is a sentence in the log and never a session that fails. A gateway whose agents use neither
-loads nothing of this room; `SkillLibrary` and `ProjectFiles` are sources of what a session's prompt begins with.
+Both are data written by others. They are bounded, and read only from where the settings say. A problem with one of them
+is a sentence in the log and never makes a session fail. A gateway whose agents use neither loads nothing of this
+package. `SkillLibrary` and `ProjectFiles` contribute to the beginning of a session's prompt.
 """
 
 from tidegate.skills.discovery import SkillDiscovery, unknown_skills

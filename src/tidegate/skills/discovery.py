@@ -1,9 +1,9 @@
-"""One look at the folders of an agent: which skills are there now.
+"""Discovery of the skills in an agent's folders.
 
-Guarantee: looking opens no file that is as it was: a file is read again when its size, times or inode have changed, and
-its text is parsed once, however many agents, folders and sessions have it. A skill that cannot be used is left out with
-a sentence and keeps no other from being used. The same folders give the same shelf. It blocks: it is for worker threads
-and the command line; the caches are its own, and may be used by several threads.
+Unchanged files are not opened: a file is read again only if its size, times or inode have changed, and its text is
+parsed once, however many agents, folders and sessions use it. A skill that cannot be used is left out with the reason
+and does not affect others. The same folders give the same result. The functions block: use them in worker threads and
+the command line. The caches are private and safe to use from several threads.
 """
 
 import hashlib
@@ -23,23 +23,24 @@ from tidegate.workspaces.files.excerpts import FileStamp
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")
-"""Where programs of several makers look in a project. A plain `skills` is not among them: in many a project that is
-something else."""
+"""Folders that programs of several vendors search in a project. A plain `skills` is not included: in many projects that
+is something else."""
 
 MOST = 500
-"""Skills of one agent: a list that nobody reads any more."""
+"""The most skills of one agent: nobody reads a longer list."""
 
 KNOWN_FILES, KNOWN_SKILLS = 4096, 2048
 KNOWN_BYTES = 4 * 1024 * 1024
-"""Of what is known of them: names, descriptions and the like, no instructions."""
+"""Bounds of the caches, which hold names, descriptions and the like, but no instructions."""
 
 SETTLED = 2.0
-"""Seconds since its last change after which a file is known by its times: within the grain of a clock it could be
-changed again unseen."""
+"""Seconds since its last change after which a file is identified by its times: within the resolution of a clock it
+could change again unnoticed."""
 
 
 def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
-    """Where an agent's skills may be, the first to be preferred: what a session can write covers nothing of yours."""
+    """The folders of an agent's skills, in order of preference: a skill that a session can write never replaces one of
+    yours."""
     found = [
         SkillFolder(folder=config.home / "skills"),
         *(SkillFolder(folder=config.path(text)) for text in config.skills.folders),
@@ -50,12 +51,12 @@ def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
 
 
 def local_project(config: Config, agent: str) -> Path | None:
-    """An agent's project folder, where it is on this machine."""
+    """An agent's project folder, if it is on this machine."""
     return None if config.workspaces.backend == "ssh" else config.project(agent)
 
 
 class _Candidate(NamedTuple):
-    """A SKILL.md that was found: what it says, or why it cannot be used."""
+    """A SKILL.md that was found: its skill, or the reason why it cannot be used."""
 
     name: str
     place: SkillFolder
@@ -78,8 +79,8 @@ class SkillDiscovery:
         )
 
     def discover(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
-        """What the agent has now, for a reader who may not trust all of it; if it is not to be `narrowed` by its
-        settings, what it could have."""
+        """The agent's current skills, for a reader who may not trust all of them. Without `narrowed`, the restriction
+        by the agent's settings is ignored."""
         candidates: list[_Candidate] = []
         left_out: list[RejectedSkill] = []
         for place in skill_folders(self._config, agent):
@@ -94,7 +95,7 @@ class SkillDiscovery:
         return SkillSet(entries=entries, left_out=(*left_out, *more), listing=listing(entries))
 
     def parse(self, data: bytes) -> Skill:
-        """What a SKILL.md says. Raises `InvalidSkill`."""
+        """Parses a SKILL.md. Raises `InvalidSkill`."""
         digest = hashlib.sha256(data).digest()
         with self._lock:
             known = self._skills.get(digest)
@@ -113,12 +114,12 @@ class SkillDiscovery:
             if folder is None:
                 return []
             if _holds(file_access.mount_of(folder), FILE):
-                raise InvalidSkill(f"it is a skill itself; name the folder that it lies in ({place.folder.parent}).")
+                raise InvalidSkill(f"it is itself a skill; name the folder that contains it ({place.folder.parent}).")
             found = [self._at(place, folder, name, reader) for name in file_access.folder_names(folder)]
         return [candidate for candidate in found if candidate is not None]
 
     def _at(self, place: SkillFolder, folder: int, name: str, reader: Reader) -> _Candidate | None:
-        """None when there is no skill under that name."""
+        """The candidate of that name, or None."""
         mark: FileStamp | None = None
         try:
             with file_access.open_skill_folder(place, folder, name) as its:
@@ -156,14 +157,14 @@ class SkillDiscovery:
 
 
 def unknown_skills(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
-    """The names of skills that an agent is to have and that nobody found, usable or not."""
+    """The names of configured skills that were not found, usable or not."""
     found = {entry.name for entry in skill_set.entries} | {left.path.parent.name for left in skill_set.left_out}
     return [name for name in wanted if name not in found]
 
 
 def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], list[RejectedSkill]]:
-    """One of each name; what comes first is preferred, unless it cannot be used. One of the user's own that cannot be
-    used still leaves no room for a project's."""
+    """One candidate of each name; the first usable one is preferred. A user's own skill excludes a project's skill of
+    the same name even if it cannot be used."""
     chosen: dict[str, _Candidate] = {}
     left_out: list[RejectedSkill] = []
     own = {each.name: each for each in reversed(candidates) if each.place.origin == "user"}
@@ -175,13 +176,11 @@ def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], l
         ) is None:
             chosen[candidate.name] = candidate
         elif not _same(candidate, other):
-            why = f"{other.path} has the same name and comes first."
+            why = f"{other.path} has the same name and takes precedence."
             left_out.append(RejectedSkill(path=candidate.path, why=why, covered=True))
     names = sorted(chosen)
     for name in names[MOST:]:
-        left_out.append(
-            RejectedSkill(path=chosen[name].path, why=f"the agent has {MOST} skills before it; remove some.")
-        )
+        left_out.append(RejectedSkill(path=chosen[name].path, why=f"the agent already has {MOST} skills; remove some."))
     entries = (SkillEntry(skill=its.skill, place=its.place) for name in names[:MOST] if (its := chosen[name]).skill)
     return tuple(entries), left_out
 
@@ -196,7 +195,7 @@ def misnamed(skill: Skill, folder: str) -> str:
 
 
 def _why(error: InvalidSkill | OSError) -> str:
-    return error.message if isinstance(error, InvalidSkill) else f"it cannot be read ({error.strerror}); mend that."
+    return error.message if isinstance(error, InvalidSkill) else f"it cannot be read ({error.strerror}); fix that."
 
 
 def _holds(folder: Mount, name: str) -> bool:

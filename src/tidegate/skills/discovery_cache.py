@@ -1,9 +1,9 @@
-"""Looks at folders for sessions that are to begin: not more often than needed, and nobody waits for ever.
+"""A cache of what discovery finds in folders, for sessions that begin.
 
-Guarantee: for one agent and one kind of reader there is one look at a time, in a worker thread, and at most one every
-`DISCOVERY_SECONDS`; whoever comes meanwhile has what it finds. A folder that does not answer within `PATIENCE` (a dead
-network share) costs its session what it would have found, not its beginning: what was found before is used, it is
-logged, and no second look is begun until the first has come back.
+For one agent and one kind of reader, one discovery runs at a time, in a worker thread, and at most one every
+`DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not answer within `PATIENCE` (a dead network
+share), the session begins with the previous result, this is logged, and no second discovery starts until the first has
+returned.
 """
 
 import threading
@@ -24,32 +24,31 @@ log = Log(__name__)
 T = TypeVar("T")
 
 DISCOVERY_SECONDS = 2.0
-"""An edit is to be found when its author has turned to the chat; more looks would only cost."""
+"""An edit should be found by the time its author has switched to the chat; more frequent discovery would only cost."""
 
 PATIENCE = 5.0
-"""Seconds for a look; on a disk it takes milliseconds."""
+"""Seconds for one discovery; on a local disk it takes milliseconds."""
 
 KEPT = 256
-"""Looks that are kept."""
+"""Results that are kept."""
 
 KEPT_BYTES = 16 * 1024 * 1024
-"""Of what those found: each has its bound, and all of them together seldom a hundredth of this."""
-
+"""Bytes of these results: each is bounded, and all together rarely have a hundredth of this."""
 
 REMEMBERED = 512
-"""More things than an operator would mend; what is forgotten is told again."""
+"""Warnings that are remembered: more than an operator would fix. A forgotten one is logged again."""
 
 
 class DiscoveryKey(NamedTuple):
-    """For which agent, and for whose prompt."""
+    """The agent, and the reader whose prompt it is for."""
 
     agent: str
     reader: Reader = Reader()
 
 
 class DiscoveryCache(Generic[T]):
-    """`look` blocks; `nothing` stands for what was never found; `weigh` gives the bytes of
-    what was."""
+    """`look` runs a discovery and blocks; `nothing` is the result before the first one; `weigh` gives the bytes of a
+    result."""
 
     def __init__(
         self,
@@ -79,13 +78,13 @@ class DiscoveryCache(Generic[T]):
     async def _make(self, key: DiscoveryKey) -> T:
         if key not in self._away:
             self._away.add(key)
-            # Who leaves meanwhile must not make the look count as one that hangs.
+            # A caller that is cancelled must not make the discovery count as one that hangs.
             with anyio.move_on_after(self._patience, shield=True):
                 found = await to_thread.run_sync(self._work, key, abandon_on_cancel=True)
                 self._last.put(key, found)
                 return found
             log.warning(
-                "a folder of an agent does not answer: what was found there before is used; see to its disk or share",
+                "a folder of an agent does not answer: the previous result is used; check its disk or share",
                 agent=key.agent,
             )
         known = self._last.get(key)
@@ -98,14 +97,16 @@ class DiscoveryCache(Generic[T]):
             self._away.discard(key)
 
 
-async def discover(looks: DiscoveryCache[T], agent: str, principal: str, provenance: Provenance | None) -> T:
-    """What is found for an agent's session of this principal."""
+async def discover(cache: DiscoveryCache[T], agent: str, principal: str, provenance: Provenance | None) -> T:
+    """The result for an agent's session of this principal."""
     if provenance is None:
-        return await looks.of(DiscoveryKey(agent))
-    return await provenance.steady(principal, lambda reader: looks.of(DiscoveryKey(agent, reader)))
+        return await cache.of(DiscoveryKey(agent))
+    return await provenance.steady(principal, lambda reader: cache.of(DiscoveryKey(agent, reader)))
 
 
 class LogOnce:
+    """Logs the same thing once per process, as long as it is among the last `REMEMBERED`. Thread-safe."""
+
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lock = threading.Lock()

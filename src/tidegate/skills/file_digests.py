@@ -1,7 +1,7 @@
-"""The files below a folder that may enter prompts, by the digests of their contents.
+"""Digests of the files below a folder that may enter prompts.
 
-Guarantee: what `ProjectFiles` and `Library` would take from that folder for any agent is among them, within `FILES`. It
-blocks: it is for worker threads.
+They include everything that `ProjectFiles` and `SkillLibrary` would take from that folder for any agent, up to `FILES`.
+The functions block: use them in worker threads.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILES = 5000
-"""What is left out is not trusted, and told when somebody would use it."""
+"""The most files. Files beyond are not trusted; that is reported when one would be used."""
 
 
 def prompt_file_digests(config: Config, folder: Path) -> dict[str, bytes]:

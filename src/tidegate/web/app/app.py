@@ -14,7 +14,7 @@ import anyio
 
 from tidegate.commands import Commands
 from tidegate.config import Config
-from tidegate.errors import Crowded, NotFound, Refused, Stopping
+from tidegate.errors import NotFound, Refused, Stopping, TooManyConnections
 from tidegate.lifetimes import CacheStats, Descriptors, Holding
 from tidegate.log import Log
 from tidegate.models import Models
@@ -137,7 +137,7 @@ class App:
             if self._stopping:
                 raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
             if EXTRA in scope and scope["path"] not in ABOUT_ITSELF:
-                raise Crowded("All connections of the gateway are in use; try again soon.", retry_after=1)
+                raise TooManyConnections("All connections of the gateway are in use; try again soon.", retry_after=1)
             if is_chat:
                 scope[_ROUTE] = CHAT.path
                 if scope["method"] != CHAT.method:
