@@ -57,7 +57,7 @@ def test_of_two_with_one_name_the_owners_is_used_and_the_other_told(home: Path, 
     skill_set = SkillDiscovery(configured(home, project=project)).discover("main")
     assert [entry.skill.description for entry in skill_set.entries] == ["From home."]
     assert [left.path.parts[-4:-2] for left in skill_set.left_out] == [(".agents", "skills"), (".claude", "skills")]
-    assert all(left.covered and "comes first" in str(left) for left in skill_set.left_out)
+    assert all(left.covered and "takes precedence" in str(left) for left in skill_set.left_out)
 
 
 def test_one_that_cannot_be_used_covers_no_other(home: Path, project: Path) -> None:
@@ -109,7 +109,7 @@ def test_what_is_no_plain_file_is_never_opened(home: Path) -> None:
     os.mkfifo(home / "skills" / "pipe" / "SKILL.md")
     (home / "skills" / "folder" / "SKILL.md").mkdir()
     skill_set = SkillDiscovery(configured(home)).discover("main")
-    assert not skill_set.entries and ["no plain file" in str(left) for left in skill_set.left_out] == [True, True]
+    assert not skill_set.entries and ["not a regular file" in str(left) for left in skill_set.left_out] == [True, True]
 
 
 def test_no_link_leads_out_of_a_project(home: Path, project: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_no_file_of_a_skill_is_a_link_out_of_it(home: Path, tmp_path: Path) -> N
 def test_a_named_folder_that_is_a_skill_itself_is_told(home: Path) -> None:
     skill(home, "own")
     config = configured(home, toml='[skills]\nfolders = ["own"]\n')
-    assert f"it is a skill itself; name the folder that it lies in ({home})." in why(
+    assert f"it is itself a skill; name the folder that contains it ({home})." in why(
         SkillDiscovery(config).discover("main")
     )
 

@@ -45,7 +45,7 @@ async def test_an_edit_reaches_the_next_look_and_the_next_read(home: Path) -> No
     with pytest.raises(InvalidSkill, match="make them equal"):
         await library.open(entry)
     (folder / "SKILL.md").unlink()
-    with pytest.raises(InvalidSkill, match="not there any more"):
+    with pytest.raises(InvalidSkill, match="no longer exists"):
         await library.open(entry)
     assert await library.file(entry, "SKILL.md") is None
 
@@ -66,7 +66,7 @@ async def test_what_is_wrong_is_logged_once_and_what_is_covered_is_no_warning(ho
             assert (await library.part("main", "p")).count("\n- ") == 1
             clock.now += DISCOVERY_SECONDS
     assert sorted((line["level"], line["event"], Path(line["path"]).parent.name) for line in lines) == [
-        ("info", "a skill is covered by another", "one"),
+        ("info", "a skill is hidden by another", "one"),
         ("warning", "a skill is left out", "broken"),
     ]
 

@@ -214,7 +214,11 @@ async def test_media_that_the_spool_refuses_goes_inline_up_to_a_limit(
     assert found["sound"] == found["picture"] == "the same bytes"
     assert why in found["sound note"] and why in found["picture note"]
     for left_out in [found["second sound"], *([] if pillow else [found["large picture"]])]:
-        assert why in left_out and f"({UNSPOOLED_BYTES} bytes in all)" in left_out and left_out.endswith("free some space.")
+        assert (
+            why in left_out
+            and f"({UNSPOOLED_BYTES} bytes in all)" in left_out
+            and left_out.endswith("free some space.")
+        )
     if pillow:
         assert "small, since" in found["large picture"] and why in found["large picture"]
     assert found["inline"] == "within the limit"

@@ -153,7 +153,9 @@ async def test_what_is_found_is_bounded_and_bytes_that_are_no_text_do_no_harm(mi
             assert len(shown.encode()) <= BYTES and len(shown.splitlines()) <= LINES
             assert "…" in shown and "there are more" in shown
         empty = await spooled(mine, b"a\n\nb\n" * 1000)
-        assert (await mine.search(empty, "^$", regex=True, limit=2)).startswith("2 (byte 2): \n5 (byte 7): \n[2 matches")
+        assert (await mine.search(empty, "^$", regex=True, limit=2)).startswith(
+            "2 (byte 2): \n5 (byte 7): \n[2 matches"
+        )
 
 
 async def test_a_pattern_that_runs_away_is_ended_and_nobody_waits_for_it(

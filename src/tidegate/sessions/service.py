@@ -173,7 +173,7 @@ class Sessions:
     async def accept(self, inbound: Inbound) -> Acceptance:
         """Take a message in. When this returns, it survives a kill."""
         terms = await self._terms(inbound)
-        if inbound.brought:
+        if inbound.attachments:
             return await accept_media(inbound, self.store, self.spool, self._accept_with)
         return await self.store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 

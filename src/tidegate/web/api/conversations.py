@@ -15,7 +15,7 @@ from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Sessions, SessionView, WindowUsage
 from tidegate.store import MessageRow
-from tidegate.values import IDEMPOTENCY, Acceptance, Busyness, Call, Inbound, Media, Message, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, Acceptance, BusyMode, Call, Inbound, Media, Message, Outcome, Receipt
 from tidegate.web.api.byte_ranges import wanted
 from tidegate.web.api.event_stream import EventStream
 from tidegate.web.app import headers as given
@@ -68,7 +68,7 @@ class MessageIn(msgspec.Struct):
     text: str
     session: Id | None = None
     agent: Id | None = None
-    busy: Busyness = "queue"
+    busy: BusyMode = "queue"
     attended: (
         Annotated[
             bool,

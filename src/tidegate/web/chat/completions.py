@@ -172,7 +172,7 @@ class ChatCompletions:
             messages=understood.messages,
             name=name,
             extra_prompt=understood.extra_prompt,
-            brought=understood.brought,
+            attachments=understood.brought,
             call=call,
             busy=given.busy(headers),
             on_disconnect=leaving,
