@@ -516,7 +516,7 @@ class EmbeddedEngine(Engine):
             log.warning("a turn's session was deleted under it", session=live.session, turn=live.turn)
             return None
         if work.journal is None:
-            return ending_of(live, work, taken, await self._store.read(turns.tally, live.turn))
+            return ending_of(live, work, taken, await self._store.read(turns.usage_so_far, live.turn))
         return ending_of(live, work, taken, (live.used, work.journal.steps))
 
     async def _commit(self, live: LiveTurn, ending: TurnEnd, release: Callable[[Settlement], None]) -> None:
@@ -549,7 +549,7 @@ class EmbeddedEngine(Engine):
             if settled.spilled is not None:
                 self.submit(session.id, settled.spilled, session.principal)
 
-        ending = given_up(turn, session, failure, await self._store.read(turns.tally, turn.id))
+        ending = given_up(turn, session, failure, await self._store.read(turns.usage_so_far, turn.id))
         try:
             await self._store.write_then(then, settle, ending, self._clock())
         except Conflict:

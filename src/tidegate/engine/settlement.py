@@ -83,17 +83,17 @@ def settle(db: Db, ending: TurnEnd, now: float) -> Settlement:
     for model, tokens in ending.cut_calls:
         bill(db, ending.turn, model, tokens, ending.billing, now)
     if ending.within is not None:
-        turns.add_used(db, ending.within, ending.usage)
+        turns.add_usage(db, ending.within, ending.usage)
     if ending.delegated:
         receipts.forget_tasks(db, ending.billing.principal, ending.turn)
     if now - ending.accepted > LONG_TURN:
         sessions.touch(db, ending.session, now)
-    late = 0 if ending.withdrawn else messages.untaken(db, ending.turn)
+    late = 0 if ending.withdrawn else messages.count_waiting(db, ending.turn)
     goes_on = not ending.ephemeral and sessions.is_live(db, ending.session)
     spilled = _spill(db, ending, now) if late and goes_on else None
     notices = (*ending.notices, *_late_notices(late, spilled))
     if notices:
-        turns.tell(db, ending.turn, notices)
+        turns.set_notices(db, ending.turn, notices)
     outcome = _outcome(ending, notices, now)
     if ending.ephemeral:
         receipts.finish(db, ending.turn, outcome)

@@ -363,7 +363,7 @@ class Gateway:
 
     async def _look_at_files(self) -> None:
         """See that the database is in its place; if another program has written to it, check all of it at once."""
-        await self.store.write(maintenance.look)
+        await self.store.write(maintenance.check_path)
         if self.store.touched:
             self._log.warning("another program has written to the database; checking it", path=str(self.store.path))
             await self.store.integrity()

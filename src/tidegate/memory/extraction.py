@@ -266,7 +266,7 @@ def _material(db: Db, session: str, principal: str) -> _Material:
         rows=_rows_of(db, session),
         summaries=tuple(summaries.shown(db, session)),
         name=principal if known is None else known.name,
-        said=messages.said_by_people(db, session, LEAST_SAID),
+        said=messages.count_user_messages(db, session, LEAST_SAID),
     )
 
 

@@ -298,7 +298,7 @@ def _said(
             after=f"w{mention.entry}",
         )
 
-    return search.said(
+    return search.search_messages(
         db,
         seeking.query,
         show,

@@ -71,7 +71,7 @@ def admit(
         running = turns.running(db, session.id)
         # Rules about a channel hold for what is said there, so that it enters no turn of another.
         if running is not None and turns.channel(db, running) == inbound.channel:
-            if messages.untaken(db, running) >= queue_length:
+            if messages.count_waiting(db, running) >= queue_length:
                 raise _queue_full(queue_length)
             _accept(db, inbound, session.id, running, now)
             _note_receipts(db, inbound, running, ToolsNote(), now)
@@ -248,7 +248,7 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
     elif inbound.name is not None:
         row = sessions.live_by_name(db, inbound.principal, inbound.name)
     if row is not None:
-        if inbound.extra_prompt is not None and not sessions.began_with(row, inbound.extra_prompt):
+        if inbound.extra_prompt is not None and not sessions.has_extra(row, inbound.extra_prompt):
             raise Conflict(
                 "This session began with another system message; send the same one or none, or start a new session."
                 if row.extra_length

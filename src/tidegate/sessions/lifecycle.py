@@ -280,7 +280,7 @@ def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) ->
 def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...]:
     """As `_end`; what had ended before is to be deleted too."""
     refused = _end(db, session, "delete", hooks, now)
-    sessions.condemn(db, session)
+    sessions.mark_for_deletion(db, session)
     return refused or ()
 
 
@@ -295,5 +295,5 @@ def _end_idle(
     ]
     if ephemeral:
         for session in ended:
-            sessions.condemn(db, session)
+            sessions.mark_for_deletion(db, session)
     return ended

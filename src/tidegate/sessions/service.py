@@ -551,7 +551,7 @@ def _own(principal: Principal | None) -> str | None:
 
 def _tell(db: Db, /, process: str, **terms: Any) -> Admission | None:
     """Takes in what is told of the end of a process, with the mark that it is told; None when it was."""
-    return admit(db, **terms) if processes.mark_told(db, process) else None
+    return admit(db, **terms) if processes.mark_reported(db, process) else None
 
 
 def _presence(scope: Scope, config: Config) -> Presence:

@@ -175,7 +175,7 @@ class Approvals:
         """The question, the conversation that it is asked in, and the name of the person whose conversation it is."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
-            row = approvals.seen_by(db, id, principal=principal.id, role=principal.role)
+            row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
             return None if row is None else (row, *_whose(db, row))
 
         found = await self._store.read(read)
@@ -305,7 +305,7 @@ def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
 
 def _givers(db: Db, turn: str) -> tuple[str, ...]:
     """Their names; of one whose turn is gone already, an empty one, which is no agent's."""
-    rows = [sessions.get(db, row.session) if row is not None else None for row in turns.around(db, turn)]
+    rows = [sessions.get(db, row.session) if row is not None else None for row in turns.outer_turns(db, turn)]
     return tuple("" if row is None else row.agent for row in rows)
 
 

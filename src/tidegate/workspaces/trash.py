@@ -23,16 +23,16 @@ BATCHES = 100
 async def keep_within(store: Store, folders: Folders, most: int) -> None:
     """Measure what is new in the trash, and remove what is too much."""
     for _ in range(BATCHES):
-        new: list[str] = await store.read(workspaces.unmeasured, BATCH)
+        new: list[str] = await store.read(workspaces.unmeasured_trash, BATCH)
         for session in new:
             # On its way there it may still lie where it was.
             places = (folders.of(session), folders.trash / session)
             bytes = await to_thread.run_sync(used_bytes, places, most)
-            await store.write(workspaces.measured, session, bytes)
+            await store.write(workspaces.set_trash_size, session, bytes)
         if len(new) < BATCH:
             break
     for _ in range(BATCHES):
-        old: list[str] = await store.read(workspaces.beyond, most, BATCH)
+        old: list[str] = await store.read(workspaces.over_quota, most, BATCH)
         for session in old:
             try:
                 await to_thread.run_sync(folders.remove, session)

@@ -137,7 +137,7 @@ class BackgroundProcesses:
     async def again(self, site: LiveSandbox, lost: ProcessRow) -> None:
         """Start what was lost and is marked `restart` anew, once, and tell how that went."""
         id = new_id("pr")
-        row = await self._store.write(lambda db: processes.again(db, lost.id, new_id=id, log=id, now=self._clock()))
+        row = await self._store.write(lambda db: processes.restart(db, lost.id, new_id=id, log=id, now=self._clock()))
         if row is None:
             return
         try:
@@ -258,7 +258,7 @@ class BackgroundProcesses:
         begin: who is about to tell of one tells it once all the same."""
         last = ""
         for _ in range(BATCHES):
-            rows: list[ProcessRow] = await self._store.read(processes.untold, after=last, limit=BATCH)
+            rows: list[ProcessRow] = await self._store.read(processes.unreported, after=last, limit=BATCH)
             for row in rows:
                 how = await self._how(row, "exited", row.exit_code or 0, 0, self.log_of(row), "")
                 await self._begin_turn(row, how)
@@ -275,7 +275,7 @@ class BackgroundProcesses:
     ) -> ProcessRow | None:
         """The end and what is told of it, in one transaction."""
         now = self._clock()
-        ended = processes.finished(db, row.id, state=state, exit_code=code, now=now, told=known or bool(text))
+        ended = processes.mark_ended(db, row.id, state=state, exit_code=code, now=now, told=known or bool(text))
         if ended is not None and text:
             notices.add(db, row.session, text, now)
         return ended
@@ -335,9 +335,9 @@ def called(row: ProcessRow) -> str:
 
 
 def _tell_later(db: Db, row: ProcessRow, text: str, now: float) -> None:
-    if processes.mark_told(db, row.id):
+    if processes.mark_reported(db, row.id):
         notices.add(db, row.session, text, now)
 
 
 def _spawned(db: Db, id: str, pid: int | None) -> bool:
-    return processes.spawned(db, id, pid=pid or 0, start_ticks=None if pid is None else start_ticks(pid))
+    return processes.mark_running(db, id, pid=pid or 0, start_ticks=None if pid is None else start_ticks(pid))
