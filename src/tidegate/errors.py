@@ -1,32 +1,34 @@
-"""The error tree, named by what the receiver does with it.
+"""The error tree. Errors are named by what their receiver does.
 
     TidegateError
-    ├── Refused            the caller must change the request; carries an HTTP status and a code
-    │   ├── Unauthenticated   401  bring a valid key
-    │   ├── NotAllowed        403  this principal may not do it
-    │   ├── NotFound          404  there is none that this principal may know of
-    │   ├── Conflict          409  it contradicts what the session already is
-    │   ├── TooLarge          413  a named limit was exceeded
-    │   ├── Mismatch          422  the same idempotency key with another body
-    │   ├── Busy              429  try again later (retry_after)
-    │   ├── BudgetSpent       429  no model is asked until the budget opens again (retry_after, or never)
-    │   ├── Crowded           503  all connections are in use; try again later (retry_after)
-    │   └── Stopping          503  the gateway is going down; what was accepted goes on after its next start
-    ├── ModelFailed        the model's side failed; `kind` says how, `retryable` whether trying again may help
-    ├── ToolFailed         tell the model in one sentence; the turn goes on
-    │   └── MediaLeftOut      tell the user as well: media could not be kept
-    ├── TurnFailed         the turn cannot go on (step limit, loop, resume budget); tell the user
-    ├── Misconfigured      the operator must change the configuration
-    └── StoreFailed        the store cannot do it now
-        ├── StoreBusy         too much waits, or it took too long; try again in a moment
-        ├── StoreFull         no room on the disk; what needs no write goes on
-        ├── DiskFailed        the disk refuses for another reason, which it names; look at the disk
-        ├── StoreLost         the database's path is no longer the open file; nothing is accepted until a restart
-        ├── StoreDamaged      a part of the database cannot be decoded; restore a backup
-        └── StoreNewer        the file was written by a newer program; it is left alone
+    ├── Refused                   the caller must change the request; has an HTTP status and a code
+    │   ├── Unauthenticated       401  send a valid key
+    │   ├── NotAllowed            403  the principal lacks the permission
+    │   ├── NotFound              404  nothing of that name exists, or the principal may not know of it
+    │   ├── Conflict              409  the request conflicts with the state of the session
+    │   ├── TooLarge              413  a named limit was exceeded
+    │   ├── IdempotencyMismatch   422  the same idempotency key was used with another body
+    │   └── Busy                  429  try again later (retry_after)
+    │       ├── BudgetSpent         429  no model is called until the budget renews (retry_after, or never)
+    │       ├── TooManyConnections  503  all connections are in use; try again later (retry_after)
+    │       └── Stopping            503  the gateway is stopping; accepted work continues after the next start
+    ├── ModelFailed               the model endpoint failed; `kind` says how, `retryable` whether a retry may help
+    ├── ToolFailed                report it to the model in one sentence; the turn continues
+    │   └── MediaLeftOut            report it to the user as well: media could not be stored
+    ├── TurnFailed                the turn cannot continue (step limit, loop, too many resumes); report it to the user
+    ├── Misconfigured             the operator must change the configuration
+    └── StoreFailed               the store cannot serve the request now
+        ├── StoreBusy               too many requests wait, or it took too long; try again in a moment
+        ├── StoreFull               no space on the disk; operations that write nothing still work
+        ├── DiskFailed              the disk refuses for another reason, which is named; check the disk
+        ├── StoreLost               the database's path is no longer the open file; nothing is accepted until a restart
+        ├── StoreDamaged            a part of the database cannot be decoded; restore a backup
+        └── StoreNewer              the file was written by a newer program; it is not touched
 
-Every message is one sentence that says what to do. Foreign errors are mapped to this tree at the edge of the room
-that called the foreign code.
+    HookPostponed                 a slow end hook has logged its problem; run it again later
+
+Every message is one sentence that says what to do. Each package translates the errors of other libraries into this tree
+where it calls them.
 """
 
 from typing import Literal
@@ -37,7 +39,7 @@ ModelKind = Literal[
 
 
 class TidegateError(Exception):
-    """Base of everything that Tidegate raises on purpose."""
+    """Base class of all errors that Tidegate raises deliberately."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -87,7 +89,7 @@ class TooLarge(Refused):
         self.value = value
 
 
-class Mismatch(Refused):
+class IdempotencyMismatch(Refused):
     status = 422
     code = "idempotency_mismatch"
 
@@ -102,7 +104,7 @@ class Busy(Refused):
 
 
 class BudgetSpent(Busy):
-    """Without `retry_after`, waiting does not help: the limit must be raised, or something new begun."""
+    """Without `retry_after`, waiting does not help: raise the limit, or start a new conversation or job."""
 
     code = "budget_spent"
 
@@ -111,7 +113,7 @@ class BudgetSpent(Busy):
         self.retry_after = retry_after
 
 
-class Crowded(Busy):
+class TooManyConnections(Busy):
     status = 503
     code = "too_many_connections"
 
@@ -122,11 +124,13 @@ class Stopping(Busy):
 
 
 class ModelFailed(TidegateError):
-    """What a model's endpoint did wrong. `said` are its own words, which may quote the conversation: they are for who
-    is in it, and `brief` is for the log. `shown` says that text of the failed answer was already visible, `heard` how
-    many bytes of it had come, with thoughts and calls that nobody sees; `thoughts` that what is refused is what earlier
-    answers carried beside their words, `large` that it is the request's bytes, or those of a picture in it, `documents`
-    that it is a document. `param` is the field of the caller's request that the model cannot be given."""
+    """A failure of a model's endpoint.
+
+    `said` is the endpoint's own message. It may quote the conversation, so it is shown only to its participants;
+    `brief` is for the log. `shown` says that text of the failed answer was already visible; `heard` is the number of
+    bytes received, including invisible reasoning and calls. The reason for a refusal is `thoughts` for opaque items of
+    earlier answers, `large` for the size of the request or of a picture in it, `documents` for a document. `param` is
+    the field of the caller's request that the model does not support."""
 
     def __init__(
         self,
@@ -157,10 +161,10 @@ class ModelFailed(TidegateError):
         self.documents = documents
         self.param = param
         self.retried = False
-        """Whether the same was asked again before it was given up."""
+        """Whether the request was retried before this error was raised."""
 
     def add(self, sentence: str) -> None:
-        """Something more that people should know of it."""
+        """Adds a sentence for people to the message."""
         self.brief = f"{self.brief} {sentence}"
         self.message = f"{self.message} {sentence}"
         self.args = (self.message,)
@@ -212,5 +216,5 @@ class StoreNewer(StoreFailed):
     pass
 
 
-class NotYet(Exception):
-    """A slow end hook could not be prepared and has logged why. Receiver: try it again later."""
+class HookPostponed(Exception):
+    """A slow end hook could not be prepared and has logged the reason. Run it again later."""

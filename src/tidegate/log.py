@@ -1,15 +1,15 @@
-"""Logging with names for what varies: `log.warning("a tool broke", tool=name, session=session)`.
+"""Logging with named values: `log.warning("a tool failed", tool=name, session=session)`.
 
-Guarantee: the sentence stays the same and each value has a name, so that lines can be searched, counted and redacted by
-name. Everything goes the way of the standard library's `logging`, as what libraries log does; who writes it out, where
-and how is set once for the process (`tidegate.security.log_setup`).
+The sentence is constant and each value has a name, so that lines can be searched, counted and redacted by name. Records
+go through the standard library's `logging`, like those of libraries; `tidegate.security.log_setup` configures the
+output once for the process.
 """
 
 import logging
 from typing import Any
 
 VALUES = "values"
-"""Where a record of `logging` carries them."""
+"""The attribute of a log record that holds the values."""
 
 
 class Log:
@@ -31,7 +31,7 @@ class Log:
         self._log(logging.ERROR, event, values)
 
     def exception(self, event: str, /, **values: Any) -> None:
-        """With the traceback of what is being handled, or of the exception given as `exc_info`."""
+        """Logs an error with the traceback of the current exception, or of the one given as `exc_info`."""
         self._log(logging.ERROR, event, {"exc_info": True, **values})
 
     def _log(self, level: int, event: str, values: dict[str, Any]) -> None:

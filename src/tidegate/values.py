@@ -1,7 +1,7 @@
-"""Frozen values that cross from one room to another: messages, calls, events, outcomes, ids.
+"""Frozen values that cross packages: messages, calls, events, outcomes, ids.
 
-Guarantee: everything here is immutable and has one JSON form (field order is fixed), so that what is stored, compared
-and sent is the same bytes. Nothing here refers to a live thing.
+Everything here is immutable and has one JSON form (the field order is fixed), so that stored, compared and sent values
+are the same bytes. Nothing here refers to a live object.
 """
 
 import os
@@ -12,15 +12,15 @@ import msgspec
 
 
 class Frozen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A value: immutable, defaults left out of its JSON form."""
+    """Base class of values: immutable, with defaults left out of the JSON form."""
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
 
 
 def new_id(prefix: str) -> str:
-    """An opaque id of ours, e.g. `s_…` for sessions and `t_…` for turns: 48 bits of time, so that rows made together
-    lie together, and 80 bits of chance, so that none can be guessed."""
+    """A new opaque id, e.g. `s_…` for sessions and `t_…` for turns: 48 bits of time, so that rows created together are
+    stored together, and 80 random bits, so that no id can be guessed."""
     raw = int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)
     return f"{prefix}_{raw.hex()}"
 
@@ -34,16 +34,16 @@ BILLION = 1_000_000_000
 
 
 def dollars(billionths: int) -> str:
-    """An amount as people read it; the smaller it is, the more of it is shown."""
+    """An amount for display; smaller amounts have more digits."""
     amount = billionths / BILLION
     digits = 2 if amount >= 0.1 or not amount else 4 if amount >= 0.001 else 6
     return f"${amount:,.{digits}f}"
 
 
 class Usage(Frozen, frozen=True):
-    """Tokens as the provider counted them: `cached` is the part of `input` that was read from its cache, `written` the
-    part that it wrote to its cache, `reasoning` the part of `output` that nobody is shown. `cost` is in billionths of a
-    dollar. `estimated` says that the provider did not count a part of them, and that we did."""
+    """Tokens as counted by the provider. `cached` is the part of `input` that was read from the provider's cache,
+    `written` the part that was written to it, `reasoning` the part of `output` that is not shown. `cost` is in
+    billionths of a dollar. `estimated` says that the gateway estimated a part that the provider did not count."""
 
     input: int = 0
     cached: int = 0
@@ -70,7 +70,7 @@ class Usage(Frozen, frozen=True):
 
 
 class ToolCall(Frozen, frozen=True):
-    """A model's wish to call a tool. `arguments` is the model's own text, kept verbatim."""
+    """A model's request to call a tool. `arguments` is the model's own text, stored verbatim."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ class ToolCall(Frozen, frozen=True):
 
 
 PDF = "application/pdf"
-"""The only kind of document."""
+"""The only supported kind of document."""
 
 
 def media_kind(media_type: str) -> str:
@@ -89,11 +89,11 @@ def media_kind(media_type: str) -> str:
 
 
 class Media(Frozen, frozen=True):
-    """A picture, a sound or a document for a model, as it is sent. Small ones are `data`; larger ones lie in the
+    """A picture, a sound or a document for a model, as it is sent. Small media are in `data`; larger media are in the
     session's spool under the id `spooled` and are loaded only while a request is written.
 
-    `note` says what was done to it (scaled). Pictures have a `width` and a `height`; sounds have `seconds` where
-    their length is known. Documents have a `size` in bytes, and the `name` of their file if the sender gave one."""
+    `note` says how it was changed (scaled). Pictures have a `width` and a `height`; sounds have `seconds` if their
+    duration is known. Documents have a `size` in bytes, and the `name` of their file if the sender gave one."""
 
     media_type: str
     data: bytes = b""
@@ -119,7 +119,7 @@ class Media(Frozen, frozen=True):
 
     @property
     def about(self) -> str:
-        """What it is, in a few words: `audio/wav, 3.2 s`."""
+        """A short description: `audio/wav, 3.2 s`."""
         if self.is_document:
             detail = self.name
         elif self.is_sound:
@@ -130,14 +130,14 @@ class Media(Frozen, frozen=True):
 
     @property
     def words(self) -> str:
-        """What stands for it where there is nothing but text: `[sound: audio/wav, 3.2 s]`."""
+        """The replacement where only text is possible: `[sound: audio/wav, 3.2 s]`."""
         return f"[{self.kind}: {self.about}]"
 
 
 class OpaqueItem(Frozen, frozen=True):
-    """Something in a model's answer that is no word of it but must go back with it, verbatim: a signed thought, an
-    encrypted one, a mark on a call. It stood after so many characters of the text and so many of the calls; what it
-    means, only the wire format that brought it knows."""
+    """An item of a model's answer that is not text but must be sent back verbatim: signed or encrypted reasoning, or a
+    mark on a call. `text` and `calls` are its position: the number of characters of the text and of calls before it.
+    Only the wire format that received it knows its meaning."""
 
     item: msgspec.Raw
     text: int = 0
@@ -147,13 +147,13 @@ class OpaqueItem(Frozen, frozen=True):
 class Message(Frozen, frozen=True):
     """One row of a transcript, in the neutral format that every wire format is encoded from.
 
-    `aside` is what varies per message (a notice, a reminder): it was sent with this message and stays with it.
-    `finish` and `usage` are set on what a model answered: finish is stop | length | tool_calls | content_filter |
-    stopped (a person stopped it) | error. `media` stands on user messages and on tools' results. `carried` are things
-    that go back only to the same `model` in the same format, `carrier`, and after the same frozen prefix, `bound`.
-    `logprobs` is a JSON list with an entry for each token of an answer, where the caller asked for it.
-    `interrupted` marks the result of a tool call that began and did not come to its end; its text says whether its
-    effect is unknown. `unanswered` marks a user message that entered the transcript only because the session ended.
+    `aside` is a text of the gateway for this message (a notice, a reminder): it was sent with the message and stays
+    with it. `finish` and `usage` are set on a model's answers: finish is stop | length | tool_calls | content_filter |
+    stopped (a person stopped it) | error. User messages and tool results may have `media`. `carried` items are sent
+    back only to the same `model`, in the same format (`carrier`), and after the same frozen prefix (`bound`).
+    `logprobs` is a JSON list with an entry for each token of an answer, if the caller requested it. `interrupted` marks
+    the result of a tool call that began and did not finish; its text says whether its effect is unknown. `unanswered`
+    marks a user message that entered the transcript only because the session ended.
     """
 
     role: Role
@@ -176,7 +176,7 @@ class Message(Frozen, frozen=True):
 
 
 class ToolDefinition(Frozen, frozen=True):
-    """The description of a tool for a model. `parameters` is a JSON schema, already encoded, so that it is immutable.
+    """The description of a tool for a model. `parameters` is a JSON schema, already encoded and therefore immutable.
     `strict` asks the provider to enforce the schema."""
 
     name: str
@@ -186,9 +186,9 @@ class ToolDefinition(Frozen, frozen=True):
 
 
 class Prefix(Frozen, frozen=True):
-    """System prompt and tool list of a session, frozen when it starts and persisted with it. `parts` says what the
-    prompt is made of: the name and the length in characters of each part, in order. `caller_tools` are run by the
-    caller; with `caller_only` they replace the agent's own, otherwise they follow them."""
+    """System prompt and tool list of a session, frozen when it starts and stored with it. `parts` describes the prompt:
+    the name and the length in characters of each part, in order. `caller_tools` are run by the caller; with
+    `caller_only` they replace the agent's own tools, otherwise they follow them."""
 
     prompt: str
     tools: tuple[ToolDefinition, ...] = ()
@@ -216,24 +216,25 @@ class Prefix(Frozen, frozen=True):
     def _names(tools: tuple[ToolDefinition, ...]) -> frozenset[str]:
         return frozenset(tool.name for tool in tools)
 
-    def with_caller_tools(self, given: "CallerTools | None") -> "Prefix":
-        """The same prompt and tools of the agent's own, with these caller tools."""
-        if given is None:
+    def with_caller_tools(self, tools: "CallerTools | None") -> "Prefix":
+        """The same prompt and agent tools, with these caller tools."""
+        if tools is None:
             return msgspec.structs.replace(self, caller_tools=(), caller_only=False)
-        return msgspec.structs.replace(self, caller_tools=given.definitions, caller_only=given.only)
+        return msgspec.structs.replace(self, caller_tools=tools.definitions, caller_only=tools.only)
 
 
-# -- what a caller asks for --------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
-Busyness = Literal["queue", "steer", "interrupt"]
+BusyMode = Literal["queue", "steer", "interrupt"]
+"""What happens to a message that arrives while a turn of its session runs."""
 OnDisconnect = Literal["cancel", "continue"]
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
 
 class CallerTools(Frozen, frozen=True):
-    """Tools that a caller runs itself, as one request gave them. `digest` identifies the set; `definitions` are dropped
-    from the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools. Without
-    definitions it stands for the set that the session has."""
+    """Tools that the caller runs itself, from one request. `digest` identifies the set; `definitions` are dropped from
+    the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools. Without
+    definitions it refers to the set that the session already has."""
 
     digest: bytes = b""
     definitions: tuple[ToolDefinition, ...] = ()
@@ -241,7 +242,7 @@ class CallerTools(Frozen, frozen=True):
 
 
 class Call(Frozen, frozen=True):
-    """Parameters of one call, honoured for its turn only."""
+    """Parameters of one request, which apply to its turn only."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -255,23 +256,23 @@ class Call(Frozen, frozen=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     top_logprobs: int | None = None
-    """How many alternatives are told for each token; None for no log probabilities at all."""
+    """The number of alternatives for each token; None for no log probabilities."""
     parallel_tool_calls: bool | None = None
     service_tier: str | None = None
     verbosity: str | None = None
     prompt_cache_key: str | None = None
     extras: bytes = b""
-    """Fields that only some providers know, a JSON object; empty without any."""
+    """Fields that only some providers know, as a JSON object; may be empty."""
     caller_tools: CallerTools | None = None
     tool_choice: bytes = b""
     response_format: bytes = b""
-    """These two are the caller's JSON, verbatim; empty when not given."""
+    """`tool_choice` and `response_format` are the caller's JSON, verbatim; empty if not given."""
     attended: bool | None = None
-    """Whether somebody is there who can be asked; None leaves it to the channel."""
+    """Whether a person is present who can be asked; None leaves it to the channel."""
 
     @property
     def tools_digest(self) -> bytes:
-        """Identifies the set of caller tools; empty without any."""
+        """The digest of the caller tools; empty if there are none."""
         return b"" if self.caller_tools is None else self.caller_tools.digest
 
     @property
@@ -281,27 +282,28 @@ class Call(Frozen, frozen=True):
 
     @property
     def chosen_tool(self) -> str:
-        """The name of the tool that `tool_choice` makes the model call; empty when it names none."""
+        """The name of the tool that `tool_choice` makes the model call; empty if it names none."""
         if not self.tool_choice.startswith(b"{"):
             return ""
         return str(msgspec.json.decode(self.tool_choice)["function"]["name"])
 
 
 IDEMPOTENCY = "idempotency"
-"""Source of a receipt: a key that the caller chose."""
+"""Source of a receipt: an idempotency key that the caller chose."""
 
 DELEGATED = "delegated"
-"""Source of a receipt: the step of a turn that has given a task, so that it is given once."""
+"""Source of a receipt: the step of a turn that delegated a task, so that it is delegated once."""
 
 RETRY_MARK, RETRY = "retry-mark", "retry"
-"""Sources of receipts of an official client that retries by itself, without a key: each of its first attempts leaves a
-mark, and only what says that it is a retry is matched against the marks."""
+"""Sources of receipts for an official client that retries automatically, without a key: each first attempt leaves a
+mark, and only requests that declare themselves a retry are matched against the marks."""
 
 
 class Receipt(Frozen, frozen=True):
-    """An outer identity of a message, by which a second delivery of it is recognised.
+    """An external identity of a message, which makes a repeated delivery recognisable.
 
-    `source` is one of those above, or `channel:<name>` for a platform's message id. `digest` is of the body.
+    `source` is one of the constants above, or `channel:<name>` for a platform's message id. `digest` is that of the
+    body. `keep` is its retention in seconds.
     """
 
     source: str
@@ -311,8 +313,8 @@ class Receipt(Frozen, frozen=True):
 
 
 class Attachment(Frozen, frozen=True):
-    """A picture, a sound or a document as a caller gave it, unchecked. `message` is the place of its message among
-    those it came with, `name` says where it stood, `filename` is the caller's own name for it."""
+    """A picture, a sound or a document as received from a caller, unchecked. `message` is the index of its message in
+    the request, `name` its position there, `filename` the caller's own name for it."""
 
     message: int
     name: str
@@ -321,9 +323,9 @@ class Attachment(Frozen, frozen=True):
 
 
 class Inbound(Frozen, frozen=True):
-    """A message at the door. `name` is the caller's own name of a conversation, `session` our id of an existing one;
-    with neither, the session is ephemeral and `messages` is the whole conversation. With either, `messages` is the
-    one new user message."""
+    """An incoming message. `name` is the caller's own name of a conversation, `session` the id of an existing one; with
+    neither, the session is ephemeral and `messages` is the complete conversation. With either, `messages` is the one
+    new user message."""
 
     principal: str
     channel: str
@@ -333,32 +335,32 @@ class Inbound(Frozen, frozen=True):
     session: str | None = None
     extra_prompt: str | None = None
     call: Call = Call()
-    busy: Busyness = "queue"
+    busy: BusyMode = "queue"
     on_disconnect: OnDisconnect | None = None
     receipts: tuple[Receipt, ...] = ()
     job: str = ""
-    """The name of the job that it comes from, to which its tokens are written down."""
+    """The name of the job that its tokens are charged to."""
     within: str = ""
-    """The turn that it is a part of: an agent has delegated it."""
+    """The turn that delegated it, if an agent did."""
     depth: int = 0
-    """How many turns it is within."""
-    brought: tuple[Attachment, ...] = ()
-    """What becomes media of the messages when they are taken in."""
+    """The delegation depth."""
+    attachments: tuple[Attachment, ...] = ()
+    """Files that become media of the messages when they are accepted."""
     new: bool = False
-    """Start a new conversation that will be addressed by its id (the page's and the terminal's way)."""
+    """Whether to start a new conversation that will be addressed by its id, as the page and the terminal do."""
 
 
 class ToolsNote(Frozen, frozen=True):
-    """What a caller is told of the tools that its request brought."""
+    """The note to a caller about the tools of its request."""
 
     shadowed: tuple[str, ...] = ()
-    """Names of caller tools that were left out, because the agent has tools of the same names."""
+    """Names of caller tools that were left out because the agent has tools of the same names."""
     changed: bool = False
-    """Whether they differ from those that the session's prefix was frozen with."""
+    """Whether they differ from those in the session's frozen prefix."""
 
 
 class Acceptance(Frozen, frozen=True):
-    """The door's acknowledgement: the message is durable, and `how` says truly what will happen to it."""
+    """The acknowledgement of a message: it is durable, and `how` says what happens to it."""
 
     turn: str
     session: str
@@ -367,7 +369,7 @@ class Acceptance(Frozen, frozen=True):
     tools: ToolsNote = ToolsNote()
 
 
-# -- what a turn tells -------------------------------------------------------------------------------------------------
+# -- events and outcomes of a turn -------------------------------------------------------------------------------------
 
 
 class TurnStarted(Frozen, frozen=True, tag="turn_started"):
@@ -380,13 +382,13 @@ class TextDelta(Frozen, frozen=True, tag="text"):
 
 
 class TextReset(Frozen, frozen=True, tag="text_reset"):
-    """What was shown of the current model answer is void: it will be given again from its beginning."""
+    """Withdraws the text shown of the current model answer, which will be sent again from its beginning."""
 
     reason: str
 
 
 class MessageAdded(Frozen, frozen=True, tag="message"):
-    """A row was committed to the transcript; `seq` is its place."""
+    """A row was committed to the transcript; `seq` is its position."""
 
     seq: int
     message: Message
@@ -399,7 +401,7 @@ class ToolStarted(Frozen, frozen=True, tag="tool_started"):
 
 
 class ToolProgress(Frozen, frozen=True, tag="tool_progress"):
-    """What a running tool has put out since the last one of these; nothing of it is stored."""
+    """New output of a running tool since the last such event; it is not stored."""
 
     call_id: str
     name: str
@@ -412,21 +414,21 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     excerpt: str
     failed: bool = False
     media: tuple[str, ...] = ()
-    """Pictures, sounds and documents that came with the result, in words."""
+    """Descriptions of pictures, sounds and documents of the result."""
     interrupted: bool = False
-    """Whether the call began and did not come to its end."""
+    """Whether the call began and did not finish."""
 
 
 class Notice(Frozen, frozen=True, tag="notice"):
-    """Something a person should know that is no part of the answer."""
+    """Information for the person that is not part of the answer."""
 
     text: str
 
 
 class QuestionAsked(Frozen, frozen=True, tag="asked"):
-    """The turn waits for a person: to approve one exact action, or to answer a question. It is told again to whoever
-    comes later, under the same id; when the turn ends, so does the question. Whoever follows a turn is told as well
-    what is asked by the tasks that it has given: then `turn` is the task's, and `agent` who works on it."""
+    """The turn waits for a person to approve one exact action, or to answer a question. Clients that connect later get
+    it again, under the same id. It ends with the turn. Followers of a turn also get the questions of its delegated
+    tasks: then `turn` is the task's, and `agent` the agent that works on it."""
 
     id: str
     turn: str
@@ -437,11 +439,11 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
     expires: float | None = None
     agent: str = ""
     for_owner: bool = False
-    """Whether only the owner of the gateway may answer it."""
+    """Whether only the owner of the gateway may answer."""
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):
-    """What became of a question: approved, denied, answered, expired or cancelled."""
+    """The end of a question: approved, denied, answered, expired or cancelled."""
 
     id: str
     state: str
@@ -452,23 +454,23 @@ TurnState = Literal["queued", "running", "answered", "failed", "stopped", "refus
 
 
 class Failure(Frozen, frozen=True):
-    """Why a turn failed, as a caller is told: an HTTP status, OpenAI's type and code, one sentence."""
+    """The reason of a turn's failure for its caller: an HTTP status, OpenAI's type and code, one sentence."""
 
     message: str
     type: str = "server_error"
     code: str = "internal"
     status: int = 500
     param: str | None = None
-    """The field of the request that is at fault, where one is."""
+    """The faulty field of the request, if there is one."""
     retry: bool = False
     final: bool = False
-    """Whether a client that tries again by itself should not: it would be of no use, or the gateway has done so."""
+    """Whether clients should not retry automatically: it would not help, or the gateway has already retried."""
     retry_after: float | None = None
-    """Seconds after which trying again makes sense, where the model's side said so."""
+    """Seconds after which a retry makes sense, if the model's endpoint said so."""
 
 
 class Outcome(Frozen, frozen=True):
-    """How a turn ended. The same value live, from the store, and replayed under an idempotency key."""
+    """The outcome of a turn. It is the same value live, from the store, and replayed for an idempotency key."""
 
     turn: str
     session: str
@@ -484,7 +486,7 @@ class Outcome(Frozen, frozen=True):
     accepted: float = 0.0
     finished: float = 0.0
     notices: tuple[str, ...] = ()
-    """What its user was told beside the answer, for who did not follow it."""
+    """Notices that the user got beside the answer, for clients that did not follow the turn."""
 
 
 class TurnEnded(Frozen, frozen=True, tag="turn_ended"):

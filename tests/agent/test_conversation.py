@@ -281,7 +281,9 @@ async def test_a_users_pictures_are_sent_with_the_message(server: ScriptedModel,
 
 async def test_pictures_of_a_result_are_shown_although_another_result_is_missing(model: Model) -> None:
     """D3: nothing is lost, and nothing is shown twice."""
-    held = conversation(model, [user(), chat_body("a", "b"), result("a", inline()), user("go on"), chat_body("c"), result("c")])
+    held = conversation(
+        model, [user(), chat_body("a", "b"), result("a", inline()), user("go on"), chat_body("c"), result("c")]
+    )
     parts = [kept for kept in held.history.parts if isinstance(kept, bytes)]
     kinds = [said["role"] for said in msgspec.json.decode(b"[" + b",".join(parts) + b"]")]
     assert kinds == ["user", "assistant", "tool", "user", "user", "assistant", "tool"]

@@ -14,7 +14,7 @@ from tests.effects import asked, until
 from tidegate.agent import is_balanced
 from tidegate.commands import build
 from tidegate.errors import StoreFull
-from tidegate.sessions.lifecycle import NotYet, Write
+from tidegate.sessions.lifecycle import HookPostponed, Write
 from tidegate.store import Db, SessionRow, intents, messages, sessions
 from tidegate.tools import Tool, ToolContext, Toolset, tool
 from tidegate.tools.tool import Effect
@@ -172,7 +172,7 @@ WAYS: dict[str, tuple[Callable[[Core, str, str], Awaitable[None]], str]] = {
 
 
 async def unready(session: SessionRow) -> Write | None:
-    raise NotYet
+    raise HookPostponed
 
 
 @pytest.mark.parametrize("way", WAYS)

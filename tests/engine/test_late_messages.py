@@ -13,7 +13,7 @@ from tests.core import ANNA, WAIT, Core, core
 from tests.effects import until
 from tidegate.agent import is_balanced
 from tidegate.commands import build
-from tidegate.sessions.lifecycle import NotYet, Write
+from tidegate.sessions.lifecycle import HookPostponed, Write
 from tidegate.store import SessionRow, messages, search, sessions
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Acceptance, Event, MessageAdded, Notice, TurnEnded
@@ -69,7 +69,7 @@ async def _delete(house: Core, session: str) -> None:
 
 
 async def unready(session: SessionRow) -> Write | None:
-    raise NotYet
+    raise HookPostponed
 
 
 async def check(house: Core, running: Acceptance, queued: list[Acceptance]) -> None:

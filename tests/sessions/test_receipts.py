@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import BERT, WAIT, core
-from tidegate.errors import Mismatch
+from tidegate.errors import IdempotencyMismatch
 from tidegate.store import receipts
 from tidegate.values import Receipt
 
@@ -48,7 +48,7 @@ async def test_the_same_key_with_another_body_is_refused(home: Path, model: Scri
     """H17: nothing is accepted."""
     async with core(home, model=model) as house:
         await house.say("hello", **key())
-        with pytest.raises(Mismatch):
+        with pytest.raises(IdempotencyMismatch):
             await house.accept("something else", **key(body=b"other"))
         assert model.counts["requests"] == 1
 

@@ -26,7 +26,7 @@ async def bring(house: Core, text: str = "listen", name: str | None = "talk", **
         "agent": "main",
         "messages": (Message(role="user", text=text),),
         "name": name,
-        "brought": (Attachment(message=0, name="messages[0].content[0]", data=LARGE),),
+        "attachments": (Attachment(message=0, name="messages[0].content[0]", data=LARGE),),
         **fields,
     }
     return await house.service.accept(Inbound(**given))
@@ -86,7 +86,7 @@ async def test_a_refused_upload_leaves_nothing_behind(home: Path, model: Scripte
         with pytest.raises(NotFound):
             await bring(house, name=None, session="../../etc")
         with pytest.raises(Refused, match="is not a PNG") as refused:
-            await bring(house, brought=(Attachment(message=0, name="messages[0].content[0]", data=b"hello"),))
+            await bring(house, attachments=(Attachment(message=0, name="messages[0].content[0]", data=b"hello"),))
         assert (refused.value.status, refused.value.param) == (400, "messages[0].content[0]")
         assert kept(house) == []
         assert house.components.spool.stats().writing == 0

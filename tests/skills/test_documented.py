@@ -12,7 +12,7 @@ from tidegate.config import AgentSettings, read
 from tidegate.gateway.preflight import skills as before_start
 from tidegate.skills import ProjectFiles, SkillDiscovery, SkillLibrary
 from tidegate.skills.discovery import IN_PROJECT
-from tidegate.skills.discovery_cache import LOOK_SECONDS
+from tidegate.skills.discovery_cache import DISCOVERY_SECONDS
 from tidegate.skills.frontmatter import (
     FILE_BYTES,
     HEAD_CHARACTERS,
@@ -22,7 +22,7 @@ from tidegate.skills.frontmatter import (
 )
 from tidegate.skills.library import READ_BYTES
 from tidegate.skills.project_files import PROJECT_BYTES
-from tidegate.skills.prompt_listing import LISTED_BYTES
+from tidegate.skills.skill import LISTED_BYTES
 from tidegate.turns.skill_reader import SkillReader
 
 pytestmark = pytest.mark.anyio
@@ -76,7 +76,7 @@ async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, mon
 def test_the_places_and_their_order_are_those_that_are_said(tmp_path: Path) -> None:
     said = re.findall(r"^\d\. `?([^`,]+)`?", PAGE.partition("the first one is used:")[2], re.MULTILINE)
     assert said[0] == "skills" and said[1].startswith("the folders of") and tuple(said[2:4]) == IN_PROJECT
-    assert SkillDiscovery(read("", tmp_path)).look("main").entries == ()
+    assert SkillDiscovery(read("", tmp_path)).discover("main").entries == ()
 
 
 def test_every_number_is_the_one_that_holds() -> None:
@@ -91,4 +91,4 @@ def test_every_number_is_the_one_that_holds() -> None:
         f"may have {PROJECT_BYTES // 1024} KiB",
     ):
         assert number in PAGE, number
-    assert LOOK_SECONDS == 2.0 and "every two seconds" in PAGE
+    assert DISCOVERY_SECONDS == 2.0 and "every two seconds" in PAGE

@@ -42,7 +42,7 @@ WRONG = {
     head("name: !!python/object/apply:os.system [id]\ndescription: x"): "a tag in line 2",
     head("name: &n a\ndescription: *n"): "an anchor or alias in line 2",
     head("name: a\ndescription: x\n--- b"): "several documents",
-    head("- a\n- b"): "no list of fields",
+    head("- a\n- b"): "not a list of fields",
     head("[" * 20): "more than 16 levels",
     head("? [a]\n: b"): "a list for a name",
     head(f"name: a\ndescription: x\nlicense: {'x' * HEAD_CHARACTERS}"): f"more than {HEAD_CHARACTERS} characters",

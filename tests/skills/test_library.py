@@ -10,7 +10,7 @@ import pytest
 from tests.logs import capture_logs
 from tests.skills.skill_folders import Clock, configured, skill
 from tidegate.skills import InvalidSkill, SkillLibrary, SkillSet
-from tidegate.skills.discovery_cache import LOOK_SECONDS, DiscoveryCache, DiscoveryKey
+from tidegate.skills.discovery_cache import DISCOVERY_SECONDS, DiscoveryCache, DiscoveryKey
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,7 @@ async def test_a_thousand_sessions_parse_an_unchanged_skill_once(home: Path) -> 
     texts = set()
     for _ in range(1000):
         texts.add(await library.part("main", "p"))
-        clock.now += LOOK_SECONDS / 8
+        clock.now += DISCOVERY_SECONDS / 8
     files, parsed, looks, _ = library.caches()
     assert len(texts) == 1 and "- one: What one is for." in texts.pop()
     assert (parsed.misses, looks.misses) == (1, 125)
@@ -39,13 +39,13 @@ async def test_an_edit_reaches_the_next_look_and_the_next_read(home: Path) -> No
     skill(home / "skills", "two")
     assert (await library.open(entry)).text == "New words."
     assert "Old." in await library.part("main", "p")
-    clock.now += LOOK_SECONDS
+    clock.now += DISCOVERY_SECONDS
     assert "New." in await library.part("main", "p") and "- two: " in await library.part("main", "p")
     (folder / "SKILL.md").write_text("---\nname: other\ndescription: x\n---\n")
     with pytest.raises(InvalidSkill, match="make them equal"):
         await library.open(entry)
     (folder / "SKILL.md").unlink()
-    with pytest.raises(InvalidSkill, match="not there any more"):
+    with pytest.raises(InvalidSkill, match="no longer exists"):
         await library.open(entry)
     assert await library.file(entry, "SKILL.md") is None
 
@@ -64,9 +64,9 @@ async def test_what_is_wrong_is_logged_once_and_what_is_covered_is_no_warning(ho
     with capture_logs() as lines:
         for _ in range(3):
             assert (await library.part("main", "p")).count("\n- ") == 1
-            clock.now += LOOK_SECONDS
+            clock.now += DISCOVERY_SECONDS
     assert sorted((line["level"], line["event"], Path(line["path"]).parent.name) for line in lines) == [
-        ("info", "a skill is covered by another", "one"),
+        ("info", "a skill is hidden by another", "one"),
         ("warning", "a skill is left out", "broken"),
     ]
 
@@ -113,13 +113,13 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
         assert await looks.of(DiscoveryKey("main")) == "look 1"
         hangs.set()
         for _ in range(3):
-            clock.now += LOOK_SECONDS
+            clock.now += DISCOVERY_SECONDS
             assert await looks.of(DiscoveryKey("main")) == "look 1"
         assert (len(looked), len(lines)) == (2, 1) and "does not answer" in lines[0]["event"]
         hangs.clear()
         answers.set()
         while await looks.of(DiscoveryKey("main")) != "look 3":
-            clock.now += LOOK_SECONDS
+            clock.now += DISCOVERY_SECONDS
             await anyio.lowlevel.checkpoint()
 
 
@@ -159,7 +159,7 @@ async def test_files_of_a_skill_are_listed_and_read_within_its_folder(home: Path
     assert contents.files == ("again.md", "logo.png", "out", "passwd", "references/rates.md", "scripts/run.py")
     for path in ("references/rates.md", "./references//rates.md", "again.md", "scripts/../references/rates.md"):
         page = await library.file(entry, path)
-        assert page is not None and page.text == "# Rates\n" and page.whole
+        assert page is not None and page.text == "# Rates\n" and page.complete
     page = await library.file(entry, "logo.png")
     assert page is not None and page.text is None and page.size == 6
     for path in ("passwd", "out/secret", "../../secret", "/etc/passwd", "..", "SKILL.md/x", "\0", "references"):

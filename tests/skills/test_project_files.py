@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.logs import capture_logs
 from tests.skills.skill_folders import Clock, configured
 from tidegate.skills import ProjectFiles
-from tidegate.skills.discovery_cache import LOOK_SECONDS
+from tidegate.skills.discovery_cache import DISCOVERY_SECONDS
 from tidegate.skills.project_files import PROJECT_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +80,7 @@ async def test_a_file_that_cannot_be_used_is_logged_once_and_costs_no_session(ho
         for _ in range(3):
             text = await files.part("main", "p")
             assert "Good." in text and "secret" not in text and text.count("## File") == 1
-            clock.now += LOOK_SECONDS
+            clock.now += DISCOVERY_SECONDS
     assert len(lines) == 7 and {line["event"] for line in lines} == {"a file of a project is left out"}
 
 

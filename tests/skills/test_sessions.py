@@ -40,7 +40,7 @@ def system(model: ScriptedModel) -> str:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are looked at for each session that begins."""
-    monkeypatch.setattr(discovery_cache, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(discovery_cache, "DISCOVERY_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

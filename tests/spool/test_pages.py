@@ -117,7 +117,7 @@ async def test_a_search_tells_line_byte_and_surroundings(mine: SessionSpool) -> 
         assert (await mine.search(id, "line", byte=8883)).startswith("1000 (byte 8883): line 1000\n[1 match")
         assert (await mine.search(id, "line", offset=999)).startswith("1000 (byte 8883): line 1000\n[1 match")
         assert await mine.search(id, "a.c") == "[nothing found, up to the end]"
-        with pytest.raises(ToolFailed, match="no regular expression"):
+        with pytest.raises(ToolFailed, match="not a valid regular expression"):
             await mine.search(id, "(", regex=True)
         for wrong in ("", "x" * 1001):
             with pytest.raises(ToolFailed, match="1 to 1000 characters"):
@@ -153,7 +153,9 @@ async def test_what_is_found_is_bounded_and_bytes_that_are_no_text_do_no_harm(mi
             assert len(shown.encode()) <= BYTES and len(shown.splitlines()) <= LINES
             assert "…" in shown and "there are more" in shown
         empty = await spooled(mine, b"a\n\nb\n" * 1000)
-        assert (await mine.search(empty, "^$", regex=True, limit=2)).startswith("2 (byte 2): \n5 (byte 7): \n[2 places")
+        assert (await mine.search(empty, "^$", regex=True, limit=2)).startswith(
+            "2 (byte 2): \n5 (byte 7): \n[2 matches"
+        )
 
 
 async def test_a_pattern_that_runs_away_is_ended_and_nobody_waits_for_it(

@@ -112,9 +112,9 @@ async def test_only_who_may_answer_can_tell_that_there_is_a_question(asked: Stor
 
     assert await open_for(OWNER, "user") == ["ap_mine"]
     assert await open_for(OTHER, "owner") == ["ap_others"]
-    assert await asked.read(approvals.seen_by, "ap_mine", principal=OTHER, role="owner") is None
+    assert await asked.read(approvals.visible_to, "ap_mine", principal=OTHER, role="owner") is None
     for id in ("ap_mine", "ap_owners", "ap_others"):
-        assert await asked.read(approvals.seen_by, id, principal=OWNER, role="member") is not None
+        assert await asked.read(approvals.visible_to, id, principal=OWNER, role="member") is not None
     assert await asked.read(approvals.of_session, "s_1", principal=OTHER) == []
     assert len(await asked.read(approvals.of_session, "s_1", principal=OWNER)) == 3
     assert len(await asked.read(approvals.of_session, "s_1", principal=None, limit=2)) == 2

@@ -30,7 +30,7 @@ async def test_a_full_disk_refuses_clearly_reads_go_on_and_room_makes_it_work_ag
         with pytest.raises(StoreFull, match="no space"):
             await store.write(bulk, "s_1", "t_1", 1, 200_000)
         assert store.stats().full and store.alive
-        assert await store.read(messages.untaken, "t_1") == 1
+        assert await store.read(messages.count_waiting, "t_1") == 1
         assert (await store.read(sessions.get, "s_1")) is not None
         await store.write(put_meta, "small", 1)
         assert not store.stats().full

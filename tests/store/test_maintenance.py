@@ -76,12 +76,12 @@ async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> N
 
     await store.write(write)
     await store.write(search.index)
-    assert await store.write(sessions.shed, "s_long", 5) == 0
+    assert await store.write(sessions.delete_messages, "s_long", 5) == 0
     await store.write(sessions.end, "s_long", reason="delete", hooks=("memory",), now=3.0)
-    await store.write(sessions.condemn, "s_long")
-    assert await store.write(sessions.shed, "s_long", 5) == 0
+    await store.write(sessions.mark_for_deletion, "s_long")
+    assert await store.write(sessions.delete_messages, "s_long", 5) == 0
     await store.write(sessions.finish_hook, "s_long", "memory", 4.0)
-    assert await store.write(sessions.shed, "s_long", 5) == 5
+    assert await store.write(sessions.delete_messages, "s_long", 5) == 5
     assert [row.seq for row in await store.read(messages.page, "s_long")] == list(range(6, 15))
     assert await maintenance.delete_session(store, "s_long")
     assert not await maintenance.delete_session(store, "s_long")
@@ -96,7 +96,7 @@ async def test_rows_that_get_the_numbers_of_removed_ones_are_found_by_search(sto
     await store.write(whole_turn, "s_1", "t_1", "the first words")
     await store.write(search.index)
     await store.write(sessions.end, "s_1", reason="new", hooks=(), now=3.0)
-    assert await store.write(sessions.shed, "s_1", 10) == 2
+    assert await store.write(sessions.delete_messages, "s_1", 10) == 2
     await store.write(new_session, "s_2")
     await store.write(whole_turn, "s_2", "t_2", "the second words")
     assert await search.search(store, "second", principal=OWNER) == ["s_2"]

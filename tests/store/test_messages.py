@@ -87,14 +87,14 @@ async def test_steered_messages_enter_once_and_late_ones_move_to_a_turn_of_their
 
     await store.write(steer, "one")
     await store.write(steer, "two")
-    drained = await store.write(messages.steered, "t_1", "steer-0-", 4.0)
+    drained = await store.write(messages.place_steered, "t_1", "steer-0-", 4.0)
     assert [(row.step, row.seq, row.message.text) for row in drained] == [
         ("steer-0-0", 2, "one"),
         ("steer-0-1", 3, "two"),
     ]
-    assert await store.write(messages.steered, "t_1", "steer-1-", 4.0) == []
+    assert await store.write(messages.place_steered, "t_1", "steer-1-", 4.0) == []
     await store.write(steer, "late")
-    assert await store.read(messages.untaken, "t_1") == 1
+    assert await store.read(messages.count_waiting, "t_1") == 1
     with pytest.raises(Conflict):
         await store.write(messages.move, "t_1", "t_none")
     await store.write(new_turn, "s_1", "t_2")

@@ -121,7 +121,7 @@ async def test_an_old_prompt_is_kept_once_and_sent_as_it_was(old: Path) -> None:
             assert prefix.prompt == prompt and prefix.tools[0].name == "clock"
             assert row.prefix == sessions.identity(prefix)
             assert await store.read(sessions.extra, row) == extra
-            assert sessions.began_with(row, extra) and not sessions.began_with(row, extra + "!")
+            assert sessions.has_extra(row, extra) and not sessions.has_extra(row, extra + "!")
         assert await store.read(count, "prefixes", "packed") == 1
         assert not await store.read(count, "prefixes", "instr(body, 'metre')")
 
@@ -194,7 +194,7 @@ async def test_a_turn_that_a_process_began_gets_the_channel_of_its_session(tmp_p
         assert await store.read(migrations.version) == CURRENT
         assert await store.read(count, "turns", "id = 't_1' AND channel = 'process'") == 1
         assert await store.read(count, "turns", "id = 't_2' AND channel = 'page'") == 1
-        [row] = await store.read(processes.untold)
+        [row] = await store.read(processes.unreported)
         assert (row.id, row.channel) == ("pr_1", "")
 
 

@@ -85,7 +85,7 @@ def test_a_note_says_who_wrote_it_by_the_name_that_people_know(db: apsw.Connecti
     anna = principals.add(db, name="anna\u2028x", role="user", agents=None, now=1.0)
     note = put(db, "likes tea", author=anna.id, source="tool")
     assert (note.author, note.by) == (anna.id, "anna\u2028x")
-    assert notes.described(note.id, note.source, note.by, note.text) == f"{note.id} (noted with anna x): likes tea"
+    assert notes.format_note(note.id, note.source, note.by, note.text) == f"{note.id} (noted with anna x): likes tea"
 
 
 def test_there_is_a_bound_and_the_refusal_says_what_to_do(db: apsw.Connection) -> None:

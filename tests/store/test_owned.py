@@ -36,7 +36,7 @@ async def begin(
 
 
 async def over(store: Store, id: str, now: float = 9.0, *, told: bool = False) -> ProcessRow | None:
-    return await store.write(processes.finished, id, state="exited", exit_code=3, now=now, told=told)
+    return await store.write(processes.mark_ended, id, state="exited", exit_code=3, now=now, told=told)
 
 
 async def test_a_process_is_known_before_it_is_spawned_and_its_end_is_recorded_once(held: Store) -> None:
@@ -44,8 +44,8 @@ async def test_a_process_is_known_before_it_is_spawned_and_its_end_is_recorded_o
     row = await begin(held, "pr_1")
     assert (row.state, row.pid, row.notify, row.restart, row.told) == ("starting", None, True, False, False)
     assert await held.read(processes.live) == [row]
-    assert await held.write(processes.spawned, "pr_1", pid=4711, start_ticks=99)
-    assert not await held.write(processes.spawned, "pr_1", pid=4712, start_ticks=99)
+    assert await held.write(processes.mark_running, "pr_1", pid=4711, start_ticks=99)
+    assert not await held.write(processes.mark_running, "pr_1", pid=4712, start_ticks=99)
     (running,) = await held.read(processes.live)
     assert (running.state, running.pid, running.start_ticks) == ("running", 4711, 99)
     ended = await over(held, "pr_1")
@@ -58,8 +58,8 @@ async def test_a_process_is_known_before_it_is_spawned_and_its_end_is_recorded_o
 async def test_a_process_that_was_ended_before_it_was_spawned_is_not_to_run(held: Store) -> None:
     """Whoever spawned it meanwhile is told to end it."""
     await begin(held, "pr_1")
-    await held.write(processes.finished, "pr_1", state="ended", exit_code=None, now=2.0)
-    assert not await held.write(processes.spawned, "pr_1", pid=4711, start_ticks=None)
+    await held.write(processes.mark_ended, "pr_1", state="ended", exit_code=None, now=2.0)
+    assert not await held.write(processes.mark_running, "pr_1", pid=4711, start_ticks=None)
 
 
 async def test_a_live_name_leads_to_one_process_of_its_session(held: Store) -> None:
@@ -82,14 +82,14 @@ async def test_the_agent_is_told_of_each_end_once(held: Store) -> None:
     await over(held, "pr_2", 8.0)
     await over(held, "pr_0", 9.0)
     await over(held, "pr_1", 7.0, told=True)
-    assert [row.id for row in await held.read(processes.untold)] == ["pr_0", "pr_2"]
-    assert [row.id for row in await held.read(processes.untold, after="pr_0")] == ["pr_2"]
-    told = [await held.write(processes.mark_told, id) for id in ("pr_2", "pr_0", "pr_2", "pr_1", "pr_3", "pr_none")]
+    assert [row.id for row in await held.read(processes.unreported)] == ["pr_0", "pr_2"]
+    assert [row.id for row in await held.read(processes.unreported, after="pr_0")] == ["pr_2"]
+    told = [await held.write(processes.mark_reported, id) for id in ("pr_2", "pr_0", "pr_2", "pr_1", "pr_3", "pr_none")]
     assert told == [True, True, False, False, False, False]
-    assert await held.read(processes.untold) == []
+    assert await held.read(processes.unreported) == []
     await over(held, "pr_3", 9.0)
     await held.write(sessions.end, "s_1", reason="new", hooks=(), now=4.0)
-    assert await held.read(processes.untold) == []
+    assert await held.read(processes.unreported) == []
 
 
 async def test_what_is_marked_restart_is_started_again_once(held: Store) -> None:
@@ -97,17 +97,17 @@ async def test_what_is_marked_restart_is_started_again_once(held: Store) -> None
     await held.write(new_session, "s_ended")
     for id, session, restart in (("pr_1", "s_1", True), ("pr_2", "s_1", False), ("pr_3", "s_ended", True)):
         await begin(held, id, id, session=session, restart=restart)
-        await held.write(processes.finished, id, state="lost", exit_code=None, now=3.0)
+        await held.write(processes.mark_ended, id, state="lost", exit_code=None, now=3.0)
     await held.write(sessions.end, "s_ended", reason="new", hooks=(), now=4.0)
     assert [row.id for row in await held.read(processes.restartable)] == ["pr_1"]
-    again = await held.write(processes.again, "pr_1", new_id="pr_4", log="pr_4.log", now=5.0)
+    again = await held.write(processes.restart, "pr_1", new_id="pr_4", log="pr_4.log", now=5.0)
     assert again is not None and (again.name, again.command, again.restart) == ("pr_1", "serve --port 8000", True)
-    assert await held.write(processes.again, "pr_1", new_id="pr_5", log="", now=5.0) is None
+    assert await held.write(processes.restart, "pr_1", new_id="pr_5", log="", now=5.0) is None
     assert await held.read(processes.restartable) == []
     await begin(held, "pr_6", "taken", restart=True)
-    await held.write(processes.finished, "pr_6", state="lost", exit_code=None, now=6.0)
+    await held.write(processes.mark_ended, "pr_6", state="lost", exit_code=None, now=6.0)
     await begin(held, "pr_7", "taken")
-    assert await held.write(processes.again, "pr_6", new_id="pr_8", log="", now=7.0) is None
+    assert await held.write(processes.restart, "pr_6", new_id="pr_8", log="", now=7.0) is None
     assert await held.read(processes.restartable) == []
 
 
@@ -154,10 +154,10 @@ async def test_a_process_has_the_channel_of_the_turn_that_starts_it(held: Store)
     assert (await begin(held, "pr_0", "before")).channel == ""
     await _take(held, "t_1", "page")
     assert (await begin(held, "pr_1", restart=True)).channel == "page"
-    await held.write(processes.finished, "pr_1", state="lost", exit_code=None, now=3.0)
+    await held.write(processes.mark_ended, "pr_1", state="lost", exit_code=None, now=3.0)
     await held.write(turns.settle, "t_1", state="answered", now=3.0)
     await _take(held, "t_2", "http")
-    again = await held.write(processes.again, "pr_1", new_id="pr_2", log="", now=5.0)
+    again = await held.write(processes.restart, "pr_1", new_id="pr_2", log="", now=5.0)
     assert again is not None and again.channel == "page"
     assert await held.read(processes.get, "pr_2") == again
 

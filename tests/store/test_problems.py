@@ -103,13 +103,13 @@ async def test_a_problem_is_logged_once_and_again_when_it_is_resolved() -> None:
     with capture_logs() as lines:
         for _ in range(1000):
             problems.record("full", "no room")
-        assert problems.standing()[0].count == 1000
+        assert problems.current()[0].count == 1000
         problems.resolve("full")
         for _ in range(1000):
             problems.record("full", "no room")
             problems.resolve("full")
     assert [(line["level"], line["times"]) for line in lines] == [("error", 1), ("warning", 1000)]
-    assert problems.counts["full"] == 2000 and not problems.standing()
+    assert problems.counts["full"] == 2000 and not problems.current()
 
 
 async def test_a_folder_that_is_gone_is_named_and_a_copy_is_made_once_it_is_there_again(
@@ -127,7 +127,7 @@ async def test_a_folder_that_is_gone_is_named_and_a_copy_is_made_once_it_is_ther
         assert await store.read(get_meta, "kept") == 1
         home.mkdir()
         with pytest.raises(StoreLost, match="is saved in"):
-            await store.write(maintenance.look)
+            await store.write(maintenance.check_path)
     (saved,) = home.iterdir()
     async with Store.open(saved) as store:
         assert await store.read(get_meta, "kept") == 1
@@ -209,7 +209,7 @@ async def test_a_write_of_another_program_is_noticed_and_checked(path: Path) -> 
         with path.open("r+b") as file:
             file.seek(60)
             file.write(b"\0")
-        await store.write(maintenance.look)
+        await store.write(maintenance.check_path)
         assert store.touched
         assert await store.integrity() == []
         assert not store.touched

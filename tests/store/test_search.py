@@ -71,7 +71,7 @@ def shown(mention: search.Mention) -> tuple[str, int, str]:
 async def found(store: Store, query: str, **options: Any) -> list[tuple[str, int, str]]:
     given = {"principal": OWNER, "session": None, "own": "s_1", **options}
     await search.catch_up(store)
-    places, _ = await store.read(search.said, query, shown, **given)
+    places, _ = await store.read(search.search_messages, query, shown, **given)
     return places
 
 
@@ -121,7 +121,14 @@ async def test_messages_are_read_page_by_page_and_none_is_passed_over(
             below: int | None = search.LAST
             while below is not None:
                 page, below = await store.read(
-                    search.said, "tide", shown, principal=OWNER, session="s_1", own="s_1", below=below, limit=limit
+                    search.search_messages,
+                    "tide",
+                    shown,
+                    principal=OWNER,
+                    session="s_1",
+                    own="s_1",
+                    below=below,
+                    limit=limit,
                 )
                 assert len(page) <= limit
                 got += [text for _, _, text in page]
@@ -188,7 +195,7 @@ async def test_indexing_goes_in_batches_and_catches_up_before_a_search(store: St
     assert await store.read(count, "messages_text") == 0
     assert await store.write(search.index, 7) == 7
     assert await store.read(get_meta, "indexed") == 7
-    assert await store.read(search.behind) == 53
+    assert await store.read(search.count_unindexed) == 53
     assert len(await search.search(store, "word29", principal=OWNER)) == 1
     assert await store.write(search.index, 7) == 0
 
@@ -217,8 +224,8 @@ def test_any_text_is_a_valid_query(tmp_path: Path) -> None:
         search.index(db)
 
         def find(db: Db, query: str) -> list[str]:
-            told, _ = search.titled(db, query, principal=OWNER, ended=None, before=None)
-            said, _ = search.mentioned(db, query, principal=OWNER, ended=None, below=1 << 60)
+            told, _ = search.search_titles(db, query, principal=OWNER, ended=None, before=None)
+            said, _ = search.search_mentions(db, query, principal=OWNER, ended=None, below=1 << 60)
             return [*told, *said]
 
         @given(query=st.text() | st.text("\"'*()^:-+{}_%ANDORNEAR \x00\u19b0"))

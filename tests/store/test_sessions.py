@@ -150,7 +150,7 @@ async def test_a_long_prompt_of_a_session_takes_its_size_once_and_comes_back_equ
         assert row.prefix is not None and await store.read(sessions.prefix, row.prefix) == prefix
         assert row.prefix == sessions.identity(prefix)
         assert await store.read(sessions.extra, row) == extra.strip()
-        assert sessions.began_with(row, extra) and not sessions.began_with(row, "You are kind.")
+        assert sessions.has_extra(row, extra) and not sessions.has_extra(row, "You are kind.")
         assert row == await store.read(sessions.get, id)
     assert await store.read(size) - before < 1.3 * len(hard)
 
@@ -214,7 +214,7 @@ async def test_an_end_happens_once_with_everything_that_dies_with_the_session(st
     assert refused.error is not None and refused.error.code == "session_ended"
     *_, last = await store.read(messages.page, "s_1")
     assert (last.turn, last.seq, last.message.text, last.message.unanswered) == ("t_2", 3, "too late", True)
-    assert await store.read(messages.untaken, "t_2") == 0
+    assert await store.read(messages.count_waiting, "t_2") == 0
     assert await store.read(sessions.pending_hooks) == [("s_1", "memory"), ("s_1", "trash")]
     assert await store.write(sessions.finish_hook, "s_1", "memory", 7.0)
     assert not await store.write(sessions.finish_hook, "s_1", "memory", 8.0)

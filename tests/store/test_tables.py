@@ -167,8 +167,8 @@ async def test_a_key_is_found_by_its_digest_until_it_is_revoked_or_expires(store
     assert await store.write(principals.revoke, "key", 7.0, id=first) == []
     assert await store.write(principals.revoke, "cookie", 11.0) == []
     assert await store.read(principals.authenticate, b"d1" * 16, "key", 7.0) is None
-    assert await store.read(principals.knows, b"d1" * 16)
-    assert not await store.read(principals.knows, b"d3" * 16)
+    assert await store.read(principals.key_exists, b"d1" * 16)
+    assert not await store.read(principals.key_exists, b"d3" * 16)
     assert await store.read(principals.by_name, "guest") == guest
     assert [row.name for row in await store.read(principals.listing)] == ["owner", "guest"]
     (listed,) = await store.read(principals.list_keys, owner.id)

@@ -114,9 +114,9 @@ class Turns(RuleBasedStateMachine):
         waiting = [text for text, of in self.accepted.items() if of == turn and text not in self.placed]
         if self.session_of[turn] in self.ended and waiting:
             with pytest.raises(Conflict):
-                messages.steered(self.db, turn, self.fresh("steer-") + "-", self.tick())
+                messages.place_steered(self.db, turn, self.fresh("steer-") + "-", self.tick())
             return
-        rows = messages.steered(self.db, turn, self.fresh("steer-") + "-", self.tick())
+        rows = messages.place_steered(self.db, turn, self.fresh("steer-") + "-", self.tick())
         assert [row.message.text for row in rows] == waiting
         self.placed |= set(waiting)
 
@@ -226,7 +226,7 @@ def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             messages.undo(db, "t_none", 1.0)
         assert messages.move(db, "t_none", "t_none") == 0
-        assert messages.steered(db, "t_none", "steer-0-", 1.0) == []
+        assert messages.place_steered(db, "t_none", "steer-0-", 1.0) == []
         assert turns.outcome(db, "t_none") is None
         assert not sessions.end(db, "s_none", reason="x", hooks=(), now=1.0)
         assert not sessions.delete(db, "s_none")

@@ -122,7 +122,9 @@ async def test_a_process_may_be_allowed_to_run_for_ever(tmp_path: Path) -> None:
         tool_runner = Hands(rooms, session := await rooms.new_session())
         started = await call(tool_runner, "start", name="server", command="read line; echo $line")
         site = rooms.workspaces.present(session)
-        assert started.text.startswith("[server is running]") and site is not None and not site.running["server"].timed_out
+        assert (
+            started.text.startswith("[server is running]") and site is not None and not site.running["server"].timed_out
+        )
         await call(tool_runner, "write", name="server", input="still here\n")
         assert "still here" in (await call(tool_runner, "wait", name="server")).text
 

@@ -300,7 +300,7 @@ class BudgetMachine(RuleBasedStateMachine):
         """A conversation is deleted: nothing is given back to its principal."""
         session = self.talks.pop((principal, agent), None)
         if session is not None:
-            self.run(self.store.write(usage.leave_numbers, session, named=True))
+            self.run(self.store.write(usage.anonymise, session, named=True))
 
 
 class CrowdedMachine(BudgetMachine):

@@ -292,7 +292,7 @@ async def test_what_the_last_gateway_left_alive_is_ended_at_the_start(home: Path
                 ticks = await to_thread.run_sync(start_ticks, pid)
                 assert ticks is not None
                 wrong = ticks + (name == "stranger")
-                await harness.store.write(processes.spawned, f"pr_{name}", pid=pid, start_ticks=wrong)
+                await harness.store.write(processes.mark_running, f"pr_{name}", pid=pid, start_ticks=wrong)
             await harness.workspaces.start()
             assert await left.wait() == -9
             await stranger.end(5)

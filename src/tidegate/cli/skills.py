@@ -50,7 +50,7 @@ def _found(config: "Config", agents: list[str]) -> Iterator[dict[str, Any]]:
     discovery = SkillDiscovery(config)
     for name in agents:
         if "skills" in config.agents[name].tools:
-            yield {"agent": name, **_json(discovery.look(name))}
+            yield {"agent": name, **_json(discovery.discover(name))}
 
 
 def _json(skill_set: "SkillSet") -> dict[str, Any]:

@@ -511,7 +511,7 @@ class EmbeddedEngine(Engine):
             log.warning("the session of a live turn was deleted", session=live.session, turn=live.turn)
             return None
         if attempt.journal is None:
-            return turn_end(live, attempt, taken, await self._store.read(turns.tally, live.turn))
+            return turn_end(live, attempt, taken, await self._store.read(turns.usage_so_far, live.turn))
         return turn_end(live, attempt, taken, (live.usage, attempt.journal.steps))
 
     async def _commit(self, live: LiveTurn, end: TurnEnd, release: Callable[[Settlement], None]) -> None:
@@ -544,7 +544,7 @@ class EmbeddedEngine(Engine):
             if settlement.follow_up is not None:
                 self.submit(session.id, settlement.follow_up, session.principal)
 
-        end = turn_end_without_resume(turn, session, failure, await self._store.read(turns.tally, turn.id))
+        end = turn_end_without_resume(turn, session, failure, await self._store.read(turns.usage_so_far, turn.id))
         try:
             await self._store.write_then(then, settle, end, self._clock())
         except Conflict:

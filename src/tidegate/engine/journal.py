@@ -239,7 +239,7 @@ class Journal:
         if not self._live.steered or self._has_recorded_after():
             return ()
         self._live.steered = False
-        rows = await self._store.write(messages.steered, self.id, prefix, self._clock())
+        rows = await self._store.write(messages.place_steered, self.id, prefix, self._clock())
         for row in rows:
             self.emit(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
         return tuple(row.message for row in rows)

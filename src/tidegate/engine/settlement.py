@@ -84,17 +84,17 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
     for model, tokens in end.cut_calls:
         bill(db, end.turn, model, tokens, end.billing, now)
     if end.within is not None:
-        turns.add_used(db, end.within, end.usage)
+        turns.add_usage(db, end.within, end.usage)
     if end.delegated:
         receipts.forget_tasks(db, end.billing.principal, end.turn)
     if now - end.accepted > LONG_TURN:
         sessions.touch(db, end.session, now)
-    late = 0 if end.withdrawn else messages.untaken(db, end.turn)
+    late = 0 if end.withdrawn else messages.count_waiting(db, end.turn)
     goes_on = not end.ephemeral and sessions.is_live(db, end.session)
     follow_up = _queue_follow_up(db, end, now) if late and goes_on else None
     notices = (*end.notices, *_late_notices(late, follow_up))
     if notices:
-        turns.tell(db, end.turn, notices)
+        turns.set_notices(db, end.turn, notices)
     outcome = _outcome(end, notices, now)
     if end.ephemeral:
         receipts.finish(db, end.turn, outcome)

@@ -364,7 +364,7 @@ class Gateway:
 
     async def _check_files(self) -> None:
         """Check that the database file is in place. If another program has written to it, run a full check at once."""
-        await self.store.write(maintenance.look)
+        await self.store.write(maintenance.check_path)
         if self.store.touched:
             self._log.warning("another program has written to the database; checking it", path=str(self.store.path))
             await self.store.integrity()

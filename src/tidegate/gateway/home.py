@@ -143,7 +143,7 @@ def _adopt(db: principals.Db, hashed: bytes, now: float, may_create: bool) -> bo
         owner = principals.add(db, name=OWNER, role="owner", agents=None, now=now)
     if principals.authenticate(db, hashed, "key", now) is not None:
         return True
-    if principals.knows(db, hashed):
+    if principals.key_exists(db, hashed):
         return False
     principals.add_key(db, owner.id, "key", hashed, "made at first start", now, None)
     return True

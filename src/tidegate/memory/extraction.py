@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.agent import SideCall, SpendGuard, run_side_call
 from tidegate.config import Config
-from tidegate.errors import ModelFailed, NotYet, Refused
+from tidegate.errors import HookPostponed, ModelFailed, Refused
 from tidegate.log import Log
 from tidegate.memory.memory import Memory
 from tidegate.models import NOTES_TASK, Model, Models
@@ -139,7 +139,7 @@ class NoteExtractor:
             log.warning(
                 "notes could not be extracted yet; will try again", session=session.id, tries=tries, because=why
             )
-            raise NotYet from None
+            raise HookPostponed from None
 
     def done(self, session: SessionRow) -> None:
         self._memory.note_store.extracted_committed(session)
@@ -266,7 +266,7 @@ def _material(db: Db, session: str, principal: str) -> _Material:
         rows=_rows_of(db, session),
         summaries=tuple(summaries.shown(db, session)),
         name=principal if known is None else known.name,
-        said=messages.said_by_people(db, session, LEAST_SAID),
+        said=messages.count_user_messages(db, session, LEAST_SAID),
     )
 
 

@@ -232,7 +232,7 @@ def marked(about: About, lines: Iterable[str], room: int) -> str:
 
 
 def line_of(note: Note) -> str:
-    return notes.described(note.id, note.source, note.by, note.text)
+    return notes.format_note(note.id, note.source, note.by, note.text)
 
 
 def _note(row: NoteRow) -> Note:

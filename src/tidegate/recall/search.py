@@ -297,7 +297,7 @@ def _word_hits(
             after=f"w{mention.entry}",
         )
 
-    return search.said(
+    return search.search_messages(
         db,
         request.query,
         show,

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tidegate.engine import StartedTurn, accept_and_start
-from tidegate.errors import Busy, Conflict, Mismatch, NotFound, Refused
+from tidegate.errors import Busy, Conflict, IdempotencyMismatch, NotFound, Refused
 from tidegate.spool import UploadFolder
 from tidegate.store import Db, ParentTurn, ReceiptRow, SessionRow, messages, receipts, sessions, turns
 from tidegate.values import (
@@ -74,7 +74,7 @@ def admit(
         running = turns.running(db, session.id)
         # Rules about a channel apply to its messages, so a message never joins a turn of another channel.
         if running is not None and turns.channel(db, running) == inbound.channel:
-            if messages.untaken(db, running) >= queue_length:
+            if messages.count_waiting(db, running) >= queue_length:
                 raise _queue_full(queue_length)
             _accept(db, inbound, session.id, running, now)
             _note_receipts(db, inbound, running, ToolsNote(), now)
@@ -192,7 +192,7 @@ def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:
         if row is None:
             continue
         if row.digest != receipt.digest:
-            raise Mismatch(
+            raise IdempotencyMismatch(
                 "This Idempotency-Key was already used with another request; choose a new key for a new request.",
                 param="Idempotency-Key",
             )
@@ -252,7 +252,7 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
     elif inbound.name is not None:
         row = sessions.live_by_name(db, inbound.principal, inbound.name)
     if row is not None:
-        if inbound.extra_prompt is not None and not sessions.began_with(row, inbound.extra_prompt):
+        if inbound.extra_prompt is not None and not sessions.has_extra(row, inbound.extra_prompt):
             raise Conflict(
                 "This session began with another system message; send the same one or none, or start a new session."
                 if row.extra_length

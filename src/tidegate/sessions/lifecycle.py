@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import anyio
 
 from tidegate.engine import EmbeddedEngine
-from tidegate.errors import NotYet
+from tidegate.errors import HookPostponed
 from tidegate.lifetimes import Presence, Scope, gather
 from tidegate.log import Log
 from tidegate.store import Db, SessionKind, SessionRow, Store, maintenance, sessions, turns
@@ -192,7 +192,7 @@ class SessionEndings:
                         run.hung.add(hook)
                         log.error("an end hook hangs; it will be tried again", session=session, hook=hook)
                         return 0
-            except NotYet:
+            except HookPostponed:
                 return 0
             except Exception:
                 log.exception("an end hook could not be prepared; it will be tried again", session=session, hook=hook)
@@ -284,7 +284,7 @@ def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) ->
 def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...]:
     """Like `_end`; a session that had already ended is deleted too."""
     refused = _end(db, session, "delete", hooks, now)
-    sessions.condemn(db, session)
+    sessions.mark_for_deletion(db, session)
     return refused or ()
 
 
@@ -299,5 +299,5 @@ def _end_idle(
     ]
     if ephemeral:
         for session in ended:
-            sessions.condemn(db, session)
+            sessions.mark_for_deletion(db, session)
     return ended

@@ -117,12 +117,12 @@ class TranscriptPage(Frozen, frozen=True):
 
 def page(db: Db, session: str, after: int, limit: int, most_bytes: int = messages.PAGE_BYTES) -> TranscriptPage:
     rows = messages.page(db, session, after=after, limit=min(limit, LISTING_MOST), most_bytes=most_bytes)
-    return TranscriptPage(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, after=rows[-1].seq or 0))
+    return TranscriptPage(rows=tuple(rows), more=bool(rows) and messages.has_rows(db, session, after=rows[-1].seq or 0))
 
 
 def newest(db: Db, session: str, before: int | None, limit: int) -> TranscriptPage:
     rows = messages.newest(db, session, before=before, limit=min(limit, LISTING_MOST))
-    return TranscriptPage(rows=tuple(rows), more=bool(rows) and messages.is_any(db, session, before=rows[0].seq))
+    return TranscriptPage(rows=tuple(rows), more=bool(rows) and messages.has_rows(db, session, before=rows[0].seq))
 
 
 def without_bytes(page: TranscriptPage) -> TranscriptPage:

@@ -49,14 +49,14 @@ async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) 
 
 async def _ready(inbound: Inbound, arrivals: UploadFolder) -> Inbound:
     media: dict[int, list[Media]] = {}
-    for brought in inbound.brought:
-        made = await arrivals.media(brought.name, brought.data, brought.filename)
-        media.setdefault(brought.message, []).append(made)
+    for attachment in inbound.attachments:
+        made = await arrivals.media(attachment.name, attachment.data, attachment.filename)
+        media.setdefault(attachment.message, []).append(made)
     messages = tuple(
         msgspec.structs.replace(message, media=tuple(media[place])) if place in media else message
         for place, message in enumerate(inbound.messages)
     )
-    return msgspec.structs.replace(inbound, messages=messages, brought=())
+    return msgspec.structs.replace(inbound, messages=messages, attachments=())
 
 
 def _session(db: Db, inbound: Inbound) -> str | None:

@@ -1,18 +1,16 @@
-"""Skills: folders with instructions for one kind of task each, in the open format; and the files by which a project
-tells how to work on it.
+"""Skills: folders with instructions for one kind of task each, in the open format; and a project's own instructions.
 
-Guarantee: both are data that somebody else wrote, bounded, read from where the settings say and from nowhere else; what
-is wrong with one of them is a sentence in the log and never a session that fails. A gateway whose agents use neither
-loads nothing of this room; `SkillLibrary` and `ProjectFiles` are sources of what a session's prompt begins with.
+Both are data written by others. They are bounded, and read only from where the settings say. A problem with one of them
+is a sentence in the log and never makes a session fail. A gateway whose agents use neither loads nothing of this
+package. `SkillLibrary` and `ProjectFiles` contribute to the beginning of a session's prompt.
 """
 
-from tidegate.skills.discovery import SkillDiscovery, unknown
-from tidegate.skills.file_digests import survey
+from tidegate.skills.discovery import SkillDiscovery, unknown_skills
+from tidegate.skills.file_digests import prompt_file_digests
 from tidegate.skills.frontmatter import InvalidSkill
 from tidegate.skills.library import SkillFile, SkillLibrary
 from tidegate.skills.project_files import ProjectFiles
-from tidegate.skills.prompt_listing import line
-from tidegate.skills.skill import RejectedSkill, Skill, SkillEntry, SkillSet
+from tidegate.skills.skill import RejectedSkill, Skill, SkillEntry, SkillSet, listing_line
 
 __all__ = [
     "InvalidSkill",
@@ -24,7 +22,7 @@ __all__ = [
     "SkillFile",
     "SkillLibrary",
     "SkillSet",
-    "line",
-    "survey",
-    "unknown",
+    "listing_line",
+    "prompt_file_digests",
+    "unknown_skills",
 ]

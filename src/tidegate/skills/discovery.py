@@ -1,9 +1,9 @@
-"""One look at the folders of an agent: which skills are there now.
+"""Discovery of the skills in an agent's folders.
 
-Guarantee: looking opens no file that is as it was: a file is read again when its size, times or inode have changed, and
-its text is parsed once, however many agents, folders and sessions have it. A skill that cannot be used is left out with
-a sentence and keeps no other from being used. The same folders give the same shelf. It blocks: it is for worker threads
-and the command line; the caches are its own, and may be used by several threads.
+Unchanged files are not opened: a file is read again only if its size, times or inode have changed, and its text is
+parsed once, however many agents, folders and sessions use it. A skill that cannot be used is left out with the reason
+and does not affect others. The same folders give the same result. The functions block: use them in worker threads and
+the command line. The caches are private and safe to use from several threads.
 """
 
 import hashlib
@@ -17,29 +17,29 @@ from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.skills import file_access
 from tidegate.skills.frontmatter import FILE_BYTES, TOO_LONG, InvalidSkill, decoded, read
-from tidegate.skills.prompt_listing import listing
-from tidegate.skills.skill import FILE, RejectedSkill, Skill, SkillEntry, SkillFolder, SkillSet
+from tidegate.skills.skill import FILE, RejectedSkill, Skill, SkillEntry, SkillFolder, SkillSet, listing
 from tidegate.workspaces.files import FileStamp, Mount, printable
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")
-"""Where programs of several makers look in a project. A plain `skills` is not among them: in many a project that is
-something else."""
+"""Folders that programs of several vendors search in a project. A plain `skills` is not included: in many projects that
+is something else."""
 
 MOST = 500
-"""Skills of one agent: a list that nobody reads any more."""
+"""The most skills of one agent: nobody reads a longer list."""
 
 KNOWN_FILES, KNOWN_SKILLS = 4096, 2048
 KNOWN_BYTES = 4 * 1024 * 1024
-"""Of what is known of them: names, descriptions and the like, no instructions."""
+"""Bounds of the caches, which hold names, descriptions and the like, but no instructions."""
 
 SETTLED = 2.0
-"""Seconds since its last change after which a file is known by its times: within the grain of a clock it could be
-changed again unseen."""
+"""Seconds since its last change after which a file is identified by its times: within the resolution of a clock it
+could change again unnoticed."""
 
 
-def places(config: Config, agent: str) -> tuple[SkillFolder, ...]:
-    """Where an agent's skills may be, the first to be preferred: what a session can write covers nothing of yours."""
+def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
+    """The folders of an agent's skills, in order of preference: a skill that a session can write never replaces one of
+    yours."""
     found = [
         SkillFolder(folder=config.home / "skills"),
         *(SkillFolder(folder=config.path(text)) for text in config.skills.folders),
@@ -50,12 +50,12 @@ def places(config: Config, agent: str) -> tuple[SkillFolder, ...]:
 
 
 def local_project(config: Config, agent: str) -> Path | None:
-    """An agent's project folder, where it is on this machine."""
+    """An agent's project folder, if it is on this machine."""
     return None if config.workspaces.backend == "ssh" else config.project(agent)
 
 
 class _Candidate(NamedTuple):
-    """A SKILL.md that was found: what it says, or why it cannot be used."""
+    """A SKILL.md that was found: its skill, or the reason why it cannot be used."""
 
     name: str
     place: SkillFolder
@@ -77,12 +77,12 @@ class SkillDiscovery:
             "skills", cap=KNOWN_SKILLS, max_bytes=KNOWN_BYTES, weigh=_weigh
         )
 
-    def look(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
-        """What the agent has now, for a reader who may not trust all of it; if it is not to be `narrowed` by its
-        settings, what it could have."""
+    def discover(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
+        """The agent's current skills, for a reader who may not trust all of them. Without `narrowed`, the restriction
+        by the agent's settings is ignored."""
         candidates: list[_Candidate] = []
         left_out: list[RejectedSkill] = []
-        for place in places(self._config, agent):
+        for place in skill_folders(self._config, agent):
             try:
                 candidates += self._in(place, reader or Reader())
             except (InvalidSkill, OSError) as error:
@@ -94,7 +94,7 @@ class SkillDiscovery:
         return SkillSet(entries=entries, left_out=(*left_out, *more), listing=listing(entries))
 
     def parse(self, data: bytes) -> Skill:
-        """What a SKILL.md says. Raises `InvalidSkill`."""
+        """Parses a SKILL.md. Raises `InvalidSkill`."""
         digest = hashlib.sha256(data).digest()
         with self._lock:
             known = self._skills.get(digest)
@@ -109,20 +109,20 @@ class SkillDiscovery:
         return self._files.stats(), self._skills.stats()
 
     def _in(self, place: SkillFolder, reader: Reader) -> list[_Candidate]:
-        with file_access.place(place) as folder:
+        with file_access.open_folder(place) as folder:
             if folder is None:
                 return []
-            if _holds(file_access.held(folder), FILE):
-                raise InvalidSkill(f"it is a skill itself; name the folder that it lies in ({place.folder.parent}).")
-            found = [self._at(place, folder, name, reader) for name in file_access.names(folder)]
+            if _holds(file_access.mount_of(folder), FILE):
+                raise InvalidSkill(f"it is itself a skill; name the folder that contains it ({place.folder.parent}).")
+            found = [self._at(place, folder, name, reader) for name in file_access.folder_names(folder)]
         return [candidate for candidate in found if candidate is not None]
 
     def _at(self, place: SkillFolder, folder: int, name: str, reader: Reader) -> _Candidate | None:
-        """None when there is no skill under that name."""
+        """The candidate of that name, or None."""
         mark: FileStamp | None = None
         try:
-            with file_access.skill_folder(place, folder, name) as its:
-                if its is None or (seen := file_access.marked(file_access.held(its), FILE)) is None:
+            with file_access.open_skill_folder(place, folder, name) as its:
+                if its is None or (seen := file_access.find_file(file_access.mount_of(its), FILE)) is None:
                     return None
                 mark = seen.mark
                 skill = self._known(place.folder / name, its, seen, reader)
@@ -144,7 +144,7 @@ class SkillDiscovery:
             return known
         if seen.mark.size > FILE_BYTES:
             raise InvalidSkill(TOO_LONG)
-        opened = file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)
+        opened = file_access.load(file_access.mount_of(folder), FILE, FILE_BYTES + 1)
         if opened is None:
             raise InvalidSkill("it has just been removed.")
         if time.time() - max(opened.mark.modified, opened.mark.changed) / 1e9 > SETTLED:
@@ -155,15 +155,15 @@ class SkillDiscovery:
         return self.parse(opened.data)
 
 
-def unknown(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
-    """The names of skills that an agent is to have and that nobody found, usable or not."""
+def unknown_skills(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
+    """The names of configured skills that were not found, usable or not."""
     found = {entry.name for entry in skill_set.entries} | {left.path.parent.name for left in skill_set.left_out}
     return [name for name in wanted if name not in found]
 
 
 def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], list[RejectedSkill]]:
-    """One of each name; what comes first is preferred, unless it cannot be used. One of the user's own that cannot be
-    used still leaves no room for a project's."""
+    """One candidate of each name; the first usable one is preferred. A user's own skill excludes a project's skill of
+    the same name even if it cannot be used."""
     chosen: dict[str, _Candidate] = {}
     left_out: list[RejectedSkill] = []
     own = {each.name: each for each in reversed(candidates) if each.place.origin == "user"}
@@ -175,13 +175,11 @@ def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], l
         ) is None:
             chosen[candidate.name] = candidate
         elif not _same(candidate, other):
-            why = f"{other.path} has the same name and comes first."
+            why = f"{other.path} has the same name and takes precedence."
             left_out.append(RejectedSkill(path=candidate.path, why=why, covered=True))
     names = sorted(chosen)
     for name in names[MOST:]:
-        left_out.append(
-            RejectedSkill(path=chosen[name].path, why=f"the agent has {MOST} skills before it; remove some.")
-        )
+        left_out.append(RejectedSkill(path=chosen[name].path, why=f"the agent already has {MOST} skills; remove some."))
     entries = (SkillEntry(skill=its.skill, place=its.place) for name in names[:MOST] if (its := chosen[name]).skill)
     return tuple(entries), left_out
 
@@ -196,12 +194,12 @@ def misnamed(skill: Skill, folder: str) -> str:
 
 
 def _why(error: InvalidSkill | OSError) -> str:
-    return error.message if isinstance(error, InvalidSkill) else f"it cannot be read ({error.strerror}); mend that."
+    return error.message if isinstance(error, InvalidSkill) else f"it cannot be read ({error.strerror}); fix that."
 
 
 def _holds(folder: Mount, name: str) -> bool:
     try:
-        return file_access.marked(folder, name) is not None
+        return file_access.find_file(folder, name) is not None
     except InvalidSkill:
         return False
 

@@ -1,9 +1,10 @@
-"""Files of skills and projects, opened by descriptor and no further than they may lead.
+"""Confined access to the files of skills and projects, by descriptor.
 
-Guarantee: what is opened lies below the folder that it is asked for in, whatever is exchanged for a link meanwhile (by
-`workspaces.files`, which walks agents' own paths in the same way); only regular files are ever opened, so that nobody
-waits for a pipe; what is read is bounded. What may not be used is `InvalidSkill`, what the system refuses an `OSError`. Every
-descriptor is closed at the end of its block. It blocks: it is for worker threads and the command line.
+An opened file is always below the requested folder, even if something is replaced by a link in the meantime
+(`workspaces.files` resolves agents' own paths in the same way). Only regular files are opened, so that no read waits
+for a pipe, and reads are bounded. `InvalidSkill` means that the file may not be used, `OSError` that the system
+refused. Every descriptor is closed at the end of its block. The functions block: use them in worker threads and the
+command line.
 """
 
 import hashlib
@@ -21,51 +22,52 @@ from tidegate.workspaces.files import FileStamp, Mount, file_stamp
 from tidegate.workspaces.files.mounts import FolderMissing, ResolvedPath, at, open_file
 
 FOLDERS = 1000
-"""Folders of a place: each is looked at, whoever put it there."""
+"""The most folders in a skill folder: each of them is examined."""
 
 DIGEST_BYTES = 1024 * 1024
-"""By which a content is known: no more than this of a file is ever shown at once."""
+"""Bytes of a file that its digest covers: no more than this of a file is ever shown at once."""
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 ASTRAY = (
-    "its path leads out of its folder, or through what is no folder, or to where the gateway may not look; put the "
-    "file itself there."
+    "its path leads out of its folder, through something that is not a folder, or to where the gateway has no access; "
+    "put the file itself there."
 )
 
 
 class FoundFile(NamedTuple):
-    """A file that is there, and its real path."""
+    """An existing file, and its real path."""
 
     mark: FileStamp
     path: str
 
 
 class FileContent(NamedTuple):
-    """The beginning of a file, and whether that is all; its real path, and the digest of what may be shown of it."""
+    """The beginning of a file, and whether that is all of it; its real path, and the digest of what may be shown of
+    it."""
 
     data: bytes
     mark: FileStamp
-    whole: bool
+    complete: bool
     path: str
     digest: bytes
 
 
 def mount(folder: Path) -> Mount:
-    """A folder as the one that nothing leads out of. Links that name it by its path stay inside."""
+    """The folder as a mount that no path leads out of. Links that name it by its path stay inside."""
     return Mount(inner=str(folder), folder=folder, writable=False)
 
 
-def held(descriptor: int) -> Mount:
-    """The folder that a descriptor refers to, whatever stands under its name now."""
+def mount_of(descriptor: int) -> Mount:
+    """The folder that a descriptor refers to, whatever its name refers to now."""
     link = Path(f"/proc/self/fd/{descriptor}")
     return Mount(inner=str(link.readlink()), folder=link, writable=False)
 
 
 @contextmanager
-def spot_in(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
-    """What a path in a folder leads to; None when nothing is there. Raises `InvalidSkill` when it leads elsewhere."""
+def resolve(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
+    """Resolves a path in a folder; None if nothing is there. Raises `InvalidSkill` if it leads elsewhere."""
     with ExitStack() as stack:
         try:
             spot = stack.enter_context(at((where,), path))
@@ -78,13 +80,13 @@ def spot_in(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
 
 
 @contextmanager
-def place(where: SkillFolder) -> Iterator[int | None]:
-    """A reference to a folder that may hold skills; None when there is none."""
+def open_folder(where: SkillFolder) -> Iterator[int | None]:
+    """Opens a folder that may contain skills; None if it does not exist."""
     if where.project is not None:
         if not where.project.is_dir():
             yield None
             return
-        with spot_in(mount(where.project), where.within) as spot:
+        with resolve(mount(where.project), where.within) as spot:
             yield spot.fd if spot is not None and spot.is_folder else None
         return
     try:
@@ -99,10 +101,10 @@ def place(where: SkillFolder) -> Iterator[int | None]:
 
 
 @contextmanager
-def skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
-    """A reference to the folder of that name in a place which is held open; None when there is none."""
+def open_skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
+    """Opens the folder of that name in an open skill folder; None if it does not exist."""
     if where.project is not None:
-        with spot_in(mount(where.project), f"{where.within}/{name}") as spot:
+        with resolve(mount(where.project), f"{where.within}/{name}") as spot:
             yield spot.fd if spot is not None and spot.is_folder else None
         return
     try:
@@ -116,8 +118,8 @@ def skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | N
         os.close(fd)
 
 
-def names(folder: int) -> list[str]:
-    """What could be skills in a place, in order."""
+def folder_names(folder: int) -> list[str]:
+    """The names of folders that could be skills, in order."""
     reading = os.open(".", _READING, dir_fd=folder)
     found: list[str] = []
     try:
@@ -126,20 +128,20 @@ def names(folder: int) -> list[str]:
                 if entry.name.startswith(".") or not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
                     continue
                 if len(found) == FOLDERS:
-                    raise InvalidSkill(f"it holds more than {FOLDERS} folders; move what are no skills elsewhere.")
+                    raise InvalidSkill(f"it has more than {FOLDERS} folders; move those that are not skills elsewhere.")
                 found.append(entry.name)
     finally:
         os.close(reading)
     return sorted(found)
 
 
-def marked(where: Mount, path: str) -> FoundFile | None:
-    """By which a file is known to be as it was; None when there is none. Nothing is opened for it."""
-    with spot_in(where, path) as spot:
+def find_file(where: Mount, path: str) -> FoundFile | None:
+    """The stamp and real path of a file, without opening it; None if it does not exist."""
+    with resolve(where, path) as spot:
         if spot is None:
             return None
         if not stat.S_ISREG(spot.mode):
-            raise InvalidSkill("it is no plain file; put one there.")
+            raise InvalidSkill("it is not a regular file; put one there.")
         return FoundFile(file_stamp(spot.fd), _path(spot.fd))
 
 
@@ -148,16 +150,16 @@ def _path(descriptor: int) -> str:
 
 
 def load(where: Mount, path: str, limit: int) -> FileContent | None:
-    """At most so many bytes of a file; None when there is none."""
-    with spot_in(where, path) as spot:
+    """At most that many bytes of a file; None if it does not exist."""
+    with resolve(where, path) as spot:
         if spot is None:
             return None
         if not stat.S_ISREG(spot.mode):
-            raise InvalidSkill("it is no plain file; choose one.")
+            raise InvalidSkill("it is not a regular file; choose one.")
         try:
             fd = open_file(spot)
         except ToolFailed:
-            raise InvalidSkill("it cannot be opened; let the gateway read it.") from None
+            raise InvalidSkill("it cannot be opened; allow the gateway to read it.") from None
         try:
             data = bytearray()
             most = max(limit, DIGEST_BYTES)

@@ -1,7 +1,7 @@
-"""The files below a folder that may enter prompts, by the digests of their contents.
+"""Digests of the files below a folder that may enter prompts.
 
-Guarantee: what `ProjectFiles` and `Library` would take from that folder for any agent is among them, within `FILES`. It
-blocks: it is for worker threads.
+They include everything that `ProjectFiles` and `SkillLibrary` would take from that folder for any agent, up to `FILES`.
+The functions block: use them in worker threads.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from tidegate.config import Config
 from tidegate.skills import file_access
-from tidegate.skills.discovery import local_project, places
+from tidegate.skills.discovery import local_project, skill_folders
 from tidegate.skills.frontmatter import InvalidSkill
 from tidegate.skills.skill import SkillFolder
 from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILES = 5000
-"""What is left out is not trusted, and told when somebody would use it."""
+"""The most files. Files beyond are not trusted; that is reported when one would be used."""
 
 
-def survey(config: Config, folder: Path) -> dict[str, bytes]:
+def prompt_file_digests(config: Config, folder: Path) -> dict[str, bytes]:
     """Real paths and digests of the files below a folder."""
     below, found = f"{os.path.realpath(folder)}/", dict[str, bytes]()
     for opened in _files(config):
@@ -41,15 +41,18 @@ def _files(config: Config) -> Iterator[file_access.FileContent]:
                 with contextlib.suppress(InvalidSkill, OSError):
                     if (opened := file_access.load(file_access.mount(project), path, 0)) is not None:
                         yield opened
-    for place in dict.fromkeys(place for name in config.agents for place in places(config, name)):
+    for place in dict.fromkeys(place for name in config.agents for place in skill_folders(config, name)):
         with contextlib.suppress(InvalidSkill, OSError):
             yield from _skills(place)
 
 
 def _skills(place: SkillFolder) -> Iterator[file_access.FileContent]:
-    with file_access.place(place) as folder:
-        for name in [] if folder is None else file_access.names(folder):
-            with contextlib.suppress(InvalidSkill, OSError), file_access.skill_folder(place, folder or 0, name) as its:
+    with file_access.open_folder(place) as folder:
+        for name in [] if folder is None else file_access.folder_names(folder):
+            with (
+                contextlib.suppress(InvalidSkill, OSError),
+                file_access.open_skill_folder(place, folder or 0, name) as its,
+            ):
                 if its is not None:
                     yield from _of_skill(its)
 
@@ -60,5 +63,5 @@ def _of_skill(folder: int) -> Iterator[file_access.FileContent]:
             if step.kind not in ("file", "link"):
                 continue
             with contextlib.suppress(InvalidSkill, OSError):
-                if (opened := file_access.load(file_access.held(folder), step.path, 0)) is not None:
+                if (opened := file_access.load(file_access.mount_of(folder), step.path, 0)) is not None:
                     yield opened

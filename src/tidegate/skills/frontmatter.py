@@ -1,9 +1,9 @@
-"""What stands at the head of a SKILL.md.
+"""The frontmatter of a SKILL.md.
 
-Guarantee: any bytes give a `Skill` or one sentence that says what to mend, within a time that the size bounds. YAML is
-read as its stream of events: every scalar is the text that stands there, whatever it looks like; tags, anchors and
-aliases are refused, so that nothing is made and nothing is repeated; so are keys that stand twice. The library is
-loaded with the first file that is read. Nothing is held.
+Any bytes give a `Skill`, or one sentence that says what to fix, in time bounded by the size. YAML is read as a stream
+of events: every scalar is its literal text. Tags, anchors and aliases are refused, so that no object is constructed and
+nothing is expanded; duplicate keys are refused too. The YAML library is imported with the first file that is read.
+Nothing is kept.
 """
 
 import re
@@ -15,21 +15,21 @@ from tidegate.skills.skill import Skill
 from tidegate.workspaces.files import printable
 
 FILE_BYTES = 256 * 1024
-"""Of one SKILL.md. The format's authors advise 500 lines; this is more than ten times that."""
+"""The largest SKILL.md. The format's authors recommend 500 lines; this is more than ten times that."""
 
-TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move what is long into files beside it."
+TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move long parts into files beside it."
 
 HEAD_CHARACTERS = 16 * 1024
-"""Of the frontmatter: the fields with a bound take less than 2,000."""
+"""The longest frontmatter: the fields with a limit have less than 2,000 characters."""
 
 LONGEST_NAME, LONGEST_DESCRIPTION, LONGEST_COMPATIBILITY = 64, 1024, 500
-"""The format's own."""
+"""The limits of the format."""
 
 DEEPEST = 16
-"""Levels of lists and mappings; the format needs two."""
+"""The most levels of lists and mappings; the format needs two."""
 
 SHOWN = 80
-"""Characters of what is wrong that a sentence repeats."""
+"""Characters of a faulty value that a message repeats."""
 
 _FENCES = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -38,7 +38,7 @@ Tree = str | list[Any] | dict[str, Any]
 
 
 class InvalidSkill(Misconfigured):
-    """It cannot be used; the message is the rest of a sentence that begins with its path."""
+    """The skill cannot be used. The message is the rest of a sentence that begins with its path."""
 
 
 def decoded(data: bytes) -> str:
@@ -48,11 +48,11 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidSkill(f"it is not written in UTF-8 (byte {error.start + 1}); save it as such.") from None
+        raise InvalidSkill(f"it is not valid UTF-8 (byte {error.start + 1}); save it as UTF-8.") from None
 
 
 def body(text: str) -> str:
-    """What comes after the frontmatter."""
+    """The text after the frontmatter."""
     found = _FENCES.match(text)
     return text if found is None else text[found.end() :].strip()
 
@@ -65,7 +65,7 @@ def read(text: str) -> Skill:
             "it has no frontmatter; begin it with a line ---, then name and description, then a line ---."
         )
     if len(found[1]) > HEAD_CHARACTERS:
-        raise InvalidSkill(f"its frontmatter has more than {HEAD_CHARACTERS} characters; move what is long below it.")
+        raise InvalidSkill(f"its frontmatter has more than {HEAD_CHARACTERS} characters; move long parts below it.")
     fields = _mapping(found[1])
     return Skill(
         name=_name(fields),
@@ -108,7 +108,7 @@ def _text(fields: dict[str, Any], key: str, longest: int = HEAD_CHARACTERS) -> s
 
 
 def _metadata(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The plain ones of it: what other programs keep there in other forms is not looked at."""
+    """The entries with a plain text; other forms, used by other programs, are ignored."""
     value = fields.get("metadata", {})
     if value == "":
         return ()
@@ -119,10 +119,10 @@ def _metadata(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _tools(fields: dict[str, Any]) -> tuple[str, ...]:
     value = fields.get("allowed-tools", "")
-    given = value.split() if isinstance(value, str) else value
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        raise InvalidSkill("its allowed-tools are neither a line nor a list of texts; make them one of both.")
-    return tuple(given)
+    names = value.split() if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise InvalidSkill("its allowed-tools are neither a line nor a list of texts; make them one of the two.")
+    return tuple(names)
 
 
 def _kind(value: Tree) -> str:
@@ -137,30 +137,30 @@ def _shown(text: str) -> str:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]  # with the first file that is read
+    import yaml  # type: ignore[import-untyped]  # imported with the first file
 
     try:
         tree = _tree(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except yaml.YAMLError as error:
         raise InvalidSkill(_complaint(error)) from None
     if not isinstance(tree, dict):
-        raise InvalidSkill("its frontmatter is no list of fields; write lines such as name: NAME.")
+        raise InvalidSkill("its frontmatter is not a list of fields; write lines such as name: NAME.")
     return tree
 
 
 def _complaint(error: Any) -> str:
-    """What the library found wrong, and where; the file's first line is the fence."""
+    """The library's error with its line; the file's first line is the fence."""
     mark = getattr(error, "problem_mark", None)
     where = f" in line {mark.line + 2}" if mark is not None else ""
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
     return (
-        f"its frontmatter is not valid YAML{where} ({printable(str(what))[:SHOWN]}); mend it, and put a text that "
-        "holds a colon into quotes."
+        f"its frontmatter is not valid YAML{where} ({printable(str(what))[:SHOWN]}); fix it, and put a text that "
+        "contains a colon in quotes."
     )
 
 
 def _tree(events: Iterable[Any]) -> Tree | None:
-    """The one document of a stream of events; None when there is none. It takes no recursion."""
+    """The only document of a stream of events; None if there is none. It uses no recursion."""
     found: list[Tree] = []
     outer: list[_Building] = []
     for event in events:
@@ -171,10 +171,10 @@ def _tree(events: Iterable[Any]) -> Tree | None:
         if getattr(event, "tag", None) is not None:
             raise InvalidSkill(f"its frontmatter has a tag in line {line}; write plain text instead.")
         if kind == "DocumentStartEvent" and found:
-            raise InvalidSkill("its frontmatter holds several documents; leave one.")
+            raise InvalidSkill("its frontmatter contains several documents; keep one.")
         if kind in ("MappingStartEvent", "SequenceStartEvent"):
             if len(outer) == DEEPEST:
-                raise InvalidSkill(f"its frontmatter has more than {DEEPEST} levels in line {line}; make it plainer.")
+                raise InvalidSkill(f"its frontmatter has more than {DEEPEST} levels in line {line}; simplify it.")
             outer.append(_Building({} if kind == "MappingStartEvent" else []))
             continue
         if kind == "ScalarEvent":
@@ -191,7 +191,7 @@ def _tree(events: Iterable[Any]) -> Tree | None:
 
 
 class _Building:
-    """A list or mapping whose parts are still coming."""
+    """A list or mapping that is not complete yet."""
 
     def __init__(self, value: Tree) -> None:
         self.value = value

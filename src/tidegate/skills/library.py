@@ -1,9 +1,9 @@
-"""The skills of all agents: listed for sessions that begin, read when a tool asks.
+"""The skills of all agents: listed in the prompts of new sessions, and read by a tool.
 
-Guarantee: an agent has the skills of its own folders, narrowed by its settings, and no others. What is read is read
-anew, so that an edit is seen by the next call; nothing outside the skill's folder is, whatever is put there, and
-nothing that the reader is not to trust (`workspaces.provenance`). All of it is done in worker threads. It holds names
-and descriptions, within the bounds of its caches, and no instructions.
+An agent has the skills of its own folders, restricted by its settings, and no others. Every read reads the file again,
+so that the next call sees an edit. Nothing outside the skill's folder is read, whatever is put there, and nothing that
+the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library keeps names and
+descriptions, within the bounds of its caches, and no instructions.
 """
 
 import os
@@ -21,9 +21,8 @@ from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
 from tidegate.skills import file_access
 from tidegate.skills.discovery import SkillDiscovery, misnamed
-from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, look
+from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, LogOnce, discover
 from tidegate.skills.frontmatter import FILE_BYTES, InvalidSkill, body, decoded
-from tidegate.skills.log_once import LogOnce
 from tidegate.skills.skill import FILE, Skill, SkillEntry, SkillSet
 from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
@@ -36,18 +35,18 @@ T = TypeVar("T")
 TOOLSET = "skills"
 
 FILES_LISTED = 200
-"""Of one skill, beside its SKILL.md."""
+"""The most files that are listed of one skill, besides its SKILL.md."""
 
 READ_BYTES = 1024 * 1024
-"""Of one file. A model is shown less of it anyway, and the rest from the spool."""
+"""The most bytes that are read of one file. A model is shown less of it anyway, and reads the rest from the spool."""
 
 BINARY_WITHIN = 8192
-"""A file with a zero byte in so many first ones is binary."""
+"""A file with a zero byte in its first bytes, up to this many, is binary."""
 
 
 class SkillContents(NamedTuple):
-    """A skill as it is now: its instructions, the paths of its other files, whether there are more of them, and where
-    the agent's commands see its folder, if they do."""
+    """The current content of a skill: its instructions, the paths of its other files, whether there are more of them,
+    and the path under which the agent's commands see its folder, if they do."""
 
     skill: Skill
     text: str
@@ -57,16 +56,16 @@ class SkillContents(NamedTuple):
 
 
 class SkillFile(NamedTuple):
-    """A file of a skill; `text` is None when it is binary, and its beginning when it is not `whole`."""
+    """A file of a skill; `text` is None if it is binary, and only its beginning unless `complete`."""
 
     text: str | None
     size: int
-    whole: bool
+    complete: bool
     seen: str
 
 
 class SkillLibrary:
-    """As a source of prompts it brings the list of skills."""
+    """The skills of all agents. It contributes the list of skills to prompts."""
 
     name = TOOLSET
     needs_tools = True
@@ -76,9 +75,9 @@ class SkillLibrary:
     ) -> None:
         self._config = config
         self._provenance = provenance
-        self._looker = SkillDiscovery(config)
-        self._told = LogOnce(log)
-        self._looks = DiscoveryCache("looks at skills", self._look, SkillSet(), _weigh, clock=clock)
+        self._discovery = SkillDiscovery(config)
+        self._log_once = LogOnce(log)
+        self._cache = DiscoveryCache("looks at skills", self._look, SkillSet(), _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
@@ -88,15 +87,15 @@ class SkillLibrary:
         return (await self.skill_set(agent, principal)).listing
 
     async def skill_set(self, agent: str, principal: str = "") -> SkillSet:
-        """What the agent has in a session of this principal; empty for one without the toolset."""
-        return await look(self._looks, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
+        """The agent's skills in a session of this principal; empty for an agent without the toolset."""
+        return await discover(self._cache, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
 
     async def open(self, entry: SkillEntry, principal: str = "") -> SkillContents:
-        """Raises `InvalidSkill` when it is no skill any more."""
+        """Reads a skill. Raises `InvalidSkill` if it is no longer one."""
         return await self._read(principal, partial(self._open, entry))
 
     async def file(self, entry: SkillEntry, path: str, principal: str = "") -> SkillFile | None:
-        """One of its files; None when there is none. Raises `InvalidSkill` when it may not be read."""
+        """Reads a file of a skill; None if it does not exist. Raises `InvalidSkill` if it may not be read."""
         return await self._read(principal, partial(self._file, entry, path))
 
     async def _read(self, principal: str, read: Callable[[Reader], T]) -> T:
@@ -106,66 +105,66 @@ class SkillLibrary:
         return await (make(Reader()) if self._provenance is None else self._provenance.steady(principal, make))
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return (*self._looker.stats(), *self._looks.stats())
+        return (*self._discovery.stats(), *self._cache.stats())
 
-    def _look(self, whom: DiscoveryKey) -> SkillSet:
-        skill_set = self._looker.look(whom.agent, whom.reader)
+    def _look(self, key: DiscoveryKey) -> SkillSet:
+        skill_set = self._discovery.discover(key.agent, key.reader)
         for left in skill_set.left_out:
             if left.covered:
-                self._told.inform("a skill is covered by another", left.where, left.why)
+                self._log_once.inform("a skill is hidden by another", left.where, left.why)
             else:
-                self._told.warn("a skill is left out", left.where, left.why)
+                self._log_once.warn("a skill is left out", left.where, left.why)
         return skill_set
 
     def _open(self, entry: SkillEntry, reader: Reader) -> SkillContents:
         try:
-            with file_access.place(entry.place) as place:
+            with file_access.open_folder(entry.place) as place:
                 if place is None:
-                    raise InvalidSkill("its folder is not there any more.")
-                with file_access.skill_folder(entry.place, place, entry.name) as folder:
+                    raise InvalidSkill("its folder no longer exists.")
+                with file_access.open_skill_folder(entry.place, place, entry.name) as folder:
                     if (
                         folder is None
-                        or (found := file_access.load(file_access.held(folder), FILE, FILE_BYTES + 1)) is None
+                        or (found := file_access.load(file_access.mount_of(folder), FILE, FILE_BYTES + 1)) is None
                     ):
-                        raise InvalidSkill("it is not there any more.")
+                        raise InvalidSkill("it no longer exists.")
                     if not reader.admits(found.path, found.digest):
                         raise InvalidSkill(UNTRUSTED)
-                    skill = self._looker.parse(found.data)
+                    skill = self._discovery.parse(found.data)
                     if skill.name != entry.name:
                         raise InvalidSkill(misnamed(skill, entry.name))
                     files, more = _files(folder)
-                    seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
+                    seen = _seen(self._config, entry, Path(file_access.mount_of(folder).inner))
         except OSError as error:
             raise InvalidSkill(f"it cannot be read ({error.strerror}).") from None
         return SkillContents(skill, body(decoded(found.data)), files, more, seen)
 
     def _file(self, entry: SkillEntry, path: str, reader: Reader) -> SkillFile | None:
         try:
-            with file_access.place(entry.place) as place:
+            with file_access.open_folder(entry.place) as place:
                 if place is None:
                     return None
-                with file_access.skill_folder(entry.place, place, entry.name) as folder:
-                    # What a link leads to must be a skill, too: it could have been put there meanwhile.
-                    if folder is None or file_access.marked(file_access.held(folder), FILE) is None:
+                with file_access.open_skill_folder(entry.place, place, entry.name) as folder:
+                    # The target of a link must be a skill too: the link could have been created in the meantime.
+                    if folder is None or file_access.find_file(file_access.mount_of(folder), FILE) is None:
                         return None
-                    found = file_access.load(file_access.held(folder), path, READ_BYTES)
-                    seen = _seen(self._config, entry, Path(file_access.held(folder).inner))
+                    found = file_access.load(file_access.mount_of(folder), path, READ_BYTES)
+                    seen = _seen(self._config, entry, Path(file_access.mount_of(folder).inner))
         except OSError as error:
             raise InvalidSkill(f"it cannot be read ({error.strerror}).") from None
         if found is None:
             return None
         if not reader.admits(found.path, found.digest):
             raise InvalidSkill(UNTRUSTED)
-        return SkillFile(_text(found), found.mark.size, found.whole, f"{seen}/{path}" if seen else "")
+        return SkillFile(_text(found), found.mark.size, found.complete, f"{seen}/{path}" if seen else "")
 
 
 def _weigh(skill_set: SkillSet) -> int:
-    """The skills themselves are on their cache's account."""
+    """The skills themselves are counted by their own cache."""
     return 2 * len(skill_set.listing) + 200 * (len(skill_set.entries) + len(skill_set.left_out))
 
 
 def _files(folder: int) -> tuple[tuple[str, ...], bool]:
-    """The paths of what lies beside a SKILL.md, in order, and whether there are more."""
+    """The paths of the other files of a skill, in order, and whether there are more."""
     found: list[str] = []
     walk = FolderWalk(FileFilter(), recursive=True)
     with closing(walk.steps(folder)) as steps:
@@ -179,7 +178,7 @@ def _files(folder: int) -> tuple[tuple[str, ...], bool]:
 
 
 def _seen(config: Config, entry: SkillEntry, real: Path) -> str:
-    """Under which path the agent's commands see the folder of a skill; empty when they do not."""
+    """The path under which the agent's commands see the folder of a skill; empty if they do not."""
     if entry.place.project is not None:
         return f"{entry.place.within}/{entry.name}"
     if config.workspaces.backend == "local":
@@ -198,7 +197,7 @@ def _text(found: file_access.FileContent) -> str | None:
     try:
         return found.data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The last character may have been cut in two.
-        if found.whole or error.start < len(found.data) - 3:
+        # The last character may have been split.
+        if found.complete or error.start < len(found.data) - 3:
             return None
         return found.data[: error.start].decode("utf-8-sig")

@@ -1,10 +1,10 @@
-"""The files of a project that tell who works on it how: `AGENTS.md` and its like.
+"""A project's instruction files (`AGENTS.md` and the like) in prompts.
 
-Guarantee: what enters a prompt is what the agent's settings name, from its project folder and from nowhere else, and
-at most `PROJECT_BYTES` of it; what is longer says so and where the rest is. Each file stands under its name between
-fences that nothing in it can close, so that no text in it can pass for the gateway's own. The same files give the same
-text. A file that is not there is left out; one that cannot be used, or that the reader is not to trust
-(`workspaces.provenance`), is logged once.
+Only the files that the agent's settings name enter a prompt, only from its project folder, and at most `PROJECT_BYTES`
+of them; a truncated file says so and where the rest is. Each file is shown under its name between fences that nothing
+in it can close, so that no text in it can pass for the gateway's own. The same files give the same text. A file that
+does not exist is left out; one that cannot be used, or that the reader should not trust (`workspaces.provenance`), is
+logged once.
 """
 
 import re
@@ -17,19 +17,18 @@ from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
 from tidegate.skills import file_access
 from tidegate.skills.discovery import local_project
-from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, look
+from tidegate.skills.discovery_cache import DiscoveryCache, DiscoveryKey, LogOnce, discover
 from tidegate.skills.frontmatter import InvalidSkill
-from tidegate.skills.log_once import LogOnce
 from tidegate.workspaces.files import printable
 from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 
 log = Log(__name__)
 
 PROJECT_BYTES = 32 * 1024
-"""Of all files together: about 8,000 tokens, which every request of a conversation begins with."""
+"""Bytes of all files together: about 8,000 tokens, which are part of every request of a conversation."""
 
 LINE_SHARE = 0.9
-"""Of what fits that must be left when the last line is dropped because it is cut."""
+"""A truncated last line is dropped only if at least this share of the text is left."""
 
 HEADING = (
     "# The project\n\n"
@@ -40,7 +39,7 @@ _FENCE = re.compile("`{3,}")
 
 
 class ProjectFiles:
-    """A source of prompts."""
+    """Contributes the project's files to prompts."""
 
     name = "project"
     needs_tools = False
@@ -50,8 +49,8 @@ class ProjectFiles:
     ) -> None:
         self._config = config
         self._provenance = provenance
-        self._told = LogOnce(log)
-        self._looks = DiscoveryCache("looks at projects", self._look, "", _weigh, clock=clock)
+        self._log_once = LogOnce(log)
+        self._cache = DiscoveryCache("looks at projects", self._look, "", _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
@@ -59,39 +58,39 @@ class ProjectFiles:
         return named and local_project(self._config, agent) is not None
 
     async def part(self, agent: str, principal: str) -> str:
-        return await look(self._looks, agent, principal, self._provenance)
+        return await discover(self._cache, agent, principal, self._provenance)
 
     def caches(self) -> tuple[CacheStats, ...]:
-        return self._looks.stats()
+        return self._cache.stats()
 
-    def _look(self, whom: DiscoveryKey) -> str:
-        folder = local_project(self._config, whom.agent)
+    def _look(self, key: DiscoveryKey) -> str:
+        folder = local_project(self._config, key.agent)
         if folder is None or not folder.is_dir():
             return ""
         shown: list[str] = []
         seen: list[tuple[int, int]] = []
         room = PROJECT_BYTES
-        for name in self._config.agents[whom.agent].project_files:
+        for name in self._config.agents[key.agent].project_files:
             try:
                 found = file_access.load(file_access.mount(folder), name, room)
                 if found is None or found.mark[:2] in seen:
-                    continue  # one is often a link to the other
-                if not whom.reader.admits(found.path, found.digest):
+                    continue  # often one is a link to the other
+                if not key.reader.admits(found.path, found.digest):
                     raise InvalidSkill(UNTRUSTED)
                 seen.append((found.mark.device, found.mark.inode))
                 if text := _text(found):
                     shown.append(_shown(name, text, found))
                     room -= len(text.encode())
-                elif not found.whole:
+                elif not found.complete:
                     shown.append(_nothing_of(name, found))
             except InvalidSkill as error:
-                self._tell(folder / name, error.message)
+                self._warn(folder / name, error.message)
             except OSError as error:
-                self._tell(folder / name, f"it cannot be read ({error.strerror}); mend that.")
+                self._warn(folder / name, f"it cannot be read ({error.strerror}); fix that.")
         return "\n\n".join([HEADING, *shown]) if shown else ""
 
-    def _tell(self, path: Path, reason: str) -> None:
-        self._told.warn("a file of a project is left out", printable(str(path)), reason)
+    def _warn(self, path: Path, reason: str) -> None:
+        self._log_once.warn("a file of a project is left out", printable(str(path)), reason)
 
 
 def _weigh(text: str) -> int:
@@ -99,27 +98,27 @@ def _weigh(text: str) -> int:
 
 
 def _text(found: file_access.FileContent) -> str:
-    """As much as is shown: whole lines, where it is not all."""
+    """The part that is shown: complete lines, if it is not the complete file."""
     if b"\0" in found.data:
-        raise InvalidSkill("it is no text; name another in project_files.")
-    data = found.data if found.whole else _to_a_line_end(found.data)
+        raise InvalidSkill("it is not text; name another file in project_files.")
+    data = found.data if found.complete else _to_a_line_end(found.data)
     try:
         return data.decode("utf-8-sig").strip("\n")
     except UnicodeDecodeError as error:
-        if found.whole or error.start < len(data) - 3:
-            raise InvalidSkill("it is not written in UTF-8; save it as such.") from None
-        return data[: error.start].decode("utf-8-sig")  # one long line, and its last character was cut in two
+        if found.complete or error.start < len(data) - 3:
+            raise InvalidSkill("it is not valid UTF-8; save it as UTF-8.") from None
+        return data[: error.start].decode("utf-8-sig")  # one long line, whose last character was split
 
 
 def _to_a_line_end(data: bytes) -> bytes:
-    """Without the line that is cut, unless that is a long one."""
+    """Drops the truncated last line, unless it is a long one."""
     end = data.rfind(b"\n") + 1
     return data[:end] if end > LINE_SHARE * len(data) else data
 
 
 def _shown(name: str, text: str, found: file_access.FileContent) -> str:
     fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
-    told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.whole else ""
+    told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.complete else ""
     return f"## File of the project: {printable(name)}{told}\n\n{fence}\n{text}\n{fence}"
 
 

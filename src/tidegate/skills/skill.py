@@ -1,9 +1,13 @@
-"""What is known of skills.
+"""Skills as immutable values, and their list in prompts.
 
-Guarantee: everything here is immutable. A `Skill` is what a file says, wherever that lies; a `SkillFolder` is where files are
-looked for, and says how far links may lead; a `SkillSet` is what one look found for one agent.
+A `Skill` is the content of a file, wherever it is. A `SkillFolder` is a folder that is searched, and says how far links
+may lead. A `SkillSet` is the result of one discovery for one agent.
+
+The same skills give the same list, of at most `LISTED_BYTES`, in the order of their names. Each skill is one line, and
+nothing in its description can break out of it. The list says how many skills did not fit and how to find them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +16,20 @@ from tidegate.workspaces.files import printable
 
 FILE = "SKILL.md"
 
+LISTED_BYTES = 16 * 1024
+"""About 4,000 tokens, which are part of every request of a conversation: some sixty skills of usual length."""
+
+HEADING = (
+    "# Skills\n\n"
+    "A skill is a folder with instructions, and often further files, for one kind of task. When a task fits a "
+    "description below, read the skill with the tool `skill` before you begin, and go by what it says within what you "
+    "were asked and may do. Each line is a skill's name and what its author says of it:\n\n"
+)
+_REST = "\n{count} more are not listed here: `skill` without a name lists all."
+
 
 class Skill(Frozen, frozen=True):
-    """What the frontmatter of a SKILL.md says. `tools` grant nothing: they are what its author had in mind."""
+    """The frontmatter of a SKILL.md. `tools` grant nothing: they are the tools that its author expects."""
 
     name: str
     description: str
@@ -25,8 +40,8 @@ class Skill(Frozen, frozen=True):
 
 
 class SkillFolder(Frozen, frozen=True):
-    """A folder that may hold skills, each in a folder of its name. One of a `project` is `within` it, and no link leads
-    out of the project; one of the user's own may hold links to wherever he keeps his skills."""
+    """A folder that may contain skills, each in a folder of its name. A project's skill folder is `within` the
+    `project`, and no link leads out of the project; the user's own may contain links to anywhere."""
 
     folder: Path
     project: Path | None = None
@@ -53,8 +68,8 @@ class SkillEntry(Frozen, frozen=True):
 
 
 class RejectedSkill(Frozen, frozen=True):
-    """What was found and is not used, and why, as the rest of a sentence. `covered` says that nothing is wrong with it:
-    another one of its name comes first."""
+    """A skill that was found and is not used, and the reason as the rest of a sentence. `covered` says that it is
+    valid, but another one of its name takes precedence."""
 
     path: Path
     why: str
@@ -62,7 +77,7 @@ class RejectedSkill(Frozen, frozen=True):
 
     @property
     def where(self) -> str:
-        """The path as people are shown it."""
+        """The path for display."""
         return printable(str(self.path))
 
     def __str__(self) -> str:
@@ -70,7 +85,7 @@ class RejectedSkill(Frozen, frozen=True):
 
 
 class SkillSet(Frozen, frozen=True):
-    """What one agent has, in the order of names, and what it has not. `listing` is what its prompts say of it."""
+    """The skills of one agent, in the order of names, and those left out. `listing` is the text for its prompts."""
 
     entries: tuple[SkillEntry, ...] = ()
     left_out: tuple[RejectedSkill, ...] = ()
@@ -78,3 +93,23 @@ class SkillSet(Frozen, frozen=True):
 
     def get(self, name: str) -> SkillEntry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
+
+
+def listing_line(entry: SkillEntry) -> str:
+    return f"- {entry.name}: {entry.skill.description}"
+
+
+def listing(entries: Sequence[SkillEntry]) -> str:
+    """The list of skills for a prompt; empty if there are none."""
+    if not entries:
+        return ""
+    space = LISTED_BYTES - len(HEADING.encode()) - len(_REST.encode()) - 10
+    listed: list[str] = []
+    for entry in entries:
+        text = listing_line(entry)
+        space -= len(text.encode()) + 1
+        if space < 0:
+            break
+        listed.append(text)
+    left = len(entries) - len(listed)
+    return HEADING + "\n".join(listed) + (_REST.format(count=left) if left else "")

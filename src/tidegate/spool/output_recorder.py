@@ -1,6 +1,6 @@
 """A recorder for output that streams in.
 
-Whatever the length of the output, memory holds its beginning, its end and one buffer. As soon as the output is longer
+Memory holds the beginning of the output, its end and one buffer, however long it is. As soon as the output is longer
 than what a model is shown, all of it goes to the session's spool, byte for byte. At the threshold it is inline, one
 byte above it is spooled. If the disk refuses or the session's quota is used up, the excerpt is kept and says so, and
 recording continues. A recorder that is exited without `finish` leaves nothing behind. The sizes of the pieces in which

@@ -119,7 +119,7 @@ class Spool:
         """Removes folders that belong to no session, and files in the sessions' folders that have no row. Returns the
         number of files and folders removed. After the first time it reads only folders that have changed since."""
         begun = self.clock()
-        if self.store.problems.stands("spool"):
+        if self.store.problems.is_current("spool"):
             await to_thread.run_sync(self._try_writing)
         since, before = self._swept_at - 2 * YOUNG_SECONDS, begun - YOUNG_SECONDS
         found = await to_thread.run_sync(folders.folders, self.root)

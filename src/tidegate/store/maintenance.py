@@ -36,7 +36,7 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 
 @outside
-def look(db: Db) -> None:
+def check_path(db: Db) -> None:
     """Does nothing itself: before each write, the writer checks that the file is still in its place."""
 
 
@@ -72,7 +72,7 @@ async def tidy(store: MaintainedStore, now: float) -> int:
 async def delete_session(store: MaintainedStore, id: str) -> bool:
     """Deletes an ended session, its transcript first, in writes of at most `BATCH` rows. After a crash on the way the
     session is still there, ended, and its deletion is started again."""
-    while await store.write(sessions.shed, id, BATCH) == BATCH:
+    while await store.write(sessions.delete_messages, id, BATCH) == BATCH:
         pass  # each batch leaves fewer
     gone: bool = await store.write(sessions.delete, id)
     return gone

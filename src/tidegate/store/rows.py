@@ -388,7 +388,7 @@ def encode_ids(ids: Sequence[str]) -> str:
     return encode(tuple(ids)).decode()
 
 
-def squeeze(body: bytes) -> tuple[bytes, int]:
+def compress(body: bytes) -> tuple[bytes, int]:
     """The bytes to store, and whether they are compressed."""
     if len(body) > PACK_ABOVE:
         packed = zlib.compress(body, PACK_LEVEL)
@@ -397,13 +397,13 @@ def squeeze(body: bytes) -> tuple[bytes, int]:
     return body, 0
 
 
-def unsqueeze(body: bytes, packed: int) -> bytes:
+def decompress(body: bytes, packed: int) -> bytes:
     return zlib.decompress(body) if packed else body
 
 
 def pack(message: Message) -> tuple[bytes, int]:
     """The body of a message row, and whether it is compressed."""
-    return squeeze(encode(message))
+    return compress(encode(message))
 
 
 def unpack(body: bytes, packed: int) -> Message:

@@ -179,7 +179,7 @@ class Approvals:
         """The question, its conversation, and the name of the person whose conversation it is."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
-            row = approvals.seen_by(db, id, principal=principal.id, role=principal.role)
+            row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
             return None if row is None else (row, *_whose(db, row))
 
         found = await self._store.read(read)
@@ -309,7 +309,7 @@ def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
 
 def _delegating_agents(db: Db, turn: str) -> tuple[str, ...]:
     """Their names; empty for an agent whose turn is already gone, which matches no agent."""
-    rows = [sessions.get(db, row.session) if row is not None else None for row in turns.around(db, turn)]
+    rows = [sessions.get(db, row.session) if row is not None else None for row in turns.outer_turns(db, turn)]
     return tuple("" if row is None else row.agent for row in rows)
 
 

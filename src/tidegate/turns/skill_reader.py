@@ -6,7 +6,7 @@ sentence.
 """
 
 from tidegate.errors import ToolFailed
-from tidegate.skills import InvalidSkill, SkillEntry, SkillFile, SkillLibrary, line
+from tidegate.skills import InvalidSkill, SkillEntry, SkillFile, SkillLibrary, listing_line
 from tidegate.tools import ToolContext
 from tidegate.workspaces.files import printable, shown
 
@@ -30,7 +30,7 @@ class SkillReader:
         if file:
             raise ToolFailed("skill: give the name of the skill as well.")
         entries = (await self._library.skill_set(ctx.agent, ctx.principal)).entries
-        return "\n".join(map(line, entries)) or NO_SKILLS
+        return "\n".join(map(listing_line, entries)) or NO_SKILLS
 
     async def _find(self, ctx: ToolContext, name: str) -> SkillEntry:
         skill_set = await self._library.skill_set(ctx.agent, ctx.principal)
@@ -77,7 +77,7 @@ def _origin(entry: SkillEntry) -> str:
 
 
 def _extent(page: SkillFile) -> str:
-    if page.whole:
+    if page.complete:
         return f"{page.size:,} bytes"
     assert page.text is not None
     return f"its first {len(page.text.encode()):,} of {page.size:,} bytes"

@@ -4,7 +4,6 @@
 Other packages use only the names exported here.
 """
 
-from tidegate.status_report import Check, Readiness
 from tidegate.web.app.app import App, create_app
 from tidegate.web.app.health import Health
 from tidegate.web.http1.server import Server

@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from tidegate.store.rows import Db, unsqueeze
+from tidegate.store.rows import Db, decompress
 from tidegate.store.sqlite.connections import connect_reader
 
 PROBLEMS = 20
@@ -60,6 +60,6 @@ def _broken_bodies(db: Db, table: str) -> Iterator[str]:
     """SQLite checks the structure of pages, not their content; compressed bodies have a checksum of their own."""
     for (body,) in db.execute(f'SELECT body FROM "{table}" WHERE packed'):
         try:
-            unsqueeze(body, 1)
+            decompress(body, 1)
         except zlib.error as error:
             yield f"a row cannot be unpacked ({error})"

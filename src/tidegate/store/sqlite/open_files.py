@@ -19,7 +19,8 @@ _SUFFIXES = ("", "-wal", "-shm")
 
 
 class Loss(NamedTuple):
-    """What happened to the files, as the beginning of a sentence; `intact` if the open files still hold everything."""
+    """A loss of the files, described by the beginning of a sentence; `intact` if the open files still hold
+    everything."""
 
     text: str
     intact: bool = True

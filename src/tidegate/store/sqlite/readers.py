@@ -21,7 +21,7 @@ from tidegate.errors import StoreBusy, StoreFailed
 from tidegate.log import Log
 from tidegate.store.sqlite.connections import connect_reader
 from tidegate.store.sqlite.problems import Problems
-from tidegate.store.sqlite.worker import Backlog, Job, Worker, ours
+from tidegate.store.sqlite.worker import Backlog, Job, Worker, store_error
 from tidegate.values import Frozen
 
 CHECK_EVERY = 5000
@@ -153,11 +153,11 @@ class Readers:
         self._reads += 1
         reading.resolve(value, error)
 
-    def _bury(self, dead: str | None) -> None:
+    def _ended(self, dead: str | None) -> None:
         """Called when a thread has ended. After the last one, all waiting reads fail."""
         if not any(worker.alive for worker in self._workers):
             why = dead or "The store is closed; it accepts no more reads."
-            for reading in self._backlog.bury(why):
+            for reading in self._backlog.abandon(why):
                 self._resolve(reading, None, StoreFailed(why))
 
     # -- in the threads --
@@ -168,7 +168,7 @@ class Readers:
                 self._serve(db, place, reading)
                 del reading  # otherwise the last result stays in memory until the next read
 
-        return Worker(f"tidegate-store-reader-{place}", open=lambda: self._open(place), work=work, over=self._bury)
+        return Worker(f"tidegate-store-reader-{place}", open=lambda: self._open(place), work=work, over=self._ended)
 
     def _open(self, place: int) -> apsw.Connection:
         db = connect_reader(self._path)
@@ -203,7 +203,7 @@ class Readers:
                 self._repeated += 1
                 self._log_free.wait(REPEAT_WITHIN)
         if error is not None:
-            self._problems.meet(error, "read", reading.fn)
+            self._problems.record_error(error, "read", reading.fn)
         self._workers[place].call(self._resolve, reading, value, error)
 
     def _attempt(self, db: apsw.Connection, place: int, reading: ReadJob) -> tuple[Any, BaseException | None]:
@@ -215,7 +215,7 @@ class Readers:
             db.execute("BEGIN")
             return reading.fn(db, *reading.args, **reading.kwargs), None
         except BaseException as failed:
-            error = ours(failed, db)
+            error = store_error(failed, db)
             return None, failed if isinstance(failed, apsw.InterruptError) else error
         finally:
             self._current[place] = None

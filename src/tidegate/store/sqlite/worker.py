@@ -88,7 +88,7 @@ class Backlog(Generic[J]):
             for _ in range(workers):
                 self._queue.put(None)
 
-    def bury(self, why: str) -> list[J]:
+    def abandon(self, why: str) -> list[J]:
         """Called when no worker is left: refuses new jobs and returns those that wait."""
         self.closed = why
         left: list[J] = []
@@ -190,7 +190,7 @@ class Worker:
             log.error("the store's file could not be closed properly", error=str(error))
 
 
-def ours(error: BaseException, db: apsw.Connection) -> BaseException:
+def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
     """The error that a caller gets for a function that failed. Clears the frames of the traceback: a cursor that they
     hold open would prevent the rollback."""
     traceback.clear_frames(error.__traceback__)

@@ -25,7 +25,7 @@ from tidegate.store.sqlite.connections import BUSY_SECONDS, CHECKPOINT_BYTES, Du
 from tidegate.store.sqlite.open_files import Loss, OpenFiles, rescue
 from tidegate.store.sqlite.problems import Problems
 from tidegate.store.sqlite.readers import Readers
-from tidegate.store.sqlite.worker import Backlog, Job, Worker, ours
+from tidegate.store.sqlite.worker import Backlog, Job, Worker, store_error
 from tidegate.values import Frozen
 
 Fault = Callable[[str, tuple[str, ...]], None]
@@ -107,7 +107,7 @@ class Writer:
         self._fault = fault
         self._readers = readers
         self._backlog: Backlog[WriteJob] = Backlog(queue, "writes")
-        self._worker = Worker("tidegate-store-writer", open=self._open, work=self._work, over=self._bury)
+        self._worker = Worker("tidegate-store-writer", open=self._open, work=self._work, over=self._ended)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: list[WriteJob] = []
         self._held: list[WriteJob | None] = []
@@ -183,10 +183,10 @@ class Writer:
             if not job.resolve(value, error) and error is not None:
                 log.warning("a write failed after its caller was cancelled", error=str(error))
 
-    def _bury(self, dead: str | None) -> None:
+    def _ended(self, dead: str | None) -> None:
         """Called when the thread has ended, on the loop, so that no write can be added afterwards."""
         why = dead or "The store is closed; it accepts no more writes."
-        lost = [*self._group, *(job for job in self._held if job is not None), *self._backlog.bury(why)]
+        lost = [*self._group, *(job for job in self._held if job is not None), *self._backlog.abandon(why)]
         self._resolve([(job, None, StoreFailed(why)) for job in lost])
 
     # -- in the thread --
@@ -255,7 +255,7 @@ class Writer:
                 raise StoreLost("The database is not in its place.")
             db.execute("COMMIT")
         except Exception as error:
-            found = ours(error, db)
+            found = store_error(error, db)
             if db.in_transaction:
                 db.execute("ROLLBACK")
             if self._loss is not None:
@@ -282,7 +282,7 @@ class Writer:
         if len(failed) < len(done):
             self._problems.resolve("full", "unwritable")
         for job, error in failed:
-            self._problems.meet(error, "write", job.fn)
+            self._problems.record_error(error, "write", job.fn)
 
     def _is_lost(self, *, index: bool = True) -> bool:
         """Whether the path is not the open file. That can change back, for example if a folder is moved back."""
@@ -329,9 +329,9 @@ class Writer:
         try:
             done: Done = (job, job.fn(db, *job.args, **job.kwargs), None)
         except Exception as error:
-            done = (job, None, ours(error, db))
+            done = (job, None, store_error(error, db))
         if done[2] is not None:
-            self._problems.meet(done[2], "checkpoint", job.fn)
+            self._problems.record_error(done[2], "checkpoint", job.fn)
         self._measure(db)
         self._worker.call(self._resolve, [done])
 
@@ -353,7 +353,7 @@ class Writer:
             if pages * self._page_size >= self._wal_limit:
                 pages, moved = self._empty_log(db)
         except apsw.Error as error:
-            self._problems.meet(ours(error, db), "checkpoint", self._bound_log)
+            self._problems.record_error(store_error(error, db), "checkpoint", self._bound_log)
             self._measure(db)
             self._next_checkpoint = self._wal_pages + self._step_pages
             return
@@ -390,7 +390,7 @@ def _run_one(db: apsw.Connection, job: WriteJob) -> Done:
     try:
         value = job.fn(db, *job.args, **job.kwargs)
     except Exception as error:
-        found = ours(error, db)
+        found = store_error(error, db)
         if not db.in_transaction:
             raise
         db.execute("ROLLBACK TO one")

@@ -102,7 +102,7 @@ def of_step(db: Db, turn: str, step: str) -> ApprovalRow | None:
     return _one(db, "turn = ? AND step = ?", (turn, step))
 
 
-def seen_by(db: Db, id: str, *, principal: str, role: str) -> ApprovalRow | None:
+def visible_to(db: Db, id: str, *, principal: str, role: str) -> ApprovalRow | None:
     """The request, if this principal may answer it or owns its session."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM approvals JOIN sessions ON sessions.id = session"

@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound
-from tidegate.store.rows import Db, MessageRow, decode_message, pack, unpack, unsqueeze
+from tidegate.store.rows import Db, MessageRow, decode_message, decompress, pack, unpack
 from tidegate.store.tables.turns import INCOMING, is_idle, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
 
@@ -80,7 +80,7 @@ def append(
     return MessageRow(id, session, turn, seq, step, now, None, message)
 
 
-def steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
+def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
     """Places the messages accepted for a running turn since the last call, named <prefix>0, …, and returns them."""
     session = db.execute("SELECT session FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (turn,)).get
     if session is None:
@@ -121,7 +121,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
     return placed
 
 
-def untaken(db: Db, turn: str) -> int:
+def count_waiting(db: Db, turn: str) -> int:
     """The number of accepted messages of the turn that have no position yet."""
     return int(db.execute("SELECT count(*) FROM messages WHERE turn = ? AND seq IS NULL", (turn,)).get)
 
@@ -174,7 +174,7 @@ def is_shown(db: Db, session: str, place: int) -> bool:
     return found is not None
 
 
-def said_by_people(db: Db, session: str, most: int) -> int:
+def count_user_messages(db: Db, session: str, most: int) -> int:
     """The number of messages that people sent in this conversation and did not undo, up to `most`. Copied messages of
     an earlier conversation do not count, as they belong to no turn; nor do notices of the gateway, which have no
     text."""
@@ -288,7 +288,7 @@ def newest(
     return _within(rows, most_bytes)[::-1]
 
 
-def is_any(db: Db, session: str, *, after: int = 0, before: int | None = None) -> bool:
+def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None) -> bool:
     """Whether the transcript has rows between these positions that were not undone."""
     found = db.execute(
         "SELECT 1 FROM messages WHERE session = ? AND seq > ? AND seq < ? AND undone IS NULL LIMIT 1",
@@ -302,7 +302,7 @@ def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
     found: list[MessageRow] = []
     size = 0
     for id, session, turn, seq, step, at, undone, body, packed in rows:
-        plain = unsqueeze(body, packed)
+        plain = decompress(body, packed)
         size += len(plain)
         if found and size > most_bytes:
             break

@@ -71,7 +71,7 @@ def size_of(text: str) -> int:
     return len(text.encode())
 
 
-def described(id: int, source: Origin, by: str, text: str) -> str:
+def format_note(id: int, source: Origin, by: str, text: str) -> str:
     """The note with its number and origin on one line: `12 (anna wrote): likes tea`. The part before the colon is ours;
     the name is reduced to one line too."""
     return f"{id} ({_SOURCES[source].format(' '.join(by.split()))}): {text}"
@@ -79,7 +79,7 @@ def described(id: int, source: Origin, by: str, text: str) -> str:
 
 def change_text(id: int, source: Origin, by: str, text: str, *, new: bool) -> str:
     """The text about a new or changed note for running conversations."""
-    return f"{'New' if new else 'Changed'} note {described(id, source, by, text)}"
+    return f"{'New' if new else 'Changed'} note {format_note(id, source, by, text)}"
 
 
 def removal_text(id: int) -> str:

@@ -106,7 +106,7 @@ def mark_used(db: Db, digest: bytes, now: float) -> None:
     )
 
 
-def knows(db: Db, digest: bytes) -> bool:
+def key_exists(db: Db, digest: bytes) -> bool:
     """Whether that key was ever recorded, valid or not."""
     return db.execute("SELECT 1 FROM keys WHERE digest = ?", (digest,)).get is not None
 

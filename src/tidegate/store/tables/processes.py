@@ -54,7 +54,7 @@ def begin(
     return _row(found)
 
 
-def again(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow | None:
+def restart(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow | None:
     """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if that was
     done before, or if another live process has its name."""
     old = db.execute(
@@ -88,7 +88,7 @@ def _channel(db: Db, session: str) -> str:
     return "" if row is None else row.channel
 
 
-def spawned(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
+def mark_running(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
     """Records that the process runs, with its pid. Returns False if it should no longer start: then the caller must end
     it."""
     running = db.execute(
@@ -99,7 +99,7 @@ def spawned(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
     return running is not None
 
 
-def finished(
+def mark_ended(
     db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, told: bool = False
 ) -> ProcessRow | None:
     """Records the end of a process: it exited (exited), was stopped (ended), or was lost with the gateway (lost).
@@ -154,7 +154,7 @@ def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRo
     return [_row(row) for row in rows]
 
 
-def untold(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
+def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
     """Ended processes of live sessions whose end the agent does not know yet, by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE processes.ended IS NOT NULL"
@@ -164,7 +164,7 @@ def untold(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
     return [_row(row) for row in rows]
 
 
-def mark_told(db: Db, id: str) -> bool:
+def mark_reported(db: Db, id: str) -> bool:
     """Records that the agent is informed of this end, by a write in the same transaction. True once."""
     told = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import apsw
 import msgspec
 
-from tidegate.store.rows import Db, Row, SpooledRow, decode_message, unpack, unsqueeze
+from tidegate.store.rows import Db, Row, SpooledRow, decode_message, decompress, unpack
 from tidegate.store.tables.spooled import SHOWN
 from tidegate.values import Message
 
@@ -79,7 +79,7 @@ class Mention(Row, frozen=True):
 # -- the index ---------------------------------------------------------------------------------------------------------
 
 
-def behind(db: Db) -> int:
+def count_unindexed(db: Db) -> int:
     """The approximate number of rows that wait to be indexed."""
     mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - mark)
@@ -87,11 +87,11 @@ def behind(db: Db) -> int:
 
 async def catch_up(store: Searchable) -> int:
     """Indexes a bounded number of waiting messages. Returns the approximate number left."""
-    left = int(await store.read(behind))
+    left = int(await store.read(count_unindexed))
     for _ in range(CATCH_UP):
         if left == 0 or await store.write(index, BATCH) == 0:
             return 0
-        left = int(await store.read(behind))
+        left = int(await store.read(count_unindexed))
     return left
 
 
@@ -247,7 +247,7 @@ _RESULTS = (
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def said(
+def search_messages(
     db: Db,
     query: str,
     show: Callable[[Mention], T],
@@ -278,7 +278,7 @@ def said(
             looked += 1
             shown = place is not None and undone is None and (turn is None or within != turn)
             if shown and whose == principal and (of == own or (kind == "named" and session in (None, of))):
-                plain = unsqueeze(body, packed)
+                plain = decompress(body, packed)
                 size += len(plain)
                 found.append(show(Mention(entry, of, place, at, decode_message(plain))))
         if looked == HITS:
@@ -337,7 +337,7 @@ async def search(
     found: dict[str, None] = {}
     before: Before | None = None
     for _ in range(READS):
-        sessions, before = await store.read(titled, query, principal=principal, ended=ended, before=before)
+        sessions, before = await store.read(search_titles, query, principal=principal, ended=ended, before=before)
         found |= dict.fromkeys(sessions)
         if before is None or len(found) >= limit:
             break
@@ -346,13 +346,13 @@ async def search(
     for _ in range(READS):
         if below is None or len(found.keys() | mentions.keys()) >= limit:
             break
-        latest, below = await store.read(mentioned, query, principal=principal, ended=ended, below=below)
+        latest, below = await store.read(search_mentions, query, principal=principal, ended=ended, below=below)
         mentions |= latest
     found |= dict.fromkeys(sorted(mentions, key=mentions.__getitem__, reverse=True))
     return list(found)[:limit]
 
 
-def titled(
+def search_titles(
     db: Db, query: str, *, principal: str | None, ended: bool | None, before: Before | None
 ) -> tuple[list[str], Before | None]:
     """Those of the next sessions whose title or name contains the words, and where to continue. A principal's own
@@ -379,7 +379,7 @@ def titled(
     return found, (rows[-1][1], rows[-1][0]) if len(rows) == TITLES else None
 
 
-def mentioned(
+def search_mentions(
     db: Db, query: str, *, principal: str | None, ended: bool | None, below: int
 ) -> tuple[dict[str, int], int | None]:
     """The next sessions with a message that contains the words, each with its latest such message, and where to

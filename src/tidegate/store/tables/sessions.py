@@ -16,7 +16,17 @@ import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound
-from tidegate.store.rows import Db, Row, SessionKind, SessionRow, decode_prefix, encode, encode_ids, squeeze, unsqueeze
+from tidegate.store.rows import (
+    Db,
+    Row,
+    SessionKind,
+    SessionRow,
+    compress,
+    decode_prefix,
+    decompress,
+    encode,
+    encode_ids,
+)
 from tidegate.store.tables import approvals, messages, search, usage, workspaces
 from tidegate.values import Failure, Prefix
 
@@ -218,7 +228,7 @@ def prefix(db: Db, prefix_id: bytes) -> Prefix:
     found = db.execute("SELECT body, packed FROM prefixes WHERE id = ?", (prefix_id,)).get
     if found is None:
         raise Conflict("This conversation has lost its frozen prompt; use /reload to give it a new one.")
-    return decode_prefix(unsqueeze(*found))
+    return decode_prefix(decompress(*found))
 
 
 def extra(db: Db, row: SessionRow) -> str:
@@ -228,7 +238,7 @@ def extra(db: Db, row: SessionRow) -> str:
     return prefix(db, row.prefix).prompt[-row.extra_length :]
 
 
-def began_with(row: SessionRow, extra: str) -> bool:
+def has_extra(row: SessionRow, extra: str) -> bool:
     """Whether this is the session's own part of the prompt, apart from surrounding whitespace."""
     return _extra(extra) == (row.extra_length, row.extra_digest)
 
@@ -275,7 +285,7 @@ def end(
     return SessionEnd(tuple(turn for (turn,) in refused))
 
 
-def condemn(db: Db, id: str) -> bool:
+def mark_for_deletion(db: Db, id: str) -> bool:
     """Marks an ended session for deletion, whatever the reason of its end, once no other hook is owed. Returns False if
     it does not exist or has not ended."""
     found = db.execute(
@@ -306,7 +316,7 @@ def delete(db: Db, id: str) -> bool:
         db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
     else:
         db.execute(f"DELETE FROM receipts WHERE turn IN {mine}", (id,))
-    usage.leave_numbers(db, id, named=not ephemeral)
+    usage.anonymise(db, id, named=not ephemeral)
     db.execute("DELETE FROM endings WHERE session = ?", (id,))
     db.execute("DELETE FROM outbox WHERE session = ?", (id,))
     db.execute("DELETE FROM sessions WHERE id = ?", (id,))
@@ -316,7 +326,7 @@ def delete(db: Db, id: str) -> bool:
     return True
 
 
-def shed(db: Db, id: str, limit: int) -> int:
+def delete_messages(db: Db, id: str, limit: int) -> int:
     """Deletes the first `limit` messages of an ended session before the session itself, whose deletion would take too
     long with all of them. Returns how many: 0 while any hook but the deletion is owed."""
     over = db.execute(
@@ -367,7 +377,7 @@ def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
     """Stores a prefix once, however many sessions use it. Returns its id."""
     digest = identity(prefix)
     if db.execute("SELECT 1 FROM prefixes WHERE id = ?", (digest,)).get is None:
-        db.execute("INSERT INTO prefixes(id, body, packed) VALUES(?, ?, ?)", (digest, *squeeze(encode(prefix))))
+        db.execute("INSERT INTO prefixes(id, body, packed) VALUES(?, ?, ?)", (digest, *compress(encode(prefix))))
     return digest
 
 

@@ -10,19 +10,19 @@ in which positions long or unreadable content is shown as an excerpt.
 from collections.abc import Sequence
 from typing import Any
 
-from tidegate.store.rows import Db, ElisionRow, SummaryRow, squeeze, unsqueeze
+from tidegate.store.rows import Db, ElisionRow, SummaryRow, compress, decompress
 
 _COLUMNS = "number, level, first, last, parent, state, how, model, at, body, packed"
 
 
 def _row(row: Any) -> SummaryRow:
     number, level, first, last, parent, state, how, model, at, body, packed = row
-    return SummaryRow(number, level, first, last, parent, state, how, model, at, unsqueeze(body, packed).decode())
+    return SummaryRow(number, level, first, last, parent, state, how, model, at, decompress(body, packed).decode())
 
 
 def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
     """Stores a summary under a new number and returns that."""
-    body, packed = squeeze(row.text.encode(errors="replace"))
+    body, packed = compress(row.text.encode(errors="replace"))
     number = db.execute("SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE session = ?", (session,)).get
     db.execute(
         "INSERT INTO summaries(session, number, level, first, last, state, how, model, at, packed, body)"

@@ -136,7 +136,7 @@ def get(db: Db, id: str) -> TurnRow | None:
 def take(db: Db, id: str, now: float) -> TurnRow:
     """Marks the turn as running. If it comes from the queue, its waiting messages get the next positions and the names
     in-0, in-1, …. If it is resumed after a crash, only its attempts are counted: messages accepted meanwhile are for
-    `messages.steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so its
+    `messages.place_steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so its
     attempts are not counted and it may wait over any number of starts."""
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
@@ -263,7 +263,7 @@ def settle(
     return done is not None
 
 
-def add_used(db: Db, id: str, usage: Usage) -> None:
+def add_usage(db: Db, id: str, usage: Usage) -> None:
     """Adds the usage of a finished task to the running turn that delegated it. A settled turn has already counted
     it."""
     db.execute(
@@ -292,10 +292,10 @@ def channel(db: Db, id: str) -> str | None:
 def outermost(db: Db, id: str) -> TurnRow | None:
     """The outermost turn that led to this one by delegation: itself, if it was not delegated. None if a turn between
     them is gone."""
-    return (get(db, id), *around(db, id))[-1]
+    return (get(db, id), *outer_turns(db, id))[-1]
 
 
-def around(db: Db, id: str) -> list[TurnRow | None]:
+def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
     """The turns that led to this one by delegation, from the nearest outwards; None at the end if one is gone."""
     found: list[TurnRow | None] = []
     turn = get(db, id)
@@ -313,12 +313,12 @@ def conversation(db: Db, session: str) -> str:
     return found or session
 
 
-def tell(db: Db, id: str, notices: tuple[str, ...]) -> None:
+def set_notices(db: Db, id: str, notices: tuple[str, ...]) -> None:
     """Stores the notices that the user got beside the answer. Most turns have none."""
     db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
 
 
-def tally(db: Db, id: str) -> tuple[Usage, int]:
+def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
     """The usage of the committed answers of a turn that is not settled, including its finished tasks, and the number of
     answers."""
     turn = get(db, id)

@@ -178,7 +178,7 @@ def jobs(db: Db, limit: int) -> list[str]:
     return sorted(found)[:limit]
 
 
-def leave_numbers(db: Db, session: str, *, named: bool) -> None:
+def anonymise(db: Db, session: str, *, named: bool) -> None:
     """Anonymises the rows of a session that is being deleted: they lose their session and turn and, with `named`, their
     principal too."""
     if not named:

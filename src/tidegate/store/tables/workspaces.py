@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidegate.errors import Refused
-from tidegate.store.rows import Db, WorkspaceRow, encode_ids, squeeze, unsqueeze
+from tidegate.store.rows import Db, WorkspaceRow, compress, decompress, encode_ids
 from tidegate.store.tables.turns import refusal
 
 SHELL_BYTES = 1024 * 1024
@@ -45,7 +45,7 @@ def save_shell(db: Db, session: str, state: bytes) -> bool:
     """Saves the state of the shell, which is opaque here. Returns False if there is no live workspace."""
     if len(state) > SHELL_BYTES:
         raise Refused(f"The shell's environment and functions take more than {SHELL_BYTES} bytes; unset some of them.")
-    body, packed = squeeze(state)
+    body, packed = compress(state)
     saved = db.execute(
         "UPDATE workspaces SET shell_state = ?, packed = ? WHERE session = ? AND state = 'live' RETURNING 1",
         (body, packed, session),
@@ -58,7 +58,7 @@ def shell(db: Db, session: str) -> bytes | None:
     row = db.execute(
         "SELECT shell_state, packed FROM workspaces WHERE session = ? AND shell_state IS NOT NULL", (session,)
     ).get
-    return None if row is None else unsqueeze(*row)
+    return None if row is None else decompress(*row)
 
 
 def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
@@ -81,7 +81,7 @@ def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRo
     return [_row(row) for row in rows]
 
 
-def unmeasured(db: Db, limit: int) -> list[str]:
+def unmeasured_trash(db: Db, limit: int) -> list[str]:
     """Sessions whose folder in the trash has not been measured."""
     rows = db.execute(
         "SELECT session FROM workspaces WHERE state = 'trash' AND trash_bytes IS NULL ORDER BY trashed_at LIMIT ?",
@@ -90,11 +90,11 @@ def unmeasured(db: Db, limit: int) -> list[str]:
     return [session for (session,) in rows]
 
 
-def measured(db: Db, session: str, bytes: int) -> None:
+def set_trash_size(db: Db, session: str, bytes: int) -> None:
     db.execute("UPDATE workspaces SET trash_bytes = ? WHERE session = ? AND state = 'trash'", (bytes, session))
 
 
-def beyond(db: Db, most: int, limit: int) -> list[str]:
+def over_quota(db: Db, most: int, limit: int) -> list[str]:
     """Sessions whose folders do not fit into that many bytes of trash together with newer ones, the oldest first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC,"

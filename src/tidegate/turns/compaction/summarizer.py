@@ -211,7 +211,7 @@ def _bill(db: Db, taken: TakenTurn, calls: Sequence[tuple[str, Usage]], now: flo
             tokens=tokens,
             now=now,
         )
-        turns.add_used(db, taken.turn.id, tokens)
+        turns.add_usage(db, taken.turn.id, tokens)
 
 
 def _keep(

@@ -16,7 +16,7 @@ from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Sessions, SessionView
 from tidegate.store import MessageRow
 from tidegate.turns import WindowUsage
-from tidegate.values import IDEMPOTENCY, Acceptance, Busyness, Call, Inbound, Media, Message, Outcome, Receipt
+from tidegate.values import IDEMPOTENCY, Acceptance, BusyMode, Call, Inbound, Media, Message, Outcome, Receipt
 from tidegate.web.api.byte_ranges import parse_range
 from tidegate.web.api.event_stream import EventStream
 from tidegate.web.app.auth import Caller
@@ -71,7 +71,7 @@ class MessageIn(msgspec.Struct):
     text: str
     session: Id | None = None
     agent: Id | None = None
-    busy: Busyness = "queue"
+    busy: BusyMode = "queue"
     attended: (
         Annotated[
             bool,

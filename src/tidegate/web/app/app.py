@@ -14,7 +14,7 @@ import anyio
 
 from tidegate.commands import Commands
 from tidegate.config import Config
-from tidegate.errors import Crowded, NotFound, Refused, Stopping
+from tidegate.errors import NotFound, Refused, Stopping, TooManyConnections
 from tidegate.lifetimes import CacheStats, Descriptors, Holding
 from tidegate.log import Log
 from tidegate.models import Models
@@ -144,7 +144,7 @@ class App:
             if self._stopping:
                 raise Stopping("The gateway is stopping; try again when it has restarted.", retry_after=5)
             if EXTRA in scope and scope["path"] not in HEALTH_PATHS:
-                raise Crowded("All of the gateway's connections are in use; try again soon.", retry_after=1)
+                raise TooManyConnections("All of the gateway's connections are in use; try again soon.", retry_after=1)
             if is_chat:
                 scope[_ROUTE] = CHAT.path
                 if scope["method"] != CHAT.method:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from tidegate.errors import Refused
-from tidegate.values import Busyness, OnDisconnect
+from tidegate.values import BusyMode, OnDisconnect
 
 NAME_LENGTH = 200
 """Characters of a client's name for a conversation."""
@@ -64,7 +64,7 @@ def idempotency_key(headers: Headers) -> str | None:
     return None if value is None else _text(value, "Idempotency-Key", KEY_LENGTH)
 
 
-def busy_mode(headers: Headers) -> Busyness:
+def busy_mode(headers: Headers) -> BusyMode:
     value = headers.get(b"x-busy", b"queue").strip().lower()
     match value:
         case b"queue":

@@ -159,9 +159,7 @@ class Metrics:
             "Approvals and questions of running turns that wait for a user's answer.",
             value=status.questions.waiting,
         )
-        yield _gauge(
-            "tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status.audit.rows
-        )
+        yield _gauge("tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status.audit.rows)
         smaller = _counter(
             "tidegate_compactions", "Times a request was made smaller to fit its model's window.", labels=("how",)
         )

@@ -181,7 +181,7 @@ class ChatCompletions:
             messages=parsed.messages,
             name=name,
             extra_prompt=parsed.extra_prompt,
-            brought=parsed.attachments,
+            attachments=parsed.attachments,
             call=call,
             busy=busy_mode(headers),
             on_disconnect=on_disconnect,
@@ -240,7 +240,9 @@ class ChatCompletions:
             outcome = await self._outcome(request)
         created = int(outcome.accepted if outcome is not None else self._service.now())
         options = request.options
-        chunks = Chunks(request.acceptance.turn, options.model, created, usage=options.usage, old_functions=options.old_functions)
+        chunks = Chunks(
+            request.acceptance.turn, options.model, created, usage=options.usage, old_functions=options.old_functions
+        )
         chat_stream = ChatStream(chunks, full=options.full)
         broke = False
         async with Stream(send, self._streams, _turn_headers(request)) as stream:

@@ -140,7 +140,7 @@ class BackgroundProcesses:
     async def restart_lost(self, live_sandbox: LiveSandbox, lost: ProcessRow) -> None:
         """Restart a lost process marked `restart`, once, and report the result."""
         id = new_id("pr")
-        row = await self._store.write(lambda db: processes.again(db, lost.id, new_id=id, log=id, now=self._clock()))
+        row = await self._store.write(lambda db: processes.restart(db, lost.id, new_id=id, log=id, now=self._clock()))
         if row is None:
             return
         try:
@@ -270,7 +270,7 @@ class BackgroundProcesses:
         turns can start; an end that is just being reported elsewhere is still reported only once."""
         last = ""
         for _ in range(BATCHES):
-            rows: list[ProcessRow] = await self._store.read(processes.untold, after=last, limit=BATCH)
+            rows: list[ProcessRow] = await self._store.read(processes.unreported, after=last, limit=BATCH)
             for row in rows:
                 how = await self._describe_end(row, "exited", row.exit_code or 0, 0, self.log_of(row), "")
                 await self._begin_turn(row, how)
@@ -287,7 +287,7 @@ class BackgroundProcesses:
     ) -> ProcessRow | None:
         """Record the end and its notice in one transaction."""
         now = self._clock()
-        ended = processes.finished(db, row.id, state=state, exit_code=code, now=now, told=known or bool(text))
+        ended = processes.mark_ended(db, row.id, state=state, exit_code=code, now=now, told=known or bool(text))
         if ended is not None and text:
             notices.add(db, row.session, text, now)
         return ended
@@ -351,9 +351,9 @@ def process_label(row: ProcessRow) -> str:
 
 
 def _add_notice_later(db: Db, row: ProcessRow, text: str, now: float) -> None:
-    if processes.mark_told(db, row.id):
+    if processes.mark_reported(db, row.id):
         notices.add(db, row.session, text, now)
 
 
 def _spawned(db: Db, id: str, pid: int | None) -> bool:
-    return processes.spawned(db, id, pid=pid or 0, start_ticks=None if pid is None else start_ticks(pid))
+    return processes.mark_running(db, id, pid=pid or 0, start_ticks=None if pid is None else start_ticks(pid))
