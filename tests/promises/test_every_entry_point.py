@@ -152,7 +152,7 @@ async def test_the_census_returns_to_its_baseline_after_every_kind_of_call(home:
             await page(h, model)
             await api(h, model, number)
         before = await settled(h)
-        nothing = ("present", "residents", "turns_running", "Live", "TurnLog", "Journal", "Conversation", "leases")
+        nothing = ("present", "residents", "turns_running", "LiveTurn", "TurnLog", "Journal", "Conversation", "leases")
         assert {name: before[name] for name in nothing} == dict.fromkeys(nothing, 0)
         for number in range(ROUNDS):
             await page(h, model)
