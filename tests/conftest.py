@@ -1,4 +1,4 @@
-"""What holds for every test: asyncio only, nothing left behind, no blocking call on the loop."""
+"""Fixtures for every test: asyncio only, nothing left behind, no blocking call on the loop."""
 
 import inspect
 from collections.abc import AsyncIterator, Iterator
@@ -16,18 +16,18 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "tidegate"
 
 _scratch = pytest.StashKey[Scratch]()
 
-# Machines of CI differ in speed, and a run must leave no files behind.
-settings.register_profile("thorough", database=None, deadline=None, derandomize=True)
-settings.register_profile("quick", settings.get_profile("thorough"), max_examples=quick.EXAMPLES)
+# CI machines differ in speed, and a run must leave no files behind.
+settings.register_profile("default-tests", database=None, deadline=None, derandomize=True)
+settings.register_profile("quick", settings.get_profile("default-tests"), max_examples=quick.EXAMPLES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run what tests/project/quick.py chooses")
+    parser.addoption("--quick", action="store_true", help="run the tests that tests/project/quick.py selects")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("quick" if config.option.quick else "thorough")
+    settings.load_profile("quick" if config.option.quick else "default-tests")
     scratch = config.stash[_scratch] = Scratch.make()
     if config.option.basetemp is None:
         config.option.basetemp = str(scratch.given)
@@ -57,14 +57,14 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def blocking_guard() -> Iterator[BlockingGuard]:
-    """Raises where our own code would block the event loop."""
+    """Raises if our own code would block the event loop."""
     with BlockingGuard(SOURCE).installed() as guard:
         yield guard
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest, blocking_guard: BlockingGuard) -> Iterator[list[str]]:
-    """Fails the test that leaves something behind, and names it. What broader fixtures made before it may stay."""
+    """Fails a test that leaves something behind, and names it. Things made earlier by broader fixtures may stay."""
     watch = ProcessWatch(request.config.stash[_scratch].watched)
     left: list[str] = []
     yield left
@@ -85,7 +85,7 @@ async def nothing_left_in_loop(nothing_left: list[str]) -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def watched_loop(request: pytest.FixtureRequest, nothing_left: list[str]) -> None:
-    """Gives every asynchronous test a look at its loop, from inside, before and after its other fixtures."""
+    """Checks the loop of every asynchronous test from inside, before and after its other fixtures."""
     function = getattr(request.node, "obj", None)
     inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
     if inspect.iscoroutinefunction(inner):

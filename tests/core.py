@@ -1,5 +1,7 @@
-"""The house without its doors, for tests: a real store, the scripted model server on a real socket, and the sessions
-room over them. What a test says goes through `Sessions.accept`, as everything does."""
+"""The gateway without its HTTP server, for tests: a real store, the scripted model on a real socket, and `Sessions`.
+
+Messages of a test go through `Sessions.accept`, as all messages do.
+"""
 
 import contextlib
 import time
@@ -25,7 +27,7 @@ ANNA = Principal(id="p_anna", name="anna", role="member")
 BERT = Principal(id="p_bert", name="bert", role="member")
 
 WAIT = 20
-"""Seconds before a test that waits for something gives up; nothing asserts on how long it took."""
+"""Seconds before a waiting test gives up; no test asserts how long anything took."""
 
 
 def settings(model: ScriptedModel, extra: str = "", *, tools: str = '"clock", "files"') -> str:
@@ -54,7 +56,7 @@ tools = [{tools}]
 
 
 class Core:
-    """A running core. `say` is the way of a caller who waits for his answer."""
+    """A running core. `say` sends a message and waits for its outcome, as a caller does."""
 
     def __init__(self, service: Sessions, components: Components, scope: Scope, model: ScriptedModel) -> None:
         self.service = service
@@ -88,7 +90,7 @@ class Core:
             return await self.service.wait(turn)
 
     async def know(self, *people: Principal) -> None:
-        """Has the store know of them, as it does of everybody who has a key."""
+        """Adds these people to the store, which has everybody who has a key."""
 
         def add(db: Db) -> None:
             for each in people:
@@ -98,7 +100,7 @@ class Core:
         await self.store.write(add)
 
     def requests(self) -> list[dict[str, Any]]:
-        """What the model server was asked, oldest first."""
+        """The requests to the model server, oldest first."""
         return [request.decoded() for request in self.model.recorded]
 
 
@@ -118,8 +120,10 @@ async def core(
     environment: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Core]:
-    """A core over `home`; entered a second time it is a restart. `drain` is the budget of its stop; with
-    None it ends as a crash does: nothing is finished, the store is only closed."""
+    """A core over `home`; entering it a second time is a restart.
+
+    `drain` is the budget of its stop. With None it ends like a crash: nothing is finished, the store is only closed.
+    """
     home.mkdir(exist_ok=True, parents=True)
     (home / "tidegate.toml").write_text(toml if toml is not None else settings(model, extra, tools=tools))
     config = await anyio.to_thread.run_sync(load, home)

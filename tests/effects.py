@@ -1,4 +1,4 @@
-"""Tools that need a person's leave, and turns that wait for it: for the tests of approvals in every room."""
+"""Tools that need an approval, and turns that wait for one: for the tests of approvals in every package."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ ALL = '"clock", "deeds", "ask"'
 
 
 class Deeds:
-    """Tools that do something, and what was done: it outlives a core, as the world does."""
+    """Tools with effects, and a record of the effects, which outlives a core as real effects do."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -40,7 +40,7 @@ class Deeds:
 
         @tool(effect="execute", contained=True)
         async def build(ctx: ToolContext, *, what: str) -> str:
-            """Builds something in the session's box."""
+            """Builds something in the session's sandbox."""
             self.done.append(what)
             return f"built {what}"
 
@@ -52,7 +52,7 @@ class Deeds:
 
         @tool(effect="write", contained=True, parallel=True, timeout=None)
         async def linger(ctx: ToolContext, *, what: str, then: str = "") -> str:
-            """Takes its time, and may then have a question."""
+            """Takes its time, and may then ask a question."""
             self.done.append(what)
             self.started.set()
             await self.goes_on.wait()
@@ -60,12 +60,12 @@ class Deeds:
 
         @tool(effect="read", timeout=0.2)
         async def hurry(ctx: ToolContext) -> str:
-            """Asks, and has no time for the answer."""
+            """Asks, and times out before the answer."""
             return await ctx.ask("Quick!", ())
 
         @tool(effect="read", timeout=None)
         async def insist(ctx: ToolContext, *, times: int) -> str:
-            """Asks the same again and again."""
+            """Asks the same question several times."""
             return ", ".join([await ctx.ask("Sure?", ("yes", "no")) for _ in range(times)])
 
         return Toolset((push, note, build, deploy, linger, hurry, insist))
@@ -88,24 +88,24 @@ def asking(
     @asynccontextmanager
     async def entered() -> Any:
         toml = config or configured(model, extra)
-        async with core(home, model=model, toml=toml, toolsets=toolsets, **options) as house:
-            await house.know(OWNER, ANNA, BERT)
-            yield house
+        async with core(home, model=model, toml=toml, toolsets=toolsets, **options) as gateway:
+            await gateway.know(OWNER, ANNA, BERT)
+            yield gateway
 
     return entered()
 
 
 async def ask(
-    house: Core, text: str = '[tool push {"what": "a"}] [say done]', **fields: Any
+    gateway: Core, text: str = '[tool push {"what": "a"}] [say done]', **fields: Any
 ) -> tuple[str, list[QuestionAsked]]:
-    """A turn that waits for a person; what it asks."""
-    accepted = await house.accept(text, **{"channel": "page", **fields})
-    return accepted.turn, await asked(house, accepted.turn)
+    """Starts a turn that waits for a person; returns the turn and its questions."""
+    accepted = await gateway.accept(text, **{"channel": "page", **fields})
+    return accepted.turn, await asked(gateway, accepted.turn)
 
 
-async def asked(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
-    """What the turn asks, once it has asked so much and waits for the answers."""
-    log = house.service.turn_log(turn)
+async def asked(gateway: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
+    """The questions of the turn, once it has asked `count` of them and waits for the answers."""
+    log = gateway.service.turn_log(turn)
     assert log is not None, "the turn has ended"
     found: list[QuestionAsked] = []
     with anyio.fail_after(WAIT):
@@ -115,7 +115,7 @@ async def asked(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
                 if len(found) >= count:
                     break
     assert len(found) >= count, f"the turn ended and had asked {found}"
-    live = house.components.engine.running(log.session)
+    live = gateway.components.engine.running(log.session)
     assert live is not None
     await until(lambda: live.questions == _open(log.events))
     return found
@@ -131,6 +131,6 @@ async def until(holds: Callable[[], bool]) -> None:
             await anyio.sleep(0.001)
 
 
-def results(house: Core) -> list[str]:
-    """The tool results that the model was last sent."""
-    return [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool"]
+def results(gateway: Core) -> list[str]:
+    """The tool results in the last request to the model."""
+    return [message["content"] for message in gateway.requests()[-1]["messages"] if message["role"] == "tool"]

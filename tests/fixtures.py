@@ -1,4 +1,4 @@
-"""Fixtures that several rooms use; conftest files import them."""
+"""Fixtures shared by several packages; conftest files import them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

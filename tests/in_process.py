@@ -1,10 +1,10 @@
-"""The whole house in one process, for tests: store, models, sessions, commands and the web on a real loopback socket.
+"""A complete gateway in the test's process: store, models, sessions, commands and the web on a real loopback socket.
 
-    async with house(tmp_path, model=scripted) as h:
-        async with h.client.post("/v1/chat/completions", json=…) as response: …
+    async with in_process_gateway(tmp_path, model=scripted) as gateway:
+        async with gateway.client.post("/v1/chat/completions", json=…) as response: …
 
-Without a model server the built-in demo model answers. Everything is closed in order on leaving, so that a test that
-leaves something behind is the test's fault or the product's, never the helper's.
+Without a model server, the built-in demo model answers. Everything is closed in order on exit, so a leak comes from the
+test or from the product, never from this helper.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
 from tidegate.web import App, Health, Server, create_app
 
 WAIT = 20
-"""Seconds before a wait in a test gives up; nothing asserts on how long anything took."""
+"""Seconds before a waiting test gives up; no test asserts how long anything took."""
 
 DEMO = """
 [models.main]
@@ -48,21 +48,21 @@ tools = ["clock", "files"]
 class InProcessGateway:
     """A running gateway. `key` is the owner's; `client` sends it with every request."""
 
-    def __init__(self, **rooms: Any) -> None:
-        self.url: str = rooms["url"]
-        self.key: str = rooms["key"]
-        self.client: aiohttp.ClientSession = rooms["client"]
-        self.service: Sessions = rooms["service"]
-        self.components: Components = rooms["components"]
-        self.store: Store = rooms["store"]
-        self.config: Config = rooms["config"]
-        self.scope: Scope = rooms["scope"]
-        self.app: App = rooms["app"]
-        self.server: Server = rooms["server"]
-        self.health: Health = rooms["health"]
+    def __init__(self, **parts: Any) -> None:
+        self.url: str = parts["url"]
+        self.key: str = parts["key"]
+        self.client: aiohttp.ClientSession = parts["client"]
+        self.service: Sessions = parts["service"]
+        self.components: Components = parts["components"]
+        self.store: Store = parts["store"]
+        self.config: Config = parts["config"]
+        self.scope: Scope = parts["scope"]
+        self.app: App = parts["app"]
+        self.server: Server = parts["server"]
+        self.health: Health = parts["health"]
 
     async def add_key(self, name: str, agents: tuple[str, ...] | None = None, role: str | None = None) -> str:
-        """A new key of the user `name`, who is made if there is none."""
+        """A new key of the user `name`, who is created if necessary."""
         sent = {"name": name, "agents": list(agents) if agents is not None else None, "role": role}
         async with self.client.post("/api/keys", json=sent) as response:
             assert response.status == 201, await response.text()
@@ -82,7 +82,7 @@ class InProcessGateway:
         return code
 
     async def chat(self, text: str, name: str | None = None, **options: Any) -> Mapping[str, Any]:
-        """Say something over /v1 and get the whole answer."""
+        """Sends a message over /v1 and returns the complete answer."""
         headers = {**({"X-Session-Id": name} if name is not None else {}), **options.pop("headers", {})}
         body = {"model": "main", "messages": [{"role": "user", "content": text}], **options}
         async with self.client.post("/v1/chat/completions", json=body, headers=headers) as response:
@@ -103,7 +103,7 @@ async def in_process_gateway(
     drain: float = 5.0,
     **store_options: Any,
 ) -> AsyncIterator[InProcessGateway]:
-    """A gateway over `home`; entered a second time it is a restart. `extra` is added to the settings."""
+    """A gateway over `home`; entering it a second time is a restart. `extra` is added to the settings."""
     text = toml if toml is not None else DEMO + extra if model is None else core.settings(model, extra)
     config = await anyio.to_thread.run_sync(_settings, home, text)
     sock = socket.socket()
@@ -141,7 +141,7 @@ async def in_process_gateway(
             status=status,
             keep_alive=keep_alive,
         )
-        web = scope.child("doors")
+        web = scope.child("web")
         server = Server(app, config, sock)
         await server.start(web)
         headers = {"Authorization": f"Bearer {key}"}
@@ -174,7 +174,7 @@ def _settings(home: Path, text: str) -> Config:
 
 
 def _owner(db: Any, now: float) -> str:
-    """The owner, made once, and a new key of his."""
+    """Creates the owner if necessary; returns a new key of the owner."""
     owner = principals.by_name(db, "owner")
     if owner is None:
         owner = principals.add(db, name="owner", role="owner", agents=None, now=now)

@@ -1,4 +1,4 @@
-"""What is logged while something runs."""
+"""Capturing log lines in tests."""
 
 import logging
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ OWN = "tidegate"
 
 @contextmanager
 def capture_logs() -> Iterator[list[dict[str, Any]]]:
-    """Our own lines, whatever their level, each as its values with its `event` and `level`; they go nowhere else."""
+    """Captures our own log lines of every level: their values with `event` and `level`. They are not passed on."""
     lines: list[dict[str, Any]] = []
 
     class Keep(logging.Handler):

@@ -1,4 +1,4 @@
-"""A scripted model server on which each model can have a mood of its own: directives that go with whatever it is asked.
+"""A scripted model server on which each model can have extra directives, which are added to every request to it.
 
     async with Moody() as server:
         server.moods["first"] = "[status 503]"
@@ -13,16 +13,16 @@ from bench.scripted_model import ScriptedModel
 FORMATS = ("openai-chat", "openai-responses", "anthropic")
 NAMES = ("first", "second", "third")
 KEY = "MOODY_KEY"
-"""The variable with the key of all of them."""
+"""The environment variable with the key of all three."""
 
 
 class Moody(ScriptedModel):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.moods: dict[str, str] = {}
-        """By the provider's name of a model; without one it does what the message says."""
+        """Directives by the provider's name of a model; without an entry, only those of the message count."""
         self.asked: list[str] = []
-        """Which models were asked, in order."""
+        """The models that were asked, in order."""
 
     def answer(self, connection: Any, form: Any, headers: dict[str, str], body: bytes) -> None:
         model = json.loads(body).get("model", "")
@@ -32,7 +32,7 @@ class Moody(ScriptedModel):
 
 
 class _Tempered:
-    """A format that reads a mood into every message."""
+    """A format that adds directives to every message."""
 
     def __init__(self, form: Any, mood: str) -> None:
         self._form = form
@@ -50,7 +50,7 @@ class _Tempered:
 def toml(
     base_url: str, agent: str = "", *, formats: tuple[str, str, str] = (FORMATS[0],) * 3, more: str = "", each: str = ""
 ) -> str:
-    """`each` goes into every model's table, `agent` into the agent's, `more` stands at the end."""
+    """`each` is added to every model's table, `agent` to the agent's, `more` at the end."""
     always = f'base_url = "{base_url}"\nretries = 0\nkey = "env:{KEY}"\n{each}\n'
     models = "".join(
         f'[models.{name}]\napi = "{api}"\nmodel = "{name}"\n{always}' for name, api in zip(NAMES, formats, strict=True)

@@ -1,4 +1,4 @@
-"""How the time of a function grows with its input: a ratio of two times that were taken side by side."""
+"""Growth of a function's running time with its input: a ratio of two times measured side by side."""
 
 import time
 from collections.abc import Callable
@@ -9,18 +9,18 @@ T = TypeVar("T")
 ATTEMPTS = 9
 TIMES = 4
 LINEAR = 10.0
-"""An input that is four times as long takes four times as long where that is linear, and sixteen times where it is
+"""An input of four times the length takes four times as long if the function is linear, and sixteen times if it is
 quadratic."""
 
 
 def growth(work: Callable[[T], object], make: Callable[[int], T], size: int) -> float:
-    """How many times longer an input takes that is `TIMES` the size."""
+    """How many times longer an input of `TIMES` the size takes."""
     return ratio(work, make(size), make(TIMES * size))
 
 
 def ratio(work: Callable[[T], object], usual: T, hostile: T) -> float:
-    """How many times longer the second input takes, the best of each counted. It is the
-    processor's time, so that a busy machine makes no difference."""
+    """How many times longer the second input takes, by the best time of each. It is processor time, so a busy machine
+    makes no difference."""
     best = [float("inf")] * 2
     for _ in range(ATTEMPTS):
         for place, given in enumerate((usual, hostile)):

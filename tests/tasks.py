@@ -1,4 +1,4 @@
-"""Agents that give each other tasks, for the tests of delegation in every room."""
+"""Agents that give each other tasks, for the tests of delegation in every package."""
 
 import json
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ tools = ["clock"]
 rules = ["ask clock zone=Europe/*"]
 """
 ASKING_TASK = 'delegate to helper: call clock {"zone": "Europe/Paris"}'
-"""A task whose agent asks before it does anything."""
+"""A task whose agent asks for an approval first."""
 
 
 DEEDS = ["ask push", "ask linger"]
@@ -54,7 +54,7 @@ DEEDS = ["ask push", "ask linger"]
 
 
 def task(agent: str, text: str, *, together: tuple[tuple[str, str], ...] = ()) -> str:
-    """The directive that gives a task; with `together`, several in one step."""
+    """The directive that delegates a task; with `together`, several in one step."""
     calls = [f"delegate {json.dumps({'agent': name, 'task': words})}" for name, words in ((agent, text), *together)]
     return f"[{'together' if together else 'tool'} {' '.join(calls)}]"
 
@@ -80,32 +80,32 @@ def delegating(
 
     @asynccontextmanager
     async def entered() -> Any:
-        async with core(home, model=model, toml=toml, toolsets=toolsets, **options) as house:
-            await house.know(ANNA)
-            yield house
+        async with core(home, model=model, toml=toml, toolsets=toolsets, **options) as gateway:
+            await gateway.know(ANNA)
+            yield gateway
 
     return entered()
 
 
-def result(house: Core, number: int = -1) -> list[str]:
-    """The tool results that the model was sent in one request, by default the last."""
-    return [message["content"] for message in house.requests()[number]["messages"] if message["role"] == "tool"]
+def result(gateway: Core, number: int = -1) -> list[str]:
+    """The tool results in one request to the model, by default the last."""
+    return [message["content"] for message in gateway.requests()[number]["messages"] if message["role"] == "tool"]
 
 
-async def rows(house: Core) -> dict[str, int]:
-    """How much of each kind is in the store."""
+async def rows(gateway: Core) -> dict[str, int]:
+    """The number of rows in each table."""
 
     def count(db: Db) -> dict[str, int]:
         tables = ("sessions", "turns", "intents", "receipts", "approvals", "workspaces", "spooled")
         return {table: int(db.execute(f"SELECT count(*) FROM {table}").get) for table in tables}
 
-    return await house.store.read(count)
+    return await gateway.store.read(count)
 
 
-async def still(house: Core) -> None:
-    """Until nothing runs or waits and nothing is present but residents."""
+async def still(gateway: Core) -> None:
+    """Waits until no turn runs or waits."""
     with anyio.fail_after(WAIT):
-        while any(count for name, count in house.service.census().items() if name.startswith("turns_")):
+        while any(count for name, count in gateway.service.census().items() if name.startswith("turns_")):
             await anyio.sleep(0.001)
 
 

@@ -35,7 +35,7 @@ def say(client: Client, message: str) -> None:
 
 
 def run_client(client: Client, gateway: Running, folder: Path, checks: list[str]) -> list[Result]:
-    """All results of one client; what it did not report by its deadline is a failure of its own."""
+    """All results of one client; missing results at the deadline are a separate failure."""
     folder.mkdir()
     results: list[Result] = []
     errors = folder / "stderr"
@@ -64,7 +64,7 @@ def run_client(client: Client, gateway: Running, folder: Path, checks: list[str]
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """The client and what it started: they are one process group."""
+    """Ends the client and its child processes, which are one process group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -86,7 +86,7 @@ def main() -> int:
     options.add_argument("--install-only", action="store_true", help="make the environments and stop")
     options.add_argument("--keep", type=Path, help="a new folder for what the processes print; kept")
     given = options.parse_args()
-    # Ended from outside, it ends what it started.
+    # If this process is ended from outside, it ends its child processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-clients-") as temporary:
@@ -98,7 +98,7 @@ def main() -> int:
                 install(client, lambda message, client=client: say(client, message))  # type: ignore[misc]
                 if given.install_only:
                     continue
-                # A gateway for each: what one client leaves behind cannot change the next one's results.
+                # One gateway per client, so that no client can change the results of the next.
                 with running(folder / client.name) as gateway:
                     found = run_client(client, gateway, folder / client.name / "run", given.check)
             except (Failed, ChildFailed) as failed:

@@ -1,5 +1,5 @@
-// What the checks of a JavaScript client are written with: check.py's counterpart, with the same results on standard
-// output. It is copied beside the client's packages, and so uses Node's own modules only.
+// Helpers for the checks of a JavaScript client: check.py's counterpart, with the same results on standard output. It is
+// copied next to the client's packages, so it uses only Node's own modules.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
@@ -28,7 +28,7 @@ export async function run(checks) {
     if (named.length && !named.includes(name)) continue;
     for (const agent of agents) console.log(JSON.stringify({ check: name, agent, ...(await outcome(body, agent)) }));
   }
-  process.exit(0); // Kept connections would hold the process.
+  process.exit(0); // Open connections would keep the process alive.
 }
 
 /** A check for each of `agents`. */

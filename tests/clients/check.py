@@ -1,8 +1,8 @@
-"""What the checks of a Python client are written with. Runs inside the client's environment: standard library only.
+"""Helpers for the checks of a Python client. They run inside the client's environment: standard library only.
 
 A check is a function with the name of the plan's check (`plain`, `stream`; see plan.py), decorated with `check`, that
 takes the name of an agent and raises AssertionError, or anything else, when it fails. It is called once for each of
-AGENTS, or once altogether. Each result is a line of JSON on standard output.
+AGENTS, or once in total. Each result is a line of JSON on standard output.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ def run() -> None:
     """Run all checks of the calling script, or those named on the command line."""
     named = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # What the client prints by itself is none of the results.
+    os.dup2(2, 1)  # The client's own output is not part of the results.
     signal.signal(signal.SIGALRM, _expired)
     # One event loop for all: clients keep connections that belong to the loop they were made in.
     runner = asyncio.Runner()
@@ -98,7 +98,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}"[:LONGEST]
 
 
-# -- what checks assert with ------------------------------------------------------------------------------------------
+# -- assertions --------------------------------------------------------------------------------------------------------
 
 
 def same(found: object, wanted: object) -> None:
@@ -144,8 +144,8 @@ def assert_merged() -> None:
 
 
 def run_examples(title: str, *replaced: tuple[str, str], prints: str = ANSWER) -> None:
-    """Run the blocks below a heading of docs/clients.md as they stand, but for the gateway's address and what else has
-    to be `replaced`. Each prints the scripted answer, or what is given."""
+    """Runs the blocks below a heading of docs/clients.md unchanged, except for the gateway's address and `replaced`
+    texts. Each prints the scripted answer, or `prints`."""
     section = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     (found,) = [part for part in section if part.startswith(title + "\n")]
     blocks = re.findall(r"^```(python|sh)\n(.*?)^```", found, re.MULTILINE | re.DOTALL)
@@ -165,7 +165,7 @@ def with_client_path() -> dict[str, str]:
 
 
 def command(*words: str, stdin: str = "", succeeds: bool = True, **environment: str) -> str:
-    """What a program of the client's environment prints, both streams together."""
+    """The output of a program of the client's environment, both streams together."""
     done = subprocess.run(
         words,
         env={**with_client_path(), **environment},

@@ -1,7 +1,7 @@
 """The environments that clients are installed into.
 
 One folder per client under `.clients/`: a virtual environment of Python, or a folder with `node_modules`. A folder is
-reused while its packages in clients.toml stay the same, and made anew otherwise.
+reused while its packages in clients.toml stay the same, and created again otherwise.
 """
 
 import re
@@ -36,7 +36,7 @@ class Client:
     without: tuple[str, ...] = ()
     """Requirements of the first package that are left out: large ones that the checks don't use."""
     within: float = 300.0
-    """Seconds that its checks may take altogether."""
+    """Seconds for all of its checks together."""
 
     @property
     def folder(self) -> Path:
@@ -51,7 +51,7 @@ class Client:
         return HERE / f"{self.name.replace('-', '_')}.{'mjs' if self.node else 'py'}"
 
     def command(self) -> list[str]:
-        """What runs its checks in its environment."""
+        """The command that runs its checks in its environment."""
         if self.node:
             # Node resolves packages from the folder of the script.
             for source in (self.script, HERE / "check.mjs"):
@@ -76,7 +76,7 @@ def read_clients() -> dict[str, Client]:
 
 
 def install(client: Client, say: Callable[[str], None]) -> None:
-    """Make the client's environment, unless it is there. Raises Failed."""
+    """Creates the client's environment unless it exists. Raises Failed."""
     wanted = "\n".join((*client.packages, *(f"without {name}" for name in client.without)))
     stamp = client.folder / STAMP
     if stamp.exists() and stamp.read_text() == wanted:
@@ -98,7 +98,7 @@ def install(client: Client, say: Callable[[str], None]) -> None:
 
 
 def _requirements(client: Client) -> list[str]:
-    """Those of the client's first package, without extras and what is left out."""
+    """Requirements of the client's first package, without extras and omitted ones."""
     name = re.split(r"[=\[]", client.python[0])[0]
     code = "import importlib.metadata, sys; print(*importlib.metadata.requires(sys.argv[1]), sep='\\n')"
     listed = _run([str(client.folder / "bin" / "python"), "-c", code, name], client)

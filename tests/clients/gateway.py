@@ -79,14 +79,14 @@ day_tokens = 0
 class Running:
     home: Path
     environment: dict[str, str]
-    """What a client's process is given."""
+    """The environment of a client's process."""
 
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Running]:
     """The gateway and its model, until the block ends."""
     home = folder / "home"
-    # A page of this origin may call the gateway; whoever serves it binds the port.
+    # A page of this origin may call the gateway; the server of the page binds the port.
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         page_port = found.getsockname()[1]
@@ -103,7 +103,7 @@ def running(folder: Path) -> Iterator[Running]:
                 "HOME": str(home),
                 "PYTHONPATH": str(ROOT),
                 "PYTHONDONTWRITEBYTECODE": "1",
-                # Whatever a client wants from the internet fails at once: nobody listens on the discard port.
+                # Requests of a client to the internet fail at once: nothing listens on the discard port.
                 "HTTP_PROXY": NOWHERE,
                 "HTTPS_PROXY": NOWHERE,
                 "NO_PROXY": "127.0.0.1,localhost",

@@ -161,7 +161,7 @@ def image(agent: str) -> None:
 
 @check()
 def image_alone(agent: str) -> None:
-    # LiteLLM takes the address itself, too.
+    # LiteLLM also accepts the plain address.
     parts = [{"type": "text", "text": ""}, {"type": "image_url", "image_url": picture_url()}]
     same(ask(agent, [{"role": "user", "content": parts}]).choices[0].message.content, ANSWER)
 

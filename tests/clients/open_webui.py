@@ -52,7 +52,7 @@ ALONE = {
     "RAG_EMBEDDING_ENGINE": "openai",
     "ENABLE_VERSION_UPDATE_CHECK": "False",
 }
-"""It signs nobody in and wants nothing from the internet."""
+"""No sign-in, and no requests to the internet."""
 
 
 class Site:
@@ -63,7 +63,7 @@ class Site:
 
 
 def start() -> "tuple[subprocess.Popen[bytes], str]":
-    """Open WebUI by the example of docs/clients.md, on a port of its own."""
+    """Starts Open WebUI with the example of docs/clients.md, on its own port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -92,7 +92,7 @@ def wait_until_up(process: "subprocess.Popen[bytes]", address: str) -> None:
 
 @contextlib.contextmanager
 def chat(agent: str) -> Iterator[Page]:
-    """A new chat with an agent; what it showed last stays as a picture beside the log."""
+    """A new chat with an agent; a screenshot of its last state is kept beside the log."""
     if not CHROMIUM:
         raise Skipped("no Chromium is installed")
     page = Site.browser.new_page()
@@ -121,13 +121,13 @@ def answers(page: Page, text: str = ANSWER) -> Any:
 
 
 def chat_body() -> list[dict[str, Any]]:
-    """The requests of the chat itself: those for titles and suggestions bring no tools."""
+    """The requests of the chat itself: those for titles and suggestions have no tools."""
     return [request for request in sent() if "get_current_timestamp" in json.dumps(request.get("tools", []))]
 
 
 @check(agents=AGENTS[:1])
 def example(agent: str) -> None:
-    """It has been started by it."""
+    """The server was started with the example."""
     with chat(agent) as page:
         say(page, "hello")
         expect(answers(page)).to_have_count(1, timeout=APPEARS_WITHIN)

@@ -206,7 +206,7 @@ async def retry(agent: str) -> None:
 
 @check(agents=AGENTS[:1])
 async def not_offered(agent: str) -> None:
-    """Without `chat_completions` the SDK asks for the Responses API."""
+    """Without `chat_completions` the SDK uses the Responses API."""
     client = openai.AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
     with fails(openai.NotFoundError, says="/v1/responses"):
         await client.responses.create(model=agent, input="hello")

@@ -160,7 +160,7 @@ const FLAGS = [
   ...["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"],
   ...["--disable-background-networking", "--disable-component-update", "--disable-sync"],
 ];
-// Bundled as a page's program is.
+// Bundled like the program of a page.
 const PROGRAM = `import OpenAI from "openai";
 const tell = (found) => fetch("/found", { method: "POST", body: JSON.stringify(found) });
 try {
@@ -177,7 +177,7 @@ try {
   await tell({ failure: String(error) });
 }`;
 
-/** A page of an allowed origin: the browser asks first which headers it may send. */
+/** A page of an allowed origin: the browser first asks which headers it may send. */
 async function inPage() {
   if (!CHROMIUM) throw new $.Skipped("no Chromium is installed");
   let tell;

@@ -221,7 +221,7 @@ def image(agent: str) -> None:
 def image_alone(agent: str) -> None:
     parts = [{"type": "text", "text": ""}, {"type": "image_url", "image_url": {"url": picture_url()}}]
     same(ask(agent, [{"role": "user", "content": parts}]).choices[0].message.content, ANSWER)
-    # Compatible servers take the address itself, too.
+    # Compatible servers also accept the plain address.
     parts = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": picture_url()}]
     same(ask(agent, [{"role": "user", "content": parts}]).choices[0].message.content, ANSWER)
 
@@ -232,7 +232,7 @@ def continued(agent: str) -> None:
     try:
         same(ask(agent, messages).choices[0].message.content, "the level")
     except openai.BadRequestError as error:
-        # The newest models of this format take no message to go on from.
+        # The newest models of this format do not continue a message.
         same((agent, error.param), ("anthropic", "messages"))
     headers = {"X-Session-Id": uuid.uuid4().hex}
     with fails(openai.BadRequestError, says="assistant"):
@@ -273,7 +273,7 @@ def fields(agent: str) -> None:
         }
         ask(agent, user("hello"), **given)
         same({name: sent()[-1].get(name) for name in given}, given)
-    # Either honoured by cutting, or refused by its name.
+    # Either applied by cutting, or refused by its name.
     try:
         same(ask(agent, user("[say one two three]"), stop=["two"]).choices[0].message.content.strip(), "one")
     except openai.BadRequestError as error:
@@ -362,7 +362,7 @@ def request_id(agent: str) -> None:
 
 @check()
 def name_clash(agent: str) -> None:
-    """The agent's tool wins, and a header says so."""
+    """The agent's tool takes precedence, and a header says so."""
     clash = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
     raw = client.chat.completions.with_raw_response.create(
         model=agent, messages=user("[tool clock {}]"), tools=[clash, ADD]

@@ -1,11 +1,11 @@
-"""The checks that clients share. A client runs those that it can; its other checks are its own."""
+"""The checks shared by all clients. A client runs those that apply, in addition to its own."""
 
 PLAN = {
-    "example": "the examples of docs/clients.md run as they stand",
+    "example": "the examples of docs/clients.md run unchanged",
     "models": "the client lists the agents",
     "plain": "a plain answer",
     "stream": "a streamed answer",
-    "usage": "the tokens used, whole and streamed",
+    "usage": "the tokens used, complete and streamed",
     "system": "a system message alone",
     "turns": "several turns, each sent with all messages before it",
     "session": "a named session (X-Session-Id), each turn sent alone",
@@ -14,7 +14,7 @@ PLAN = {
     "tools-session": "the same in a named session",
     "parallel": "two of the caller's tools called in one step",
     "own-tools": "the agent's own tool runs within the turn, beside the caller's",
-    "tools-failure": "a failure of the model behind tool calls is told as one",
+    "tools-failure": "a failure of the model after tool calls is reported as one",
     "schema": "an answer by a JSON schema (response_format)",
     "image": "a picture in a user message",
     "image-alone": "a picture with empty text",
@@ -25,7 +25,7 @@ PLAN = {
     "wrong-key": "a wrong key is 401",
     "too-long": "a message longer than the window is 400 context_length_exceeded",
     "rate-limit": "a 429 of the model stays a 429",
-    "retry": "a failure that passes goes unnoticed",
-    "retries": "a failure that stays: retries of client and gateway do not multiply",
+    "retry": "a temporary failure is not noticed",
+    "retries": "a permanent failure: retries of client and gateway do not multiply",
     "not-offered": "an endpoint that is not offered says so",
 }

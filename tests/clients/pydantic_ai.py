@@ -140,7 +140,7 @@ async def schema(agent: str) -> None:
 
 @check()
 async def schema_by_tool(agent: str) -> None:
-    """The default: a tool `final_result`, which the model is made to call."""
+    """The default: a tool `final_result`, which the model must call."""
     text = '[tool final_result {"name": "Ely", "people": 2}]'
     same((await helper(agent, output_type=Town).run(text)).output, Town(name="Ely", people=2))
 

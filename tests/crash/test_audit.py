@@ -1,4 +1,4 @@
-"""The audit of a crash run finds each kind of loss and repetition, shown by planting it in a store that was whole."""
+"""The audit of a crash run finds each kind of loss and repetition, shown by planting it in an intact store."""
 
 import json
 from collections.abc import Callable
@@ -61,8 +61,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sent() -> list[Sent]:
-    """What was said to the clients: to who was answered, to who was interrupted, to a one-shot call, to a message that
-    nobody accepted; and the interrupting one, which was lost on its way."""
+    """The replies to clients: for an answered message, an interrupted one, a one-shot call and a message that was not
+    accepted; the interrupting message was lost in transit."""
     answered = Sent(tag="<crash-0.0>", key="key-0", session="crash-0", kind="tool", turns=["t_1"])
     answered.answers.append("To <crash-0.0> yes")
     interrupted = Sent(tag="<crash-0.1>", key="key-1", session="crash-0", kind="plain", turns=["t_2"], stopped=True)
@@ -80,7 +80,7 @@ def change(path: Path, sql: str) -> None:
 
 
 def test_a_store_that_lost_and_repeated_nothing_has_no_findings(file: Path, sent: list[Sent]) -> None:
-    """F4: the audit does not cry wolf."""
+    """F4: no false alarm."""
     assert audit(file, sent, HEALTHY) == []
 
 
@@ -124,7 +124,7 @@ def test_a_store_that_lost_and_repeated_nothing_has_no_findings(file: Path, sent
     ],
 )
 def test_a_planted_fault_in_the_store_is_found(file: Path, sent: list[Sent], fault: str, finding: str) -> None:
-    """F4, S14: each way to lose or repeat something has its finding."""
+    """F4, S14: each kind of loss or repetition has its finding."""
     change(file, fault)
     assert any(finding in found for found in audit(file, sent, HEALTHY))
 
@@ -140,7 +140,7 @@ def test_a_planted_fault_in_the_store_is_found(file: Path, sent: list[Sent], fau
 def test_a_planted_fault_before_the_model_is_found(
     file: Path, sent: list[Sent], planted: dict[str, Any], finding: str
 ) -> None:
-    """F4, S32: what the model saw counts as much as what the store holds."""
+    """F4, S32: the requests to the model are checked as well as the store."""
     assert any(finding in found for found in audit(file, sent, {**HEALTHY, **planted}))
 
 

@@ -20,8 +20,8 @@ CALL = '[tool write_file {"path": "tide.txt", "content": "high"}]'
 
 @pytest.mark.slow
 def test_kills_leave_one_beginning_and_one_end_of_each_call(tmp_path: Path) -> None:
-    """X24, F4: each call with a result has a row for its beginning, unless it did not run, and a row for its end; no
-    row is lost, doubled or of a call that is not in the transcript. `TIDEGATE_SEED` makes the same choices again."""
+    """X24, F4: each call with a result has a row for its start, unless it did not run, and a row for its end; no row is
+    lost, duplicated or without a call in the transcript. `TIDEGATE_SEED` repeats the same choices."""
     seed = int(os.environ.get("TIDEGATE_SEED") or random.SystemRandom().randrange(1_000_000))
     print(f"TIDEGATE_SEED={seed}")
     with ScriptedModel(tmp_path / "model") as model:

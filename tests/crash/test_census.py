@@ -1,4 +1,4 @@
-"""After many sessions have come and gone, the gateway holds what it held before."""
+"""After many sessions have come and gone, everything countable in the gateway is back at its baseline."""
 
 import asyncio
 import json
@@ -20,18 +20,18 @@ THREADS = "kernel: threads"
 
 SESSIONS = 2_000
 ROUND = 200
-"""Sessions of one round, half of them ephemeral and half named; their visitors come on top."""
+"""Sessions of one round, half of them ephemeral and half named, in addition to those of the visitors."""
 VISITS = 48
 RESIDENTS = 16
 """Far below the sessions of a round, so that most are unloaded before they end."""
 STILL = 1.5
-"""Seconds in which nothing may change for a census to count as settled; longer than the pools keep what is unused."""
+"""Seconds without a change before a census counts as settled; longer than the pools keep unused entries."""
 SETTLE_WITHIN = 40.0
 
 
 def held(gateway: Gateway, watcher: HTTPConnection) -> dict[str, int]:
-    """The census as the gateway takes it of itself, and as the kernel sees it. The watcher's connection stays open: one
-    that was just closed would be seen in whatever state it happens to be."""
+    """The census of the gateway and of the kernel. The watcher's connection stays open, because a connection that was
+    just closed could be in any state."""
     watcher.request("GET", "/api/status", headers=gateway.headers)
     inside: dict[str, int] = json.loads(watcher.getresponse().read())["census"]
     outside = census(gateway.pid, gateway.temporary)
@@ -39,7 +39,7 @@ def held(gateway: Gateway, watcher: HTTPConnection) -> dict[str, int]:
 
 
 def settled(gateway: Gateway, wanted: dict[str, int] | None = None) -> dict[str, int]:
-    """The census once it has stopped changing, or as soon as it is the wanted one; what it is at the deadline."""
+    """The census once it has stopped changing or equals the wanted one, or at the deadline."""
     deadline = time.monotonic() + SETTLE_WITHIN
     with closing(HTTPConnection(urlsplit(gateway.url).netloc, timeout=SETTLE_WITHIN)) as watcher:
         now, since = held(gateway, watcher), time.monotonic()
@@ -54,7 +54,7 @@ def settled(gateway: Gateway, wanted: dict[str, int] | None = None) -> dict[str,
 
 
 def come_and_go(gateway: Gateway, number: int) -> int:
-    """One round: sessions of every kind, ended in every way. Returns how many."""
+    """One round: sessions of every kind, ended in every way. Returns their number."""
     half = ROUND // 2
     common = {"url": gateway.url, "headers": gateway.headers, "in_flight": 8, "stream_every": 3, "tool_every": 5}
     drive({**common, "label": f"once-{number}", "sessions": half, "turns": 1, "ephemeral": True, "tool": TOOL_CALL})
@@ -72,8 +72,8 @@ def come_and_go(gateway: Gateway, number: int) -> int:
 @pytest.mark.slow
 def test_after_two_thousand_sessions_the_census_equals_the_baseline(tmp_path: Path) -> None:
     """F5, B5, L01, L02, L04, L06, L08, L31: tasks, threads, descriptors, sockets by state, children and temporary files
-    are back where they were, as the gateway counts them and as the kernel does, whoever came by whichever door: whole
-    and streamed, kept and unloaded, answered, stopped, failed, left, repeated under a key."""
+    are back at their baseline, as counted by the gateway and by the kernel, after calls through every entry point:
+    complete and streamed, kept and unloaded, answered, stopped, failed, abandoned, repeated under a key."""
     limits = {"connection_idle": 1, "residents": RESIDENTS}
     with ScriptedModel(tmp_path / "model") as model:
         with Gateway(tmp_path / "home", model.url, limits=limits, tools=TOOLS) as gateway:
@@ -89,5 +89,5 @@ def test_after_two_thousand_sessions_the_census_equals_the_baseline(tmp_path: Pa
     names = {*baseline, *after}
     changed = {name: (baseline.get(name), after.get(name)) for name in names if baseline.get(name) != after.get(name)}
     if after[THREADS] < baseline[THREADS]:
-        del changed[THREADS]  # one that was idle for long has ended
+        del changed[THREADS]  # threads that were idle for long have ended
     assert changed == {}, "before and after"

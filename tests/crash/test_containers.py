@@ -1,4 +1,4 @@
-"""Every container of the program, found by looking for it: after many sessions have come and gone, none has grown."""
+"""All containers of the program, found by inspection: after many sessions have come and gone, none has grown."""
 
 import gc
 import itertools
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.anyio
 PROGRAM = "tidegate."
 CONTAINERS = (dict, set, frozenset, list, tuple, deque, bytearray, Mapping)
 DEEPEST = 4
-"""Containers inside containers are followed so far; further in there are only rows and messages."""
+"""Nested containers are followed to this depth; below it there are only rows and messages."""
 SESSIONS = 200
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
-    """What an object holds by name, in its dictionary and in its slots."""
+    """The attributes of an object, in its dictionary and in its slots."""
     yield from getattr(thing, "__dict__", {}).items()
     for kind in type(thing).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -35,7 +35,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
 
 
 def size(held: Any, depth: int = 0) -> int:
-    """How many things a container holds, with those in containers within it."""
+    """The number of items in a container, including nested containers."""
     if not isinstance(held, CONTAINERS) or depth > DEEPEST:
         return 0
     inside = (*held.keys(), *held.values()) if isinstance(held, Mapping) else held
@@ -43,7 +43,7 @@ def size(held: Any, depth: int = 0) -> int:
 
 
 def count() -> Counter[str]:
-    """Objects of the program by class, and what their containers hold by class and attribute."""
+    """Objects of the program by class, and the sizes of their containers by class and attribute."""
     gc.collect()
     found: Counter[str] = Counter()
     for thing in gc.get_objects():
@@ -58,7 +58,7 @@ def count() -> Counter[str]:
 
 
 async def settled(wanted: Counter[str] | None = None) -> Counter[str]:
-    """The count once it is what it was, or has stayed the same for a few looks; what it is when time is up."""
+    """The count once it equals the wanted one or has been stable for a few checks, or at the deadline."""
     now, same = count(), 0
     with anyio.move_on_after(WAIT):
         while now != wanted if wanted is not None else same < 5:
@@ -69,7 +69,7 @@ async def settled(wanted: Counter[str] | None = None) -> Counter[str]:
 
 
 async def come_and_go(h: InProcessGateway, number: int) -> None:
-    """Sessions by every door, ended in every way, and the chores that clean up behind them."""
+    """Sessions through every entry point, ended in every way, and the maintenance jobs that clean up after them."""
     headers = {"Authorization": f"Bearer {h.key}"}
     await Visitors(h.url, headers, f"visit-{number}").come(SESSIONS)
     async with aiohttp.ClientSession(h.url, headers=headers, timeout=aiohttp.ClientTimeout(total=WAIT)) as client:
@@ -88,8 +88,8 @@ async def come_and_go(h: InProcessGateway, number: int) -> None:
 
 
 @pytest.mark.slow
-async def test_no_container_of_the_program_grows_with_sessions_that_have_gone(tmp_path: Path) -> None:
-    """F5, L02, L04, L07, L31, B5, B7: whatever is kept, in whichever object of whichever room, known or not."""
+async def test_no_container_grows_with_finished_sessions(tmp_path: Path) -> None:
+    """F5, L02, L04, L07, L31, B5, B7: in any object of any package, known or not."""
     async with (
         ScriptedModel() as model,
         in_process_gateway(tmp_path / "home", "[limits]\nresidents = 16\nconnection_idle = 0.1", model=model) as h,
@@ -106,7 +106,7 @@ async def test_no_container_of_the_program_grows_with_sessions_that_have_gone(tm
 
 
 def test_a_container_that_grows_is_found_wherever_it_is() -> None:
-    """F5: the look itself, by a fault in an object that nobody told it of: in a slot, and inside another container."""
+    """F5: the inspection itself, with a fault in an unknown object: in a slot, and in a nested container."""
 
     class Hidden:
         __module__ = f"{PROGRAM}made.up"

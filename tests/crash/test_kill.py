@@ -18,10 +18,10 @@ SESSIONS = 10
 
 @pytest.mark.slow
 def test_fifty_kills_lose_no_accepted_message_and_repeat_no_step(tmp_path: Path) -> None:
-    """F4, S14, S16, S17, S32, P01, P02: each accepted message is taken by exactly one turn, each turn has one answer
+    """F4, S14, S16, S17, S32, P01, P02: each accepted message belongs to exactly one turn, each turn has one answer
     unless a newer message stopped it, no committed step is repeated, a retry under the same key finds the same turn,
     one-shot calls too, and the model never sees an orphan.
-    `TIDEGATE_SEED` makes the same choices again."""
+    `TIDEGATE_SEED` repeats the same choices."""
     seed = int(os.environ.get("TIDEGATE_SEED") or random.SystemRandom().randrange(1_000_000))
     print(f"TIDEGATE_SEED={seed}")
     with ScriptedModel(tmp_path / "model") as model:

@@ -1,4 +1,4 @@
-"""The gateway is killed while a conversation's end is being learnt from."""
+"""The gateway is killed while notes are extracted from an ended conversation."""
 
 import signal
 import time
@@ -26,8 +26,8 @@ def notes(running: GatewayProcess) -> list[Any]:
     return found
 
 
-def test_a_kill_between_the_end_and_its_effect_leaves_what_was_learnt_once(tmp_path: Path) -> None:
-    """B6, F4, V14: the next process learns it, and the one after that does not learn it again."""
+def test_after_a_kill_the_notes_of_an_ended_conversation_are_saved_once(tmp_path: Path) -> None:
+    """B6, F4, V14: the next process saves them, and the one after that does not save them again."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     with ScriptedModel(tmp_path / "model") as model:

@@ -1,4 +1,4 @@
-"""A real gateway that dies of SIGKILL at each point of giving a task: no task is lost, and none is done twice."""
+"""A real gateway is killed with SIGKILL at each point of delegating a task: no task is lost, and none is done twice."""
 
 import os
 import sqlite3
@@ -87,12 +87,12 @@ POINTS = {
 def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     (home / "project").mkdir(parents=True)
-    (home / "project").chmod(0o777)  # where root has made it, agents are another user
+    (home / "project").chmod(0o777)  # if root created it, agents are another user
     return home
 
 
 def faulty(tmp_path: Path, point: str) -> dict[str, str]:
-    """The environment of a gateway that dies there, once."""
+    """The environment of a gateway that dies at this point, once."""
     folder = tmp_path / "faulty"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(f"{FAULT}\ndies({POINTS[point]})\n")
@@ -115,7 +115,7 @@ def over(running: GatewayProcess, turn: str) -> dict[str, Any]:
 
 
 def left(home: Path) -> dict[str, Any]:
-    """What a gateway that has ended has left in its store."""
+    """The contents of the store after the gateway has ended."""
     with closing(sqlite3.connect(home / "tidegate.db")) as db:
         tables = ("sessions", "turns", "receipts", "intents")
         counts = {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
@@ -124,11 +124,13 @@ def left(home: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at_any_point_the_turn_goes_on_and_no_task_is_done_twice(home: Path, tmp_path: Path, point: str) -> None:
-    """F4, P01, P02, P05: each step of turn and tasks is written down once, whatever was asked again of a model."""
+def test_after_a_kill_at_any_point_the_turn_continues_and_no_task_is_done_twice(
+    home: Path, tmp_path: Path, point: str
+) -> None:
+    """F4, P01, P02, P05: each step of turn and tasks is stored once, even if a model call is repeated."""
     (home / "tidegate.toml").write_text(SETTINGS.format(resumes=3))
     with gateway(home, **faulty(tmp_path, point)) as running:
-        with suppress(OSError):  # it may be quicker to die than to acknowledge
+        with suppress(OSError):  # it may die before it acknowledges
             say(running)
         assert running.wait() == -9
     with gateway(home) as running:
@@ -149,8 +151,8 @@ def test_killed_at_any_point_the_turn_goes_on_and_no_task_is_done_twice(home: Pa
     assert list((home / "workspaces").glob("*")) == [] and list((home / "spool").glob("s_*")) == []
 
 
-def test_a_turn_that_does_not_go_on_takes_its_tasks_with_it(home: Path, tmp_path: Path) -> None:
-    """F4, S17: both of them, and nothing of them is left."""
+def test_a_turn_that_does_not_continue_ends_its_tasks(home: Path, tmp_path: Path) -> None:
+    """F4, S17: both end, and nothing is left."""
     (home / "tidegate.toml").write_text(SETTINGS.format(resumes=0))
     with gateway(home, **faulty(tmp_path, "when the innermost is about to act")) as running:
         with suppress(OSError):

@@ -1,7 +1,8 @@
-"""Callers that do what real ones do: follow a page, repeat themselves, interrupt, give commands, hang up, go wrong.
+"""Callers that behave like real ones: follow a page, repeat requests, interrupt, give commands, disconnect, fail.
 
-A visit leaves nothing that runs; the conversations it made are there to be ended. Each visit has connections of its
-own and closes them."""
+A visit leaves nothing running; its conversations still have to be ended. Each visit has its own connections and closes
+them.
+"""
 
 import asyncio
 import json
@@ -16,11 +17,11 @@ PAUSE = 0.005
 CHAT = "/v1/chat/completions"
 OVER = ("answered", "failed", "stopped", "refused")
 LONG = "[words 60] [slow ms=2]"
-"""A turn that takes long enough for something to happen to it."""
+"""A turn that takes long enough to be interrupted."""
 
 
 class Visitors:
-    """`unique` keeps the names of one party apart from those of another."""
+    """`unique` separates the names of one group of visitors from those of another."""
 
     def __init__(self, url: str, headers: dict[str, str], unique: str) -> None:
         self._url = url
@@ -28,7 +29,7 @@ class Visitors:
         self._unique = unique
 
     async def come(self, count: int, at_once: int = 8) -> None:
-        """So many visits, of each kind in turn."""
+        """Makes `count` visits, of each kind in turn."""
         kinds: list[Callable[[str], Awaitable[None]]] = [
             self.page, self.leave_named, self.leave_once, self.repeat, self.interrupt, self.stop, self.steer, self.err,
         ]  # fmt: skip
@@ -45,7 +46,7 @@ class Visitors:
     # -- kinds of visits --
 
     async def page(self, name: str) -> None:
-        """A page: a message, the stream of what happens, the same message again, commands, a new conversation."""
+        """A page: a message, the event stream, the same message again, commands, a new conversation."""
         said = {"text": f"{name} [tool clock {{}}]"}
         begun = await self.ask("POST", "/api/messages", said, **{"Idempotency-Key": name})
         async with self.stream(begun["session"]) as events:
@@ -57,22 +58,22 @@ class Visitors:
             await self.ask("POST", "/api/messages", {"text": line, "session": begun["session"]})
 
     async def leave_named(self, name: str) -> None:
-        """Hangs up in the middle of the text; the turn goes on."""
+        """Disconnects in the middle of the text; the turn continues."""
         turn = await self.leave(name, {"X-Session-Id": name})
         assert await self.over(turn) == "answered"
 
     async def leave_once(self, name: str) -> None:
-        """The same without a session: nobody is left to read it."""
+        """The same without a session: no reader is left."""
         await self.leave(name, {})
 
     async def repeat(self, name: str) -> None:
-        """A one-shot call with a key, made again when it has its answer."""
+        """A one-shot call with a key, repeated after its answer."""
         first, again = [await self.chat(f"{name} hello", {"Idempotency-Key": name}) for _ in range(2)]
         assert first.status == again.status == 200
         assert first.headers["x-turn-id"] == again.headers["x-turn-id"]
 
     async def interrupt(self, name: str) -> None:
-        """A second thought in the middle of an answer."""
+        """An interrupting message in the middle of an answer."""
         first = await self.ask("POST", "/api/messages", {"text": f"{name} {LONG}"})
         second = {"text": "[say Better.]", "session": first["session"], "busy": "interrupt"}
         await self.over((await self.ask("POST", "/api/messages", second))["turn"])
@@ -84,21 +85,21 @@ class Visitors:
         await self.over(first["turn"])
 
     async def steer(self, name: str) -> None:
-        """Something said into a turn, and something behind it."""
+        """A message steered into a turn, and one queued after it."""
         first = await self.ask("POST", "/api/messages", {"text": f"{name} {LONG} [tool clock {{}}]"})
         for busy in ("steer", "queue"):
             more = {"text": f"and {busy}", "session": first["session"], "busy": busy}
             await self.over((await self.ask("POST", "/api/messages", more))["turn"])
 
     async def err(self, name: str) -> None:
-        """What goes wrong: at the model, in the request, with a key that was used for something else."""
+        """Errors: of the model, in the request, with a key that was used for another request."""
         assert (await self.chat(f"{name} [status 400]", {"X-Session-Id": name})).status == 502
         assert (await self.chat(f"{name} [status 401]", {})).status == 502
         assert (await self.chat(None, {})).status == 400
         assert (await self.chat(f"{name} one", {"Idempotency-Key": name})).status == 200
         assert (await self.chat(f"{name} other", {"Idempotency-Key": name})).status == 422
 
-    # -- how --
+    # -- requests --
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
@@ -140,13 +141,13 @@ class Visitors:
             yield reply
 
     async def over(self, turn: str) -> str:
-        """How a turn ended, once it has."""
+        """Waits for the end of a turn; returns its state."""
         while (state := (await self.ask("GET", f"/api/turns/{turn}"))["state"]) not in OVER:
             await asyncio.sleep(PAUSE)
         return str(state)
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Until it is so; the party as a whole has a deadline."""
+    """Waits until the condition holds; the whole group has a deadline."""
     while not true():
         await asyncio.sleep(PAUSE)

@@ -1,9 +1,9 @@
 """A guard against blocking calls on the event loop.
 
-Guarantee: while it is installed, a call that may block (sleeping, files, processes, names, databases) raises
-`BlockingCallOnLoop` when code of ours makes it in a thread whose event loop is running, and is remembered, so that a
-broad `except` cannot hide it. Calls by foreign libraries and by tests pass, and so does everything in worker threads. A
-line that has to may say `# lint: allow <reason>`.
+While it is installed, a call that may block (sleep, files, processes, name lookups, databases) raises
+`BlockingCallOnLoop` if our own code makes it in a thread whose event loop is running. The call is also recorded, so a
+broad `except` cannot hide it. Calls by libraries and by tests are allowed, and so is everything in worker threads. A
+line with `# lint: allow <reason>` is exempt.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ import apsw
 
 ALLOWED = "# lint: allow"
 NEAR = 12
-"""Frames between a call and the code that wanted it, through the standard library's own layers."""
+"""Maximum number of standard library frames between a call and the code that made it."""
 
 STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 FOREIGN = (STANDARD + "asyncio", STANDARD + "site-packages", STANDARD + "concurrent")
@@ -35,7 +35,7 @@ TRANSPARENT = ("<frozen ", "<string>", __file__)
 
 
 class BlockingCallOnLoop(AssertionError):
-    """A call that may block was made where it would hold up every session."""
+    """A call that may block was made where it would delay every session."""
 
 
 class BlockingGuard:
@@ -47,7 +47,7 @@ class BlockingGuard:
 
     @contextmanager
     def installed(self) -> Iterator["BlockingGuard"]:
-        """Replace what may block, and put it back."""
+        """Replaces blocking functions, and restores them on exit."""
         places: list[tuple[Any, str]] = [
             (time, "sleep"),
             (builtins, "open"),
@@ -108,7 +108,7 @@ class BlockingGuard:
             raise error
 
     def _caller(self) -> str | None:
-        """Where our own code made the call; None if the one who made it is not ours."""
+        """Where our own code made the call; None if the caller is not our code."""
         frame = sys._getframe(2)
         for _ in range(NEAR):
             file = frame.f_code.co_filename

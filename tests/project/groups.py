@@ -1,6 +1,6 @@
-"""Control groups that killed gateways of tests have left behind, whose homes no gateway will ever start in again.
+"""Removal of control groups left by killed gateways of tests, in whose homes no gateway will ever start again.
 
-Guarantee: only groups whose maker is not alive any more and in which nothing is are removed.
+Only empty groups whose creator is no longer alive are removed.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ _NAME = re.compile(r"tidegate-[0-9a-f]{16}-(\d+)-\w+")
 
 def remove_stray() -> None:
     from tidegate.workspaces.kernel.cgroup_hierarchy import (
-        trees,  # at the end of a run, so that tests load what they load
+        trees,  # imported at the end of a run, so that it does not change what tests import
     )
 
     for tree in trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()):
@@ -26,5 +26,5 @@ def remove_stray() -> None:
 
 def _remove(folder: Path) -> None:
     for here, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):  # something is in it, or somebody else was quicker
+        with contextlib.suppress(OSError):  # not empty, or already removed
             Path(here).rmdir()

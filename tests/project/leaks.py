@@ -1,8 +1,8 @@
-"""What a test leaves behind: tasks, timers, threads, child processes, descriptors, temporary files.
+"""Leak detection for tests: tasks, timers, threads, child processes, descriptors, temporary files.
 
-Guarantee: whatever exists after a test and did not exist before it is found and named with its origin; what a broader
-fixture made before the test is not held against it. While nothing is left it costs a look into /proc; only when
-something seems to be is the garbage collected and a moment given for things to end.
+Everything that exists after a test and did not exist before it is found and named with its origin. Things made before
+the test by a broader fixture do not count. If nothing is left, the check costs one read of /proc. Only if something
+seems to be left is garbage collected, with a moment for things to end.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 PATIENCE = 1.0
-"""Seconds in which what is just ending may end; spent only by a test that seems to leave something behind."""
+"""Seconds for things that are just ending; spent only by a test that seems to leave something behind."""
 
 IDLE_WORKERS = ("AnyIO worker thread", "pytest_timeout")
 """Threads that belong to a pool and stay on purpose."""
@@ -29,17 +29,17 @@ IDLE_WORKERS = ("AnyIO worker thread", "pytest_timeout")
 HARMLESS_FDS = ("/dev/urandom", "/dev/random")
 HARMLESS_CHILDREN = ("multiprocessing.resource_tracker",)
 MACHINERY = ("/asyncio/", "/anyio/", "/lifetimes/scope.py", __file__)
-"""Files whose frames say nothing about who wanted a thing."""
+"""Files whose frames do not show who created a thing."""
 
 RUNNER = "TestRunner."
 """Tasks in which anyio's plugin runs tests and fixtures."""
 
 ORIGIN_DEPTH = 3
-"""Frames that are noted of where a task was made: enough to tell who wanted it."""
+"""Frames recorded for the origin of a task: enough to show who created it."""
 
 
 def place(frame: FrameType | None) -> str:
-    """Where a frame stands, innermost first, without the machinery between it and whoever wanted the thing."""
+    """The position of a frame, innermost first, without the machinery up to the code that created the thing."""
     found: list[str] = []
     while frame is not None and len(found) < ORIGIN_DEPTH:
         file = frame.f_code.co_filename
@@ -53,7 +53,7 @@ def place(frame: FrameType | None) -> str:
 
 
 class LoopWatch:
-    """Tasks and timers of one event loop. Begun and ended inside it."""
+    """Tasks and timers of one event loop. Started and ended inside it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class LoopWatch:
         return tasks, [timer for timer in self._pending() if id(timer) not in self._timers]
 
     async def end(self, patience: float = PATIENCE) -> list[str]:
-        """What is left, after a moment in which it might have ended."""
+        """What is left after a moment for things to end."""
         self._loop.set_task_factory(self._factory)
         tasks, timers = self._left()
         until = self._loop.time() + patience
@@ -111,7 +111,7 @@ def _name_timer(timer: asyncio.TimerHandle) -> str:
 
 @dataclass(frozen=True)
 class Census:
-    """What the process has at one moment."""
+    """The resources of the process at one moment."""
 
     threads: frozenset[threading.Thread]
     children: frozenset[int]
@@ -125,7 +125,7 @@ def census(scratch: Path) -> Census:
 
 @dataclass
 class ProcessWatch:
-    """Threads, children, descriptors and files in `scratch`, which is where temporary files go during the run."""
+    """Threads, children, descriptors and files in `scratch`, the folder for temporary files during the run."""
 
     scratch: Path
     before: Census = field(init=False)
@@ -134,7 +134,7 @@ class ProcessWatch:
         self.before = census(self.scratch)
 
     def end(self, patience: float = PATIENCE) -> list[str]:
-        """What is left, after a moment in which it might have ended. Files that are left are removed."""
+        """What is left after a moment for things to end. Remaining files are removed."""
         left = self._left(census(self.scratch))
         until = time.monotonic() + patience
         while left and time.monotonic() < until:
@@ -160,7 +160,7 @@ class ProcessWatch:
 
 
 def _idle_worker(thread: threading.Thread) -> bool:
-    """Worker threads of a pool stay, but one that still works for the test is the test's."""
+    """Idle worker threads of a pool may stay; one that still works for the test counts as a leak."""
     if not thread.name.startswith(IDLE_WORKERS):
         return False
     frame = sys._current_frames().get(thread.ident or 0)
@@ -182,7 +182,7 @@ def _children() -> Iterable[int]:
     for thread in Path("/proc/self/task").iterdir():
         try:
             listed = (thread / "children").read_text()
-        except OSError:  # the thread has ended between the two looks
+        except OSError:  # the thread has ended in between
             continue
         yield from map(int, listed.split())
 
@@ -191,7 +191,7 @@ def _name_child(pid: int) -> str:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has ended in the meantime
         return ""
     if any(harmless in command for harmless in HARMLESS_CHILDREN):
         return ""
@@ -220,7 +220,7 @@ def _remove(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Scratch:
-    """The folder of everything temporary in a run: `watched` for the code under test, `given` for pytest's own."""
+    """The temporary folder of a run: `watched` for the code under test, `given` for pytest's own files."""
 
     root: Path
     before: tuple[str | None, str | None]

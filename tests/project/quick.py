@@ -1,7 +1,7 @@
-"""What `make quick` runs: the first tests of every file that starts no process, without further cases of a parameter.
+"""The selection of `make quick`: the first tests of every file that starts no process, with the first case of each.
 
-A test file is left out if it, or a helper in `tests` or `bench` that it imports, imports one of `HEAVY`. That is read
-from the text of the files, so that a file that is left out is never imported.
+A test file is left out if it, or a helper in `tests` or `bench` that it imports, imports one of `HEAVY`. This is read
+from the text of the files, so a file that is left out is never imported.
 """
 
 import re
@@ -26,9 +26,9 @@ HEAVY = frozenset(
 )
 """Modules that start processes or sandboxes, or that take seconds to import."""
 TESTS_OF_A_FILE = 2
-"""They stand first because they say what the file is about. Two of each file keep the run below half a minute."""
+"""The first tests show what a file is about. Two of each file keep the run below half a minute."""
 EXAMPLES = 5
-"""Of each property that does not say how many it needs."""
+"""Examples of each property test that does not set its own number."""
 
 _IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]*)|import\s+([\w.]+))", re.MULTILINE)
 

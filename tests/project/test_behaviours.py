@@ -1,4 +1,4 @@
-"""The page of behaviours says what is promised and what proves it, and notices when the two part."""
+"""The page of behaviours lists promises with their tests, and its check notices when they disagree."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def write_test(project: Path, docstring: str) -> None:
 
 
 def test_a_promise_is_shown_with_its_tests_or_as_not_yet(project: Path) -> None:
-    """A13: the page links what proves a promise."""
+    """A13: the page links the tests of a promise."""
     write_test(project, "A1: the same object.")
     assert main([], project) == 0
     page = (project / "docs" / "behaviours.md").read_text()
@@ -39,7 +39,7 @@ def test_a_promise_is_shown_with_its_tests_or_as_not_yet(project: Path) -> None:
 
 
 def test_a_stale_page_fails_the_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A13: it is generated anew, not edited."""
+    """A13: it is generated, not edited."""
     write_test(project, "A1: the same object.")
     assert main(["--check"], project) == 1
     main([], project)
@@ -49,7 +49,7 @@ def test_a_stale_page_fails_the_check(project: Path, capsys: pytest.CaptureFixtu
 
 
 def test_an_unknown_id_fails_the_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A13: nobody proves what nobody promised."""
+    """A13: a test may only name existing promises."""
     write_test(project, "A1, Z9: the same object.")
     main([], project)
     assert main(["--check", "--allow-missing"], project) == 1
@@ -57,7 +57,7 @@ def test_an_unknown_id_fails_the_check(project: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_promise_without_a_test_fails_the_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A13: what is kept now is shown to be kept; what is to come need not be."""
+    """A13: a promise that is kept now needs a test; a later one does not."""
     write_test(project, "no id at all.")
     main([], project)
     assert main(["--check"], project) == 1

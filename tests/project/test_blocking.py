@@ -1,4 +1,4 @@
-"""The guard finds what would block the event loop, in our own code only."""
+"""The guard finds calls that would block the event loop, in our own code only."""
 
 import asyncio
 import importlib.util
@@ -51,7 +51,7 @@ CALLS: dict[str, tuple[str, bool]] = {
 
 @pytest.fixture
 def ours(tmp_path: Path) -> ModuleType:
-    """A module that counts as ours, since it lies below the guarded root."""
+    """A module that counts as our own code, since it is below the guarded root."""
     path = tmp_path / "ours.py"
     path.write_text(OURS)
     spec = importlib.util.spec_from_file_location("ours", path)
@@ -68,7 +68,7 @@ def arguments(name: str, tmp_path: Path) -> tuple[Any, ...]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_blocking_call_of_ours_on_the_loop_is_refused(name: str, ours: ModuleType, tmp_path: Path) -> None:
-    """L20: with what was called, and where."""
+    """L20: the error names the call and its place."""
     call: Callable[..., object] = getattr(ours, name)
     with BlockingGuard(tmp_path).installed() as guard, pytest.raises(BlockingCallOnLoop) as caught:
         call(*arguments(name, tmp_path))
@@ -99,7 +99,7 @@ async def test_the_same_calls_in_a_thread_pass(ours: ModuleType, tmp_path: Path)
 
 
 def test_without_a_loop_everything_passes(ours: ModuleType, tmp_path: Path) -> None:
-    """L20: the command line may block as it likes."""
+    """L20: the command line may block."""
     with BlockingGuard(tmp_path).installed() as guard:
         ours.sleep()
         ours.read(str(tmp_path / "ours.py"))
@@ -117,7 +117,7 @@ async def test_calls_by_others_and_allowed_ones_pass(ours: ModuleType, tmp_path:
     assert guard.seen == []
 
 
-def test_everything_is_put_back(tmp_path: Path) -> None:
+def test_the_guard_restores_all_functions(tmp_path: Path) -> None:
     """L07: the guard leaves no trace."""
     import builtins
     import subprocess

@@ -1,4 +1,4 @@
-"""The leak watch finds each thing that a test can leave behind, and names where it came from."""
+"""The leak watch finds each kind of leak and names its origin."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from tidegate.lifetimes import Scope
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHORT = 0.02
-"""Patience for what is known to stay."""
+"""A short wait for things that are known to stay."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def wait_for_ever() -> None:
 
 @pytest.mark.anyio
 async def test_a_task_left_behind_is_named_with_its_maker() -> None:
-    """L31: coroutine, name, where it stands and where it was made."""
+    """L31: coroutine, name, position and origin."""
     watch = LoopWatch()
     task = asyncio.create_task(wait_for_ever(), name="forgotten")
     await asyncio.sleep(0)
@@ -51,8 +51,8 @@ async def test_a_task_left_behind_is_named_with_its_maker() -> None:
 async def test_a_task_of_a_scope_is_named_with_who_started_it() -> None:
     """L31: not with the scope's own line."""
     watch = LoopWatch()
-    async with Scope("process") as process:
-        process.start(wait_for_ever, name="pump")
+    async with Scope("process") as scope:
+        scope.start(wait_for_ever, name="pump")
         (left,) = await watch.end(SHORT)
     assert "'pump'" in left and "made at" in left and "scope.py" not in left.partition("made at")[2]
 
@@ -72,8 +72,8 @@ async def test_a_timer_left_behind_is_named_with_what_it_calls() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_just_ending_is_waited_for() -> None:
-    """L31: an ending task is no leak, nor is what was there before."""
+async def test_an_ending_task_is_waited_for() -> None:
+    """L31: neither it nor an earlier task is a leak."""
     before = asyncio.create_task(wait_for_ever())
     watch = LoopWatch()
     task = asyncio.create_task(asyncio.sleep(0.02))
@@ -83,7 +83,7 @@ async def test_what_is_just_ending_is_waited_for() -> None:
     await asyncio.wait({before})
 
 
-def test_a_thread_left_behind_is_named_with_where_it_stands(watch: ProcessWatch) -> None:
+def test_a_thread_left_behind_is_named_with_its_position(watch: ProcessWatch) -> None:
     """L31: name, target and line."""
     go = threading.Event()
     thread = threading.Thread(target=go.wait, name="forgotten thread")
@@ -95,7 +95,7 @@ def test_a_thread_left_behind_is_named_with_where_it_stands(watch: ProcessWatch)
 
 
 @pytest.mark.anyio
-async def test_an_idle_worker_of_a_pool_is_none(tmp_path: Path) -> None:
+async def test_an_idle_worker_of_a_pool_is_no_leak(tmp_path: Path) -> None:
     """L08: pools keep their threads on purpose."""
     watch = ProcessWatch(tmp_path)
     await anyio.to_thread.run_sync(int)
@@ -126,7 +126,7 @@ def test_a_descriptor_left_behind_is_named_with_what_it_points_at(watch: Process
 
 
 def test_a_temporary_file_left_behind_is_named_and_removed(watch: ProcessWatch, tmp_path: Path) -> None:
-    """L19: by its path; a folder with all that is in it."""
+    """L19: by its path; a folder with its contents."""
     folder = Path(tempfile.mkdtemp(prefix="forgotten-"))
     (folder / "inside").write_text("x")
     (left,) = watch.end(SHORT)
@@ -148,7 +148,7 @@ def test_is_clean(tmp_path): (tmp_path / "x").write_text("x")
 
 
 def test_the_fixture_is_on_for_every_test(tmp_path: Path) -> None:
-    """L06, L31: whole runs of pytest with the suite's own conftest fail where something stays."""
+    """L06, L31: complete runs of pytest with the suite's own conftest fail if something is left."""
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "__init__.py").touch()

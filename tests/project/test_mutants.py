@@ -1,4 +1,4 @@
-"""The tool behind `make mutants`: it plants each fault in a copy, and says whether the tests named for it notice."""
+"""The tool behind `make mutants`: it plants each fault in a copy, and reports whether its tests notice."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ tests = [{named}]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A small project of the same layout, in which the package has the same name as ours."""
+    """A small project with the same layout and package name as ours."""
     root = tmp_path / "project"
     for folder in ("src/tidegate", "tests", "tools"):
         (root / folder).mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_a_fault_is_caught_survives_or_shows_nothing(project: Path, capfd: pytes
     assert (project / "src" / "tidegate" / "__init__.py").read_text() == SOURCE
 
 
-def test_only_what_has_a_matching_name_is_tried(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_faults_with_a_matching_name_are_tried(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A13: by a part of the name, with the results as JSON."""
     listed(
         project,
@@ -101,7 +101,7 @@ def test_only_what_has_a_matching_name_is_tried(project: Path, capfd: pytest.Cap
 
 
 def test_nothing_is_planted_while_a_test_fails_without_it(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A13: a red test would catch anything."""
+    """A13: a failing test would catch every fault."""
     listed(project, mutant("caught", "return 3 * number", "test_it_doubles"))
     (project / "tests" / "test_double.py").write_text(TESTS.replace("== 6\n", "== 7\n", 1))
     assert main([], project) == 1

@@ -1,4 +1,4 @@
-"""The project linter finds each violation of its rules, and nothing in clean code."""
+"""The project project linter finds forbidden each, and nothing in clean code."""
 
 import subprocess
 import sys
@@ -163,7 +163,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 
 def test_clean_code_passes() -> None:
-    """L02: what looks like a fault and is none is left alone."""
+    """L02: code that only resembles a fault is accepted."""
     assert check_source(CLEAN, "x.py", "agent/x.py") == []
 
 
@@ -177,8 +177,8 @@ def test_clean_code_passes() -> None:
         ("gateway/gateway.py", "def f():\n    return os.getenv('HOME')\n"),
     ],
 )
-def test_each_thing_has_its_place(place: str, source: str) -> None:
-    """L02, L31: what is forbidden elsewhere is made where it belongs."""
+def test_exceptions_by_path_are_accepted(place: str, source: str) -> None:
+    """L02, L31: a thing that is forbidden elsewhere is allowed in its own module."""
     assert check_source(source, place, place) == []
 
 
@@ -204,7 +204,7 @@ def test_the_command_says_what_it_found_and_fails(tmp_path: Path) -> None:
 
 
 def test_the_source_tree_has_no_finding() -> None:
-    """A13, L02, L04, L21, L31: the source tree has no finding."""
+    """A13, L02, L04, L21, L31: with all rules."""
     findings = list(check_tree(ROOT / "src"))
     assert not findings, "\n".join(map(str, findings))
 
@@ -231,20 +231,20 @@ def test_two_public_classes_of_one_name_are_found(tmp_path: Path) -> None:
     ],
 )
 def test_a_test_uses_public_interfaces(rule: str, source: str) -> None:
-    """L02: neither a private attribute of another object nor a constant that is replaced in its module."""
+    """L02: neither private attributes of other objects nor replaced constants of modules."""
     assert [finding.rule for finding in check_test(source, "tests/x.py")] == [rule]
     allowed = source.replace("\n    ", "\n    # lint: allow it stands for a broken disk\n    ")
     assert check_test(allowed, "tests/x.py") == []
 
 
-def test_a_test_may_use_its_own_and_what_libraries_hide() -> None:
-    """L02: what looks like a private of another object and is none is left alone."""
+def test_a_test_may_use_its_own_private_attributes_and_those_of_libraries() -> None:
+    """L02: code that only resembles a private attribute of another object is accepted."""
     source = "class A:\n    def f(self):\n        return self._x, self.__class__, sys._getframe()\n"
     source += "def test(monkeypatch):\n    monkeypatch.setattr(store, 'write', full)\n"
     assert check_test(source, "tests/x.py") == []
 
 
-def test_the_tests_reach_into_no_more_privates_than_are_known() -> None:
-    """L02: the numbers of known cases are exact, so that they can only become smaller."""
+def test_the_number_of_private_attributes_in_tests_does_not_grow() -> None:
+    """L02: the recorded numbers are exact, so they can only become smaller."""
     findings = check_tests(ROOT / "tests")
     assert not findings, "\n".join(map(str, findings))

@@ -1,4 +1,4 @@
-"""The runner of the whole suite tells a flake from a failure."""
+"""The test runner distinguishes flakes from failures."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ GOOD = "def test_passes():\n    pass\n"
 
 
 def suite(folder: Path, **files: str) -> None:
-    """A suite of its own: a test in it fails by what it finds on disk."""
+    """A separate suite whose tests fail depending on files on disk."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text.replace("[NAME]", f"_{name}"))
@@ -63,7 +63,7 @@ def test_a_test_that_passes_three_times_alone_is_named_as_a_flake(tmp_path: Path
 
 
 def test_three_flakes_fail_the_run(tmp_path: Path) -> None:
-    """Two are forgiven, more are not."""
+    """Two are tolerated, more are not."""
     suite(tmp_path, first=ONCE, second=ONCE, third=ONCE)
     status, told = run(tmp_path)
     assert (status, told[-1]) == (1, "3 flakes: at most 2 are allowed.")
@@ -82,7 +82,7 @@ def test_a_test_that_fails_alone_has_failed(tmp_path: Path, text: str) -> None:
 
 
 def test_a_suite_that_cannot_be_collected_fails_at_once(tmp_path: Path) -> None:
-    """An error that is no test's is not tried again."""
+    """A collection error is not retried."""
     suite(tmp_path, good=GOOD, broken="import no_such_module_anywhere\n")
     status, told = run(tmp_path)
     assert status not in (0, 5)
@@ -90,7 +90,7 @@ def test_a_suite_that_cannot_be_collected_fails_at_once(tmp_path: Path) -> None:
 
 
 def test_a_suite_that_passes_is_run_once(tmp_path: Path) -> None:
-    """Nothing is added to a run without failures."""
+    """Without failures there are no further runs."""
     suite(tmp_path, good=GOOD)
     status, told = run(tmp_path)
     assert status == 0

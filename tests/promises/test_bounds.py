@@ -1,4 +1,4 @@
-"""Bounds as they are set without being asked for, what is told when one gives way, and what leaves first."""
+"""Default bounds, reports about exceeded ones, and the order of eviction."""
 
 from itertools import combinations
 from pathlib import Path
@@ -19,8 +19,8 @@ from tidegate.values import ToolDefinition
 pytestmark = pytest.mark.anyio
 
 
-def test_the_bounds_that_nobody_set_are_those_that_were_promised() -> None:
-    """A6, A7, P15: 128 residents, an hour of idleness, 64 turns at once; and bytes are bounded too."""
+def test_the_default_bounds_are_the_promised_ones() -> None:
+    """A6, A7, P15: 128 residents, an hour idle, 64 turns at once; bytes are bounded too."""
     limits = Config(home=Path("/nowhere")).limits
     assert (limits.residents, limits.idle_ttl, limits.turns) == (128, 3600.0, 64)
     assert 0 < limits.resident_bytes < 1 << 30
@@ -30,8 +30,8 @@ async def _nothing(ctx: ToolContext, arguments: str) -> str:
     return ""
 
 
-def test_the_oldest_resolved_toolset_leaves_first() -> None:
-    """C2: a ninth key costs the one that was not used for longest, and no other."""
+def test_the_least_recently_used_toolset_is_evicted_first() -> None:
+    """C2: a ninth key evicts only the least recently used one."""
     toolsets = {
         name: Toolset([Tool(definition=ToolDefinition(name=name, description="d"), effect="read", run=_nothing)])
         for name in "abcdef"
@@ -50,10 +50,8 @@ def test_the_oldest_resolved_toolset_leaves_first() -> None:
     assert registry.stats().misses - after.misses == 1
 
 
-async def test_residents_over_their_cap_in_mid_turn_are_told_in_log_and_metrics(
-    home: Path, model: ScriptedModel
-) -> None:
-    """A8, A11: nobody is torn down, the log says "mid-turn", the metric counts it, and afterwards the cap holds."""
+async def test_residents_over_their_cap_during_turns_are_logged_and_counted(home: Path, model: ScriptedModel) -> None:
+    """A8, A11: no resident is torn down, the log says "mid-turn", the metric counts it, and later the cap holds."""
     with capture_logs() as lines:
         async with whole_house(home, "[limits]\nresidents = 2", model=model) as h:
             async with anyio.create_task_group() as group:
@@ -75,32 +73,30 @@ async def test_residents_over_their_cap_in_mid_turn_are_told_in_log_and_metrics(
 
 
 @pytest.mark.parametrize(("extra", "said"), [("", "only by /new"), ('[expiry]\nnamed_idle = "1h"', "after 1 hour")])
-async def test_when_a_conversation_ends_is_shown_to_its_user(
-    home: Path, model: ScriptedModel, extra: str, said: str
-) -> None:
-    """S04: the policy, in his words, where he looks for it."""
-    async with core(home, extra, model=model) as house:
-        first = await house.say("one")
-        commands = build(house.service)
+async def test_the_expiry_policy_is_shown_to_the_user(home: Path, model: ScriptedModel, extra: str, said: str) -> None:
+    """S04: the policy in plain words, in the status of the conversation."""
+    async with core(home, extra, model=model) as gateway:
+        first = await gateway.say("one")
+        commands = build(gateway.service)
         reply = await commands.run("/status", principal=ANNA, channel="page", session=first.session, agent="main")
         assert said in reply.text
 
 
-async def test_an_interruption_passes_nobody_who_was_there_first(home: Path, model: ScriptedModel) -> None:
+async def test_an_interrupting_message_keeps_its_place_in_the_queue(home: Path, model: ScriptedModel) -> None:
     """S13: the acknowledgement says how many are ahead, the running turn is stopped, and the order is kept."""
-    async with core(home, model=model) as house:
-        running = await house.accept("[hold gate]")
+    async with core(home, model=model) as gateway:
+        running = await gateway.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        waiting = await house.accept("[say second] 2")
-        newest = await house.accept("[say third] 3", busy="interrupt")
+        waiting = await gateway.accept("[say second] 2")
+        newest = await gateway.accept("[say third] 3", busy="interrupt")
         assert (running.how, waiting.how, newest.how) == ("started", "queued", "interrupting")
         assert (waiting.ahead, newest.ahead) == (1, 2)
-        states = [(await house.answered(each.turn)).state for each in (running, waiting, newest)]
+        states = [(await gateway.answered(each.turn)).state for each in (running, waiting, newest)]
         assert states == ["stopped", "answered", "answered"]
-        rows = (await house.service.transcript(running.session, ANNA)).rows
+        rows = (await gateway.service.transcript(running.session, ANNA)).rows
         said = [row.message.text for row in rows if row.message.role == "user"]
         assert said == ["[hold gate]", "[say second] 2", "[say third] 3"]
-        idle = await house.accept("[say alone]", busy="interrupt")
+        idle = await gateway.accept("[say alone]", busy="interrupt")
         assert (idle.how, idle.ahead) == ("started", 0)
-        assert (await house.answered(idle.turn)).text == "alone"
+        assert (await gateway.answered(idle.turn)).text == "alone"

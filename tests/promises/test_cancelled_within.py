@@ -1,5 +1,7 @@
-"""A cancellation that nobody asked for: what a turn waits for may be cancelled under it, and that is a failure like any
-other. Only a stop of the turn itself stops it."""
+"""Cancellations from inside a turn: if something that a turn waits for is cancelled, that is a failure like any other.
+
+Only a stop of the turn itself stops it.
+"""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +30,7 @@ async def give_up(ctx: ToolContext) -> str:
 
 @tool(effect="execute")
 async def leave(ctx: ToolContext) -> str:
-    """Thinks that it is a program of its own."""
+    """Exits as if it were a program."""
     raise SystemExit(3)
 
 
@@ -41,18 +43,18 @@ async def leave(ctx: ToolContext) -> str:
         "[tool leave {}]",
     ],
 )
-async def test_a_tool_that_is_cancelled_from_within_has_failed_and_its_turn_goes_on(
+async def test_a_tool_that_is_cancelled_from_within_fails_and_its_turn_continues(
     home: Path, model: ScriptedModel, script: str
 ) -> None:
-    """L23, B7, P02: every call has a result, the turn is answered, and the session takes the next message."""
+    """L23, B7, P02: every call has a result, the turn is answered, and the session accepts the next message."""
     toolsets = {"odd": Toolset((give_up, leave))}
-    async with core(home, model=model, tools='"clock", "odd"', toolsets=toolsets) as house:
-        outcome = await house.say(f"{script} [say after all]")
+    async with core(home, model=model, tools='"clock", "odd"', toolsets=toolsets) as gateway:
+        outcome = await gateway.say(f"{script} [say after all]")
         assert (outcome.state, outcome.text) == ("answered", "after all")
-        rows = (await house.service.transcript(outcome.session, ANNA)).rows
+        rows = (await gateway.service.transcript(outcome.session, ANNA)).rows
         broken = [row.message for row in rows if row.message.role == "tool" and row.message.name != "clock"]
         assert broken and all(said.failed and "broke" in said.text for said in broken)
-        assert (await house.say("[say next]")).text == "next"
+        assert (await gateway.say("[say next]")).text == "next"
         assert model.stats()["refusals"] == []
 
 
@@ -60,9 +62,9 @@ async def test_a_turn_that_is_cancelled_from_within_fails_and_frees_its_session(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L23, B7: the caller is told, nothing is left running in the store, and the next message is answered."""
-    async with core(home, model=model) as house:
-        first = await house.say("one")
-        record = house.components.presence.get(first.session)
+    async with core(home, model=model) as gateway:
+        first = await gateway.say("one")
+        record = gateway.components.presence.get(first.session)
         assert record is not None and record.resident is not None
 
         async def cancelled(*_: object, **__: object) -> Message:
@@ -73,16 +75,16 @@ async def test_a_turn_that_is_cancelled_from_within_fails_and_frees_its_session(
 
         with monkeypatch.context() as patched:
             patched.setattr(type(record.resident), "ask", cancelled)
-            outcome = await house.say("two")
+            outcome = await gateway.say("two")
         assert outcome.state == "failed"
         assert outcome.error is not None and outcome.error.code == "internal"
-        assert (await house.say("[say three]")).text == "three"
-        assert is_balanced(await house.store.read(lambda db: messages.history(db, first.session)))
-        assert house.service.census()["turns_running"] == 0
+        assert (await gateway.say("[say three]")).text == "three"
+        assert is_balanced(await gateway.store.read(lambda db: messages.history(db, first.session)))
+        assert gateway.service.census()["turns_running"] == 0
 
 
 async def test_a_stop_is_no_failure_of_the_tool(home: Path, model: ScriptedModel) -> None:
-    """S16, B7: the counterpart: who stops the turn in the middle of a tool, alone or beside others, has stopped it."""
+    """S16, B7: in contrast, stopping the turn during a tool, alone or beside others, counts as a stop."""
     started = asyncio.Event()
 
     @tool(effect="execute", parallel=True)
@@ -92,13 +94,13 @@ async def test_a_stop_is_no_failure_of_the_tool(home: Path, model: ScriptedModel
         await asyncio.Event().wait()
         return ""
 
-    async with core(home, model=model, tools='"wait"', toolsets={"wait": Toolset((wait,))}) as house:
+    async with core(home, model=model, tools='"wait"', toolsets={"wait": Toolset((wait,))}) as gateway:
         for script in ("[tool wait {}]", "[together wait {} wait {}]"):
             started.clear()
-            accepted = await house.accept(script)
+            accepted = await gateway.accept(script)
             with anyio.fail_after(WAIT):
                 await started.wait()
-            await house.service.stop(accepted.session, ANNA)
-            assert (await house.answered(accepted.turn)).state == "stopped"
-            rows = (await house.service.transcript(accepted.session, ANNA)).rows
+            await gateway.service.stop(accepted.session, ANNA)
+            assert (await gateway.answered(accepted.turn)).state == "stopped"
+            rows = (await gateway.service.transcript(accepted.session, ANNA)).rows
             assert "stopped by its user" in rows[-1].message.text

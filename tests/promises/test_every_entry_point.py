@@ -1,4 +1,4 @@
-"""The census over every door: what callers do, of each kind, well and badly, again and again, leaves nothing."""
+"""A census after calls through every entry point: calls of every kind, valid and invalid, leave nothing behind."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.anyio
 ROUNDS = 12
 POOLED = ("tasks", "descriptors", "threads", "Future")
 SLACK = 6
-"""How much of what is pooled may be more than before: connections and workers are kept for a while, by need. A leak of
-one a round is more."""
+"""By how much pooled things may exceed the baseline: connections and workers are kept for a while. A leak of one per
+round is more."""
 
 
 def census(h: InProcessGateway) -> dict[str, int]:
@@ -53,7 +53,7 @@ def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int,
 
 
 async def settled(h: InProcessGateway, before: dict[str, int] | None = None) -> dict[str, int]:
-    """The census once nothing is grown; without one from before, once it has stayed the same for a while."""
+    """The census once nothing exceeds the baseline; without a baseline, once it has been stable for a while."""
     last, same = census(h), 0
     with anyio.move_on_after(WAIT):
         while grown(before, last) if before is not None else same < 5:
@@ -65,7 +65,7 @@ async def settled(h: InProcessGateway, before: dict[str, int] | None = None) -> 
 
 @contextlib.asynccontextmanager
 async def stranger(h: InProcessGateway) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client with connections of its own, so that hanging up closes them."""
+    """A client with its own connections, so that disconnecting closes them."""
     headers = {"Authorization": f"Bearer {h.key}"}
     async with aiohttp.ClientSession(h.url, headers=headers, timeout=aiohttp.ClientTimeout(total=WAIT)) as client:
         yield client
@@ -78,7 +78,7 @@ async def say(h: InProcessGateway, text: str, **fields: Any) -> dict[str, Any]:
 
 
 async def page(h: InProcessGateway, model: ScriptedModel) -> None:
-    """A page: it begins, follows, steers, queues, interrupts, hangs up and comes back, and gives commands."""
+    """A page: starts, follows, steers, queues, interrupts, disconnects and reconnects, and gives commands."""
     begun = await say(h, "[hold here] [tool clock {}]", channel="page")
     session = begun["session"]
     with anyio.fail_after(WAIT):
@@ -111,7 +111,7 @@ async def page(h: InProcessGateway, model: ScriptedModel) -> None:
 
 
 async def api(h: InProcessGateway, model: ScriptedModel, number: int) -> None:
-    """The HTTP API: whole and streamed, named and once, failing, cut off, left by the caller, repeated under a key."""
+    """The HTTP API: complete and streamed, named and one-shot, failing, cut off, abandoned, repeated under a key."""
     for script in ("hello", "[tool clock {}]", "[status 500]", "[words 20] [cut after=3]", "[close]", "[unknowntool]"):
         for name in (None, "talk"):
             for stream in (False, True):
@@ -146,10 +146,10 @@ async def api(h: InProcessGateway, model: ScriptedModel, number: int) -> None:
                 await call(h, "POST", f"/api/sessions/{session['id']}/end")
 
 
-async def test_after_callers_of_every_kind_the_census_is_what_it_was(home: Path, model: ScriptedModel) -> None:
+async def test_the_census_returns_to_its_baseline_after_every_kind_of_call(home: Path, model: ScriptedModel) -> None:
     """F5, L06, L02, L31, B7, L07: descriptors, tasks, threads, leases, records, accounts and the objects of turns."""
     async with in_process_gateway(home, model=model) as h:
-        # Commands of an earlier round are kept by nobody either: each round ends its own conversations.
+        # Each round ends its own conversations.
         for number in range(2):
             await page(h, model)
             await api(h, model, number)

@@ -1,4 +1,4 @@
-"""What belongs to one session or one principal never reaches another."""
+"""Isolation: data of one session or principal never reaches another."""
 
 import asyncio
 import re
@@ -28,21 +28,20 @@ AGENTS = "".join(
 
 
 async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, model: ScriptedModel) -> None:
-    """L26, X23: session, turn, principal, channel, agent and workspace of turns that run interleaved, each told apart
-    in the middle of a tool, before and after it has waited for all the others; also when a conversation goes on by
-    another door."""
+    """L26, X23: session, turn, principal, channel, agent and workspace of interleaved turns stay separate during a
+    tool, before and after it has waited for all the others; also when a conversation continues on another channel."""
     everybody = asyncio.Barrier(TALKS)
     seen: dict[str, list[ToolContext]] = {}
 
     @tool(effect="write", contained=True)
     async def witness(ctx: ToolContext, *, canary: str) -> str:
-        """Says whom it works for."""
+        """Reports its context."""
         seen[canary].append(ctx)
         await everybody.wait()
         seen[canary].append(ctx)
         return f"{canary} {ctx.session} {ctx.principal}"
 
-    async with core(home, AGENTS, model=model, toolsets={"witness": Toolset((witness,))}) as house:
+    async with core(home, AGENTS, model=model, toolsets={"witness": Toolset((witness,))}) as gateway:
         outcomes: dict[str, Any] = {}
         expected: dict[str, tuple[str, str, str, str]] = {}
 
@@ -54,7 +53,7 @@ async def test_a_tool_sees_the_session_it_works_for_and_no_other(home: Path, mod
             expected[canary] = (who.id, channel, agent, agent)
             seen[canary] = []
             script = f'[tool witness {{"canary": "{canary}"}}] [tool witness {{"canary": "{canary}"}}] [say {canary}]'
-            outcomes[canary] = await house.say(
+            outcomes[canary] = await gateway.say(
                 script, name=name, principal=who.id, agent=agent, channel=channel, extra_prompt=f"{canary}prompt"
             )
 
@@ -86,31 +85,31 @@ ATTEMPTS: dict[str, Callable[[Sessions, str], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("ended", [False, True])
-async def test_nobody_changes_another_principals_conversation(home: Path, model: ScriptedModel, ended: bool) -> None:
-    """X06: it does not exist for him, live or ended, and nothing of it has changed."""
-    async with core(home, model=model) as house:
-        outcome = await house.say("private")
-        await house.service.operations.set_setting(outcome.session, ANNA, "model", "main", source="command")
+async def test_a_principal_cannot_change_conversations_of_another(
+    home: Path, model: ScriptedModel, ended: bool
+) -> None:
+    """X06: it does not exist for them, live or ended, and stays unchanged."""
+    async with core(home, model=model) as gateway:
+        outcome = await gateway.say("private")
+        await gateway.service.operations.set_setting(outcome.session, ANNA, "model", "main", source="command")
         if ended:
-            await house.service.end(outcome.session, ANNA, "new")
-        before = await house.service.session(outcome.session, ANNA)
-        exported = [line async for line in house.service.export(outcome.session, ANNA)]
+            await gateway.service.end(outcome.session, ANNA, "new")
+        before = await gateway.service.session(outcome.session, ANNA)
+        exported = [line async for line in gateway.service.export(outcome.session, ANNA)]
         for name, attempt in ATTEMPTS.items():
             with pytest.raises(NotFound):
-                await attempt(house.service, outcome.session)
+                await attempt(gateway.service, outcome.session)
                 pytest.fail(f"{name} was let in")
         with pytest.raises(NotFound):
-            _ = [line async for line in house.service.export(outcome.session, BERT)]
-        assert await house.service.session(outcome.session, ANNA) == before
-        assert [line async for line in house.service.export(outcome.session, ANNA)] == exported
-        assert await house.service.sessions(BERT, ended=None) == []
+            _ = [line async for line in gateway.service.export(outcome.session, BERT)]
+        assert await gateway.service.session(outcome.session, ANNA) == before
+        assert [line async for line in gateway.service.export(outcome.session, ANNA)] == exported
+        assert await gateway.service.sessions(BERT, ended=None) == []
 
 
-async def test_every_endpoint_that_names_a_session_or_a_turn_is_its_principals(
-    home: Path, model: ScriptedModel
-) -> None:
-    """X06, X07: whatever endpoints there are, a new one too: 404 to a stranger, the very answer that an id has which
-    never was, and nothing is done."""
+async def test_every_endpoint_with_a_session_or_turn_checks_its_principal(home: Path, model: ScriptedModel) -> None:
+    """X06, X07: every endpoint, including new ones, answers a stranger with the same 404 as for an unknown id, and does
+    nothing."""
     async with whole_house(home, model=model) as h:
         anna, bert = await h.add_key("anna"), await h.add_key("bert")
         said = await chat(h, "a word of Anna", key=anna, session="notes")

@@ -1,4 +1,4 @@
-"""Promises that only a gateway with its timers, log and neighbours can keep or break."""
+"""Promises that need a running gateway with its timers, its log and other processes."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ from tidegate.gateway.gateway import Gateway
 
 
 def _until(running: GatewayProcess, true: Callable[[Any], bool]) -> None:
-    """Until its status says so. Each look is a round trip, so this does not spin."""
+    """Waits until the status satisfies the condition. Each check is a round trip, so this does not spin."""
     deadline = time.monotonic() + WAIT
     while not true(status := ask(running.home, {"do": "status"})):
         assert time.monotonic() < deadline, status
@@ -32,8 +32,8 @@ def _home(tmp_path: Path, toml: str) -> Path:
     return home
 
 
-def test_the_maintenance_timer_unloads_what_is_idle_and_spares_a_running_turn(tmp_path: Path) -> None:
-    """A7, B5: nobody asks for it; a turn that takes longer than the idle time keeps its resident."""
+def test_the_maintenance_timer_unloads_idle_residents_and_spares_a_running_turn(tmp_path: Path) -> None:
+    """A7, B5: automatically; a turn that takes longer than the idle time keeps its resident."""
     home = _home(tmp_path, "[limits]\nidle_ttl = 1\nshutdown_seconds = 1\n")
     with gateway(home) as running:
         running.say("say one", "idle")
@@ -59,13 +59,13 @@ def _say(running: GatewayProcess, text: str, session: str | None) -> None:
 
 
 def _locks(pid: int, path: Path) -> set[str]:
-    """What the process has locked of a file, as the kernel knows it."""
+    """The locks that the process holds on a file, from the kernel."""
     inode = f":{path.stat().st_ino} "
     lines = Path("/proc/locks").read_text().splitlines()
     return {" ".join(line.split()[1:4]) for line in lines if f" {pid} " in line and inode in line}
 
 
-def test_what_runs_beside_the_gateway_takes_neither_its_lock_nor_its_log(tmp_path: Path) -> None:
+def test_other_commands_take_neither_the_gateways_lock_nor_its_database_log(tmp_path: Path) -> None:
     """L18: after doctor, status, listings, exports, checks and a refused start the database is the same file with the
     same log, still locked by the gateway, and still works."""
     home = _home(tmp_path, "")
@@ -105,9 +105,9 @@ CANARIES = ("cormorant", "kittiwake", "guillemot", "razorbill", "whimbrel", "tur
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_nothing_that_anybody_said_is_in_the_log(tmp_path: Path, format: str) -> None:
-    """X16, X15: neither messages nor answers nor names, titles, settings and arguments, through every door, in success
-    and failure, at the most talkative level; nor the key."""
+def test_the_log_contains_no_message_content(tmp_path: Path, format: str) -> None:
+    """X16, X15: neither messages nor answers nor names, titles, settings and arguments, through every entry point, in
+    success and failure, at the most verbose level; nor the key."""
     model = '[models.gone]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\nretries = 0\n'
     main = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\ntools = ["clock", "files"]\n'
     broken = '[agents.broken]\nmodel = "gone"\n'
@@ -158,9 +158,9 @@ def test_nothing_that_anybody_said_is_in_the_log(tmp_path: Path, format: str) ->
 
 
 @pytest.mark.anyio
-async def test_one_thing_that_cannot_be_closed_keeps_nothing_else_open(tmp_path: Path) -> None:
-    """F2, F1: callbacks, tasks and rooms that fail while the house is closed; the store and the lock are let go all the
-    same, and each failure is told."""
+async def test_a_failure_to_close_one_part_keeps_nothing_else_open(tmp_path: Path) -> None:
+    """F2, F1: callbacks, tasks and parts fail while the gateway is closed; the store and the lock are still released,
+    and each failure is logged."""
 
     async def stubborn() -> None:
         try:
@@ -173,14 +173,14 @@ async def test_one_thing_that_cannot_be_closed_keeps_nothing_else_open(tmp_path:
 
     home = tmp_path / "home"
     for _ in range(2):
-        house = Gateway(home, port=0, say=lambda line: None)
+        running = Gateway(home, port=0, say=lambda line: None)
         with anyio.fail_after(30):
-            assert await house.build()
-            house._scope.on_close(fail, name="the first to be closed")
-            house._scope.child("doomed").on_close(fail, name="a room")
-            house._scope.start(stubborn, name="stubborn")
+            assert await running.build()
+            running._scope.on_close(fail, name="the first to be closed")
+            running._scope.child("doomed").on_close(fail, name="a part")
+            running._scope.start(stubborn, name="stubborn")
             await anyio.lowlevel.checkpoint()
-            await house.close()
+            await running.close()
         assert await to_thread.run_sync(holder_of, home) is None
         assert not (home / "tidegate.db-wal").exists()
         assert not (home / "control.sock").exists()

@@ -1,7 +1,8 @@
-"""A tree of tasks that is cut off at every point: stopped, nothing of it is left; crashed, none is done twice.
+"""A tree of tasks that is cut off at every point: a stop leaves nothing, and after a crash no task is done twice.
 
-The points are the rounds of the event loop: the tree runs so many of them, and is cut off then; then so many and a few
-more, until it was over before. The demo model answers inside the process, so that little depends on the clock."""
+The points are iterations of the event loop: the tree runs for a number of them and is cut off; then for a few more,
+until it finishes first. The demo model answers inside the process, so little depends on the clock.
+"""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -46,11 +47,11 @@ TREE = 'delegate to helper: delegate to second: call note {"what": "a"}; delegat
 
 STRIDES = (53, pytest.param(1, marks=pytest.mark.slow))
 CRASHES = (53, pytest.param(7, marks=pytest.mark.slow))
-"""Rounds between two points: what happens in a round is little, and to crash in each of them takes minutes."""
+"""Iterations between two points: little happens in one, and crashing in each of them takes minutes."""
 
 CLOSE, MOST = 1000, 1_000_000
-"""Rounds up to which the points lie close: later ones are for machines on which the loop goes round often while others
-work; after the last the tree is over on any."""
+"""Iterations up to which the points are close together. Later ones are for machines on which the loop iterates often
+while others work; after the last one the tree is finished on any machine."""
 
 
 def points(stride: int) -> Iterator[int]:
@@ -61,7 +62,7 @@ def points(stride: int) -> Iterator[int]:
 
 
 class Deeds:
-    """What was done, by name; it outlives a core, as the world does. `open` are the deeds that are being done."""
+    """A record of effects by name, which outlives a core as real effects do. `open` are those in progress."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
@@ -83,54 +84,54 @@ class Deeds:
         return {"deeds": Toolset((note,))}
 
 
-async def rounds(house: Core, turn: str, count: int) -> bool:
-    """So many rounds of the loop; whether the turn still runs."""
+async def rounds(gateway: Core, turn: str, count: int) -> bool:
+    """Runs `count` iterations of the loop; returns whether the turn still runs."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
-    return house.service.turn_log(turn) is not None
+    return gateway.service.turn_log(turn) is not None
 
 
-async def _stop(house: Core, session: str) -> None:
-    await house.service.stop(session, ANNA)
+async def _stop(gateway: Core, session: str) -> None:
+    await gateway.service.stop(session, ANNA)
 
 
-async def _delete(house: Core, session: str) -> None:
-    await house.service.delete(session, ANNA)
+async def _delete(gateway: Core, session: str) -> None:
+    await gateway.service.delete(session, ANNA)
 
 
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("places", [1, 4])
 @pytest.mark.parametrize("way", [_stop, _delete])
-async def test_stopped_at_any_point_it_leaves_nothing(
+async def test_a_tree_stopped_at_any_point_leaves_nothing(
     home: Path, model: ScriptedModel, way: Callable[[Core, str], Awaitable[None]], places: int, stride: int
 ) -> None:
-    """L04, L08, B3, F5, P05: a task that has done something is not told as not run; the census is back at its baseline,
-    and no row is there that was not before."""
+    """L04, L08, B3, F5, P05: a task with an effect is not reported as not run; the census is back at its baseline, and
+    no additional row exists."""
     deeds = Deeds()
     toml = TOML.format(places=places)
-    async with delegating(home, model, toml=toml, toolsets=deeds.toolsets()) as house:
-        await house.say("hello", "warm")
-        await house.service.end((await house.say("hello", "warm")).session, ANNA, "new")
-        baseline, kept = house.service.census(), await rows(house)
+    async with delegating(home, model, toml=toml, toolsets=deeds.toolsets()) as gateway:
+        await gateway.say("hello", "warm")
+        await gateway.service.end((await gateway.say("hello", "warm")).session, ANNA, "new")
+        baseline, kept = gateway.service.census(), await rows(gateway)
         cut = 0
         for count in points(stride):
-            accepted = await house.accept(TREE, f"talk {count}")
-            running = await rounds(house, accepted.turn, count)
-            await way(house, accepted.session)
-            outcome = await house.answered(accepted.turn) if way is _stop else None
+            accepted = await gateway.accept(TREE, f"talk {count}")
+            running = await rounds(gateway, accepted.turn, count)
+            await way(gateway, accepted.session)
+            outcome = await gateway.answered(accepted.turn) if way is _stop else None
             assert deeds.open == 0
             if outcome is not None:
                 assert outcome.state in ("stopped", "answered")
-                told = {row.step: row.message.text for row in await house.store.read(messages.journal, accepted.turn)}
+                told = {row.step: row.message.text for row in await gateway.store.read(messages.journal, accepted.turn)}
                 for number, what in enumerate("ab"):
                     assert not deeds.done[what] or not told[f"tool-0-{number}"].startswith("Not run"), count
                 deeds.done.clear()
-                await house.service.delete(accepted.session, ANNA)
-            await still(house)
-            assert house.service.census() == baseline, count
-            assert await rows(house) == kept, count
-            assert house.components.delegation is not None and house.components.delegation.is_idle
-            assert house.components.engine.slots.taken == 0
+                await gateway.service.delete(accepted.session, ANNA)
+            await still(gateway)
+            assert gateway.service.census() == baseline, count
+            assert await rows(gateway) == kept, count
+            assert gateway.components.delegation is not None and gateway.components.delegation.is_idle
+            assert gateway.components.engine.slots.taken == 0
             if not running:
                 break
             cut += 1
@@ -141,32 +142,32 @@ async def test_stopped_at_any_point_it_leaves_nothing(
 
 @pytest.mark.parametrize("stride", CRASHES)
 @pytest.mark.parametrize("places", [1, 4])
-async def test_crashed_at_any_point_no_task_is_done_twice(
+async def test_after_a_crash_at_any_point_no_task_is_done_twice(
     home: Path, model: ScriptedModel, places: int, stride: int
 ) -> None:
-    """F4, P01, P02, P05: what goes on finds its tasks again: one that ran goes on, one that had answered gives that
-    answer. A deed that was cut off is not done again."""
+    """F4, P01, P02, P05: a resumed turn finds its tasks again: a running one continues, an answered one gives its
+    answer. An interrupted effect is not repeated."""
     toml = TOML.format(places=places)
     cut = 0
     for count in points(stride):
         deeds, folder = Deeds(), home / str(count)
         options: dict[str, Any] = {"toml": toml, "toolsets": deeds.toolsets()}
-        async with delegating(folder, model, drain=None, **options) as house:
-            accepted = await house.accept(TREE)
-            running = await rounds(house, accepted.turn, count)
+        async with delegating(folder, model, drain=None, **options) as gateway:
+            accepted = await gateway.accept(TREE)
+            running = await rounds(gateway, accepted.turn, count)
         assert deeds.open == 0
-        async with delegating(folder, model, **options) as house:
-            outcome = await house.answered(accepted.turn)
+        async with delegating(folder, model, **options) as gateway:
+            outcome = await gateway.answered(accepted.turn)
             assert outcome.state == "answered", (count, outcome)
             said = outcome.text
             assert all(times == 1 for times in deeds.done.values()), (count, deeds.done)
             assert len(deeds.done) >= said.count("noted"), (count, said)
             assert said.count("noted") + said.count("effect is unknown") == 2, (count, said)
             assert "The answer of the agent 'helper'" in said and "The answer of the agent 'second'" in said
-            await still(house)
-            left = await rows(house)
+            await still(gateway)
+            left = await rows(gateway)
             assert (left["sessions"], left["turns"], left["receipts"], left["intents"]) == (1, 1, 0, 0), count
-            journal = await house.store.read(messages.journal, accepted.turn)
+            journal = await gateway.store.read(messages.journal, accepted.turn)
             steps = ["in-0", "model-0", "model-1", "tool-0-0", "tool-0-1"]
             assert sorted(row.step or "" for row in journal) == steps
         if not running:

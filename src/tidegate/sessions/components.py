@@ -203,12 +203,12 @@ def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:
 def _provenance(config: Config, store: Store, clock: Callable[[], float]) -> Provenance:
     """The provenance of project files that enter prompts. The skills package is imported at the first survey."""
 
-    def survey(folder: Path) -> Mapping[str, bytes]:
-        from tidegate.skills import survey
+    def digests(folder: Path) -> Mapping[str, bytes]:
+        from tidegate.skills import prompt_file_digests
 
-        return survey(config, folder)
+        return prompt_file_digests(config, folder)
 
-    return Provenance(store, survey, clock)
+    return Provenance(store, digests, clock)
 
 
 # Each of the following imports its module only if an agent uses it.

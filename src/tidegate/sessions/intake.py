@@ -48,7 +48,7 @@ class Intake:
     async def accept(self, inbound: Inbound) -> Acceptance:
         """Accept a message. When this returns, the message survives a kill."""
         terms = await self._terms(inbound)
-        if inbound.brought:
+        if inbound.attachments:
             return await accept_media(inbound, self._store, self._spool, self._accept_with)
         return await self._store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
 
@@ -161,4 +161,4 @@ def _overloaded(what: str) -> Busy:
 
 def _admit_report(db: Db, /, process: str, **terms: Any) -> Admission | None:
     """Admit the report of a finished process and mark it as reported, together. None if it was reported before."""
-    return admit(db, **terms) if processes.mark_told(db, process) else None
+    return admit(db, **terms) if processes.mark_reported(db, process) else None

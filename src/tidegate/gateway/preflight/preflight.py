@@ -212,7 +212,7 @@ def _skill_warnings(config: Config) -> Iterator[str]:
     agents = [name for name, agent in config.agents.items() if SKILLS in agent.tools]
     if not agents:
         return
-    from tidegate.skills import SkillDiscovery, unknown  # imported only if an agent has skills
+    from tidegate.skills import SkillDiscovery, unknown_skills  # imported only if an agent has skills
 
     for text in config.skills.folders:
         if not (folder := config.path(text)).is_dir():
@@ -220,11 +220,11 @@ def _skill_warnings(config: Config) -> Iterator[str]:
     discovery = SkillDiscovery(config)
     warnings: dict[str, None] = {}
     for name in agents:
-        skill_set, wanted = discovery.look(name), config.agents[name].skills
+        skill_set, wanted = discovery.discover(name), config.agents[name].skills
         warnings |= dict.fromkeys(str(left) for left in skill_set.left_out if not left.covered)
-        if not (absent := unknown(skill_set, wanted)):
+        if not (absent := unknown_skills(skill_set, wanted)):
             continue
-        found = [entry.name for entry in discovery.look(name, narrowed=False).entries]
+        found = [entry.name for entry in discovery.discover(name, narrowed=False).entries]
         for missing in absent:
             fault = f"there is no skill {missing!r}{nearest(missing, found)}"
             warnings[f"{FILE_NAME}: [agents.{name}] skills: {fault}"] = None
