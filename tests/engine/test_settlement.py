@@ -10,9 +10,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
 from tests.store.rows import new_session, new_turn
-from tidegate.engine.attempt import Attempt, billing_of, turn_end
 from tidegate.engine.journal import Journal
 from tidegate.engine.live import LiveTurn
+from tidegate.engine.settlement import Attempt, billing_of, turn_end
 from tidegate.engine.turn_start import TakenTurn
 from tidegate.store import Db, Store, intents, sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
