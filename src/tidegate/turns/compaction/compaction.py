@@ -137,7 +137,7 @@ class TurnFitter:
                 self._prepare, conversation, name="a summary beside a turn"
             )
 
-    async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
+    async def apply_remedy(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
         if remedy == "thoughts":
             return await self._forget_thoughts(conversation)
         if remedy == "documents":
