@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.logs import capture_logs
-from tidegate.agent import history as room
+from tidegate.agent import history as history_module
 from tidegate.agent.history import IN_MEMORY_BYTES, KEPT_PIECES, PIECES, Group, History
 from tidegate.values import Message
 
@@ -115,12 +115,12 @@ def test_appended_and_moved_messages_are_read_back_in_order(steps: list[bytes | 
             history.release()
 
     def unmovable(history: History) -> int:
-        return sum(10 + room.ROW_OVERHEAD for part in history.parts if isinstance(part, tuple)) + kept
+        return sum(10 + history_module.ROW_OVERHEAD for part in history.parts if isinstance(part, tuple)) + kept
 
     bound, kept = 600, 300
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(room, "IN_MEMORY_BYTES", bound)
-        patched.setattr(room, "KEPT_BYTES", kept)
+        patched.setattr(history_module, "IN_MEMORY_BYTES", bound)
+        patched.setattr(history_module, "KEPT_BYTES", kept)
         anyio.run(run)
 
 
@@ -133,5 +133,5 @@ async def test_a_request_has_few_pieces_however_long_the_history_is() -> None:
         assert len(history.parts) <= PIECES
         assert history.parts[-KEPT_PIECES:] == said[: int(row[5:-1]) + 1][-KEPT_PIECES:]
     assert joined(list(await history.read())) == [b",".join(said)]
-    assert history.memory < len(b",".join(said)) + (PIECES + 1) * room.ROW_OVERHEAD
+    assert history.memory < len(b",".join(said)) + (PIECES + 1) * history_module.ROW_OVERHEAD
     history.release()

@@ -190,7 +190,7 @@ async def test_without_a_fallback_the_failure_is_unchanged(server: Moody) -> Non
         with pytest.raises(ModelFailed) as caught:
             await ask(chain, turn, nobody)
     assert (caught.value.kind, caught.value.shown) == ("network", True)
-    assert turn.resets == [], "whoever reads decides what to do with a text that ended in the middle"
+    assert turn.resets == [], "the reader decides what to do with an incomplete text"
 
 
 async def test_each_step_may_ask_every_model_again(server: Moody) -> None:

@@ -21,7 +21,7 @@ from tidegate.values import Acceptance, Event, MessageAdded, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
 
-TOLD = "2 messages are not answered, because the conversation ended first; send them again in a new one."
+UNANSWERED = "2 messages are not answered, because the conversation ended first; send them again in a new one."
 
 
 class Held:
@@ -76,7 +76,7 @@ async def unready(session: SessionRow) -> Write | None:
 async def check(house: Core, running: Acceptance, queued: list[Acceptance]) -> None:
     """Checks every place where the senders may look."""
     outcome = await house.service.outcome(running.turn, ANNA)
-    assert outcome.notices == (TOLD,)
+    assert outcome.notices == (UNANSWERED,)
     for accepted in queued:
         refused = await house.service.outcome(accepted.turn, ANNA)
         assert refused.state == "refused" and refused.error is not None
@@ -117,7 +117,7 @@ async def test_messages_left_unanswered_by_an_end_are_shown_everywhere(
         added = [event for event in told if isinstance(event, MessageAdded)]
         assert [event.seq for event in added] == list(range(1, len(added) + 1))
         assert [event.message.text for event in added if event.message.unanswered] == LATE
-        assert Notice(text=TOLD) in told and Notice(text=TOLD) in log.events
+        assert Notice(text=UNANSWERED) in told and Notice(text=UNANSWERED) in log.events
         last = log.events[-1]
         assert isinstance(last, TurnEnded) and last.outcome == await house.service.outcome(running.turn, ANNA)
         await check(house, running, queued)
@@ -166,7 +166,7 @@ async def test_a_turn_that_answers_after_its_session_ended_leaves_unread_message
         model.release("gate")
         outcome = await house.answered(accepted.turn)
         assert outcome.state == "answered"
-        assert outcome.notices == (TOLD.replace("2 messages are", "1 message is").replace("them", "it"),)
+        assert outcome.notices == (UNANSWERED.replace("2 messages are", "1 message is").replace("them", "it"),)
         rows = (await house.service.transcript(accepted.session, ANNA)).rows
         assert [(row.message.role, row.message.unanswered) for row in rows] == [
             ("user", False),
