@@ -67,6 +67,8 @@ class TurnEnd(Frozen, frozen=True):
 
 
 class Settlement(Frozen, frozen=True):
+    """The result of the transaction, for the engine to publish."""
+
     outcome: Outcome
     rows: tuple[MessageRow, ...] = ()
     follow_up: str | None = None
@@ -138,6 +140,7 @@ def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
 
 
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
+    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already."""
     first = turns.settle(
         db,
         end.turn,
