@@ -1,4 +1,5 @@
-"""Pictures in a conversation: after the results that show them, loaded only for a request, the same when reloaded."""
+"""Pictures in a conversation: they follow their results, are loaded only for a request, and are the same after a
+reload."""
 
 import base64
 import hashlib
@@ -24,7 +25,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Files:
-    """What lies in a spool, and how often it was asked for."""
+    """The files of a spool, and how often each was read."""
 
     def __init__(self, **given: bytes) -> None:
         self.given = given
@@ -84,7 +85,7 @@ def user(text: str = "hello") -> Message:
 
 
 async def sent(server: ScriptedModel, held: Conversation) -> list[dict[str, Any]]:
-    """The messages that the model gets, as a strict server took them."""
+    """The messages that the model receives, as a strict server accepted them."""
     listener = Listener()
     await held.ask(Call(), on_text=listener.pieces.append, on_reset=listener.reset)
     assert server.stats()["refused"] == 0
@@ -122,7 +123,7 @@ async def test_pictures_follow_the_last_result_of_their_step(server: ScriptedMod
 
 
 async def test_a_conversation_without_carried_reasoning_equals_a_new_one(model: Model) -> None:
-    """S33: also in what it is taken to cost."""
+    """S33: the estimate of its cost, too."""
     said = [user(), chat_body("a"), result("a", spooled("sp_1")), user("and now?")]
     held = conversation(model, said, Files(sp_1=PNG + b"one"))
     expected = (held.weight, held.estimated_bytes)
@@ -132,7 +133,7 @@ async def test_a_conversation_without_carried_reasoning_equals_a_new_one(model: 
 
 
 async def test_a_conversation_loaded_at_once_equals_one_that_grew(model: Model) -> None:
-    """B4, S03: the same bytes, the same estimate and the same count, whatever lies among its messages."""
+    """B4, S03: the same bytes, the same estimate and the same count, for every kind of message."""
     said: list[Message] = []
     for number in range(200):
         usage = Usage(input=500 + 40 * number, output=9, estimated=number > 150)
@@ -158,13 +159,13 @@ def answer(text: str, model: Model, usage: Usage) -> Message:
 
 
 def joined(held: Conversation) -> list[Any]:
-    """What is held, with encoded neighbours put together."""
+    """The history, with neighbouring encoded pieces joined."""
     kinds = itertools.groupby(held.history.parts, type)
     return [b",".join(cast(Any, parts)) if kind is bytes else list(parts) for kind, parts in kinds]
 
 
 async def test_pictures_are_loaded_only_while_a_request_is_written(server: ScriptedModel, model: Model) -> None:
-    """D3: nothing of them is held between requests, and while one is under way it is accounted for."""
+    """D3: none of them stays in memory between requests, and during one they are accounted for."""
     files = Files(sp_1=PNG + bytes(1_000_000))
     held = conversation(model, [user(), chat_body("a"), result("a", spooled("sp_1"))], files)
     before = held.weight
@@ -198,7 +199,7 @@ steps = st.lists(
 @given(steps)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_a_reloaded_conversation_sends_the_same_bytes_and_only_grows(given: list[Any]) -> None:
-    """B4, D3, S32: live and reloaded at every step, whatever order the results were committed in."""
+    """B4, D3, S32: live and reloaded at every step, in whatever order the results were committed."""
     async with ScriptedModel() as server, configured(server.base_url) as model:
         files = Files(sp_1=PNG + b"one", sp_2=PNG + b"two")
         live = conversation(model, [], files)
@@ -225,7 +226,7 @@ async def test_a_reloaded_conversation_sends_the_same_bytes_and_only_grows(given
 
 
 async def test_a_missing_picture_is_replaced_by_words(server: ScriptedModel, model: Model) -> None:
-    """D3, D5: the conversation goes on."""
+    """D3, D5: the conversation continues."""
     files = Files(sp_1=PNG + b"one")
     held = conversation(model, [user(), chat_body("a"), result("a", spooled("sp_gone"), spooled("sp_1"))], files)
     messages = await sent(server, held)
@@ -235,7 +236,7 @@ async def test_a_missing_picture_is_replaced_by_words(server: ScriptedModel, mod
 
 
 async def test_pictures_beyond_the_limit_are_omitted_from_the_end(server: ScriptedModel, model: Model) -> None:
-    """D7, S32: a request is bounded, and begins as the one before."""
+    """D7, S32: a request is bounded, and begins like the one before."""
     files = Files(sp_1=PNG + bytes(LOADED_BYTES // 5))
     held = conversation(model, [user()], files)
     bodies: list[bytes] = []
@@ -244,14 +245,14 @@ async def test_pictures_beyond_the_limit_are_omitted_from_the_end(server: Script
         messages = await sent(server, held)
         bodies.append(server.recorded[-1].body)
     assert sum(len(pictures(message)) for message in messages) == 4
-    assert "left out" in messages[-1]["content"]
+    assert "omitted" in messages[-1]["content"]
     for before, after in itertools.pairwise(bodies):
         assert after.startswith(before.removesuffix(b"]}"))
     await held.release()
 
 
 async def test_loading_carried_reasoning_hashes_the_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S32: tools may be long, and so may the past."""
+    """S32: the tools may be long, and so may the history."""
     carried = (OpaqueItem(item=msgspec.Raw(b'{"message":{"reasoning":"so"}}'), text=0, calls=0),)
     past = [
         Message(role="assistant", text="yes", model=model.provider_model, carrier="openai-chat", carried=carried)
@@ -298,7 +299,7 @@ async def test_without_a_loader_a_spooled_picture_fails_clearly(server: Scripted
 
 
 async def test_an_estimate_counts_a_picture_by_its_cost_and_not_by_its_bytes(model: Model) -> None:
-    """D7: a large picture must not use up the day's budget when a provider does not count."""
+    """D7: a large picture must not use up the day's budget if a provider does not count."""
     plain = conversation(model, [user(), chat_body("a"), result("a")])
     shown = conversation(model, [user(), chat_body("a"), result("a", inline(PNG + bytes(200_000)), spooled("sp_1"))])
     more = shown.estimated_bytes - plain.estimated_bytes

@@ -1,4 +1,4 @@
-"""Sounds and documents in a conversation: loaded only while a request is written, else told in words."""
+"""Sounds and documents in a conversation: loaded only while a request is written, otherwise described in words."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -70,7 +70,7 @@ def sounds(messages: list[dict[str, Any]]) -> list[tuple[str, bytes]]:
 
 
 async def test_sounds_of_results_and_of_users_reach_the_model_in_order(server: ScriptedModel, hearing: Model) -> None:
-    """D3: the very bytes, spooled and inline, of tools and of callers."""
+    """D3: byte for byte, spooled and inline, from tools and from callers."""
     files = Files(**FILES)
     said = Message(role="user", text="and this?", media=(Media(media_type="audio/mpeg", data=MP3), spooled("sp_3", 30)))
     held = conversation(hearing, [*turn(spooled("sp_1"), Media(media_type="audio/wav", data=WAV)), said], files)
@@ -81,7 +81,7 @@ async def test_sounds_of_results_and_of_users_reach_the_model_in_order(server: S
 
 
 async def test_sounds_are_held_only_while_a_request_is_written(server: ScriptedModel, hearing: Model) -> None:
-    """D3: between requests there is their name, and during one they are accounted for."""
+    """D3: between requests only their names are in memory; during one they are accounted for."""
     files = Files(**FILES)
     held = conversation(hearing, turn(spooled("sp_3", 30)), files)
     before = held.weight
@@ -98,7 +98,7 @@ async def test_sounds_are_held_only_while_a_request_is_written(server: ScriptedM
 async def test_a_model_without_sound_support_gets_words_and_nothing_is_loaded(
     server: ScriptedModel, deaf: Model
 ) -> None:
-    """D3: media that a model cannot take is a note."""
+    """D3: media that a model does not accept become a note."""
     files = Files(**FILES)
     held = conversation(deaf, turn(spooled("sp_1"), Media(media_type="audio/mpeg", data=MP3)), files)
     messages = await sent(server, held)
@@ -110,7 +110,7 @@ async def test_a_model_without_sound_support_gets_words_and_nothing_is_loaded(
 
 
 async def test_a_missing_or_oversized_sound_is_replaced_by_words(server: ScriptedModel, hearing: Model) -> None:
-    """D3, D5: the largest one fits alone; the next one is left out, always the same one."""
+    """D3, D5: the largest one fits alone; the next one is omitted, always the same one."""
     assert SOUND_BYTES <= LOADED_BYTES
     files = Files(sp_1=b"RIFF\0\0\0\0WAVE" + bytes(SOUND_BYTES - 12), sp_3=bytes(LOADED_BYTES - SOUND_BYTES + 1))
     held = conversation(hearing, turn(spooled("sp_1"), spooled("sp_2"), spooled("sp_3")), files)
@@ -142,7 +142,7 @@ async def test_a_missing_or_oversized_document_is_replaced_by_words(server: Scri
 
 
 def test_a_larger_document_is_estimated_to_cost_more() -> None:
-    """By its size, inline or not, and never more than its longest that providers take."""
+    """By its size, inline or not, up to the longest document that providers accept."""
     sizes = (10, 100_000, 1_000_000, 5_000_000, DOCUMENT_BYTES)
     costs = [weigh_media(Media(media_type="application/pdf", spooled="sp_1", size=size)) for size in sizes]
     assert costs == sorted(costs) and costs[0] == 6400 and costs[1] == 3 * 6400
@@ -150,7 +150,7 @@ def test_a_larger_document_is_estimated_to_cost_more() -> None:
 
 
 async def test_a_longer_sound_is_estimated_to_cost_more(hearing: Model) -> None:
-    """Its seconds count, not its bytes."""
+    """By its seconds, not its bytes."""
     files = Files(**FILES)
     costs: list[int] = []
     for media in (spooled("sp_1", 1), spooled("sp_1", 60), spooled("sp_1", 3600)):
@@ -176,7 +176,7 @@ media = st.sampled_from(
 async def test_a_reloaded_conversation_with_sounds_is_the_same(
     server: ScriptedModel, hearing: Model, steps: list[list[Media]]
 ) -> None:
-    """D3, B4, S32: there and back through the store's JSON, the same bytes; and requests only grow."""
+    """D3, B4, S32: the same bytes after a round trip through the store's JSON; and requests only grow."""
     rows = [message for place, given in enumerate(steps) for message in turn(*given, id=f"c{place}")]
     stored = [msgspec.json.decode(msgspec.json.encode(row), type=Message) for row in rows]
     bodies: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The encoded history of a conversation: all of it is there, and only its end is in memory."""
+"""The encoded history of a conversation: complete, with only its end in memory."""
 
 import errno
 import tempfile
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.logs import capture_logs
-from tidegate.agent import history as room
+from tidegate.agent import history as history_module
 from tidegate.agent.history import IN_MEMORY_BYTES, KEPT_PIECES, PIECES, Group, History
 from tidegate.values import Message
 
@@ -25,7 +25,7 @@ def nameless() -> BinaryIO:
 
 
 def joined(parts: "list[bytes | Group]") -> list[bytes | Group]:
-    """With what stands beside each other in one piece, as it is sent."""
+    """The parts, with neighbours joined into one piece, as they are sent."""
     found: list[bytes | Group] = []
     for part in parts:
         if isinstance(part, bytes) and found and isinstance(found[-1], bytes):
@@ -45,7 +45,7 @@ async def filled(rows: int, overflow: Callable[[], BinaryIO] | None = nameless) 
 
 
 async def test_a_long_history_is_read_back_from_its_file_byte_for_byte() -> None:
-    """L03, S32: what a model is sent does not depend on where it lay."""
+    """L03, S32: a request does not depend on where its pieces were stored."""
     history, said = await filled(500)
     assert history.memory <= IN_MEMORY_BYTES
     assert history.memory + history.filed > len(b",".join(said))
@@ -54,7 +54,7 @@ async def test_a_long_history_is_read_back_from_its_file_byte_for_byte() -> None
 
 
 async def test_a_usual_conversation_has_no_file() -> None:
-    """F5: a descriptor is a thing that one holds only for a reason."""
+    """F5: a descriptor is used only when it is needed."""
     history, said = await filled(40)
     assert not history.has_file
     assert list(await history.read()) == said
@@ -72,7 +72,7 @@ async def test_a_released_history_holds_nothing() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EMFILE])
 async def test_if_the_disk_refuses_everything_stays_in_memory_and_is_logged_once(code: int) -> None:
-    """D5: a turn does not fail for it."""
+    """D5: the turn does not fail."""
 
     def refuse() -> BinaryIO:
         raise OSError(code, "refused")
@@ -94,7 +94,7 @@ async def test_if_the_disk_refuses_everything_stays_in_memory_and_is_logged_once
     )
 )
 def test_appended_and_moved_messages_are_read_back_in_order(steps: list[bytes | Group | None]) -> None:
-    """S32: messages that cannot be encoded yet stand where they stood."""
+    """S32: messages that cannot be encoded yet stay in their positions."""
 
     async def run() -> None:
         history = History(nameless)
@@ -115,17 +115,17 @@ def test_appended_and_moved_messages_are_read_back_in_order(steps: list[bytes | 
             history.release()
 
     def unmovable(history: History) -> int:
-        return sum(10 + room.ROW_OVERHEAD for part in history.parts if isinstance(part, tuple)) + kept
+        return sum(10 + history_module.ROW_OVERHEAD for part in history.parts if isinstance(part, tuple)) + kept
 
     bound, kept = 600, 300
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(room, "IN_MEMORY_BYTES", bound)
-        patched.setattr(room, "KEPT_BYTES", kept)
+        patched.setattr(history_module, "IN_MEMORY_BYTES", bound)
+        patched.setattr(history_module, "KEPT_BYTES", kept)
         anyio.run(run)
 
 
 async def test_a_request_has_few_pieces_however_long_the_history_is() -> None:
-    """S32: the newest stand alone, since a format may mark them."""
+    """S32: the newest are separate pieces, since a format may mark them."""
     history = History(None)
     said = [b'{"n":%d}' % number for number in range(2000)]
     for row in said:
@@ -133,5 +133,5 @@ async def test_a_request_has_few_pieces_however_long_the_history_is() -> None:
         assert len(history.parts) <= PIECES
         assert history.parts[-KEPT_PIECES:] == said[: int(row[5:-1]) + 1][-KEPT_PIECES:]
     assert joined(list(await history.read())) == [b",".join(said)]
-    assert history.memory < len(b",".join(said)) + (PIECES + 1) * room.ROW_OVERHEAD
+    assert history.memory < len(b",".join(said)) + (PIECES + 1) * history_module.ROW_OVERHEAD
     history.release()

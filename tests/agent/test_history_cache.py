@@ -1,4 +1,4 @@
-"""The histories of unloaded conversations: found again byte for byte, once, while nothing has changed."""
+"""Cached histories of unloaded conversations: found once, byte for byte, while nothing has changed."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ FILE_BYTES = 8 * LEAST_BYTES
 
 
 class Files:
-    """Opens files without a name, and remembers the last one."""
+    """Opens unnamed files, and remembers the last one."""
 
     def __init__(self) -> None:
         self.last: BinaryIO | None = None
@@ -50,13 +50,13 @@ async def cache(files: Files) -> AsyncIterator[HistoryCache]:
 
 
 def history(number: int, size: int = LEAST_BYTES) -> list[bytes]:
-    """Pieces of so many bytes together."""
+    """Pieces of `size` bytes in total."""
     data = random.Random(number).randbytes(size)
     return [data[: size // 2], data[size // 2 : -10], data[-10:]]
 
 
 async def test_a_cached_history_is_found_once_and_byte_for_byte(cache: HistoryCache) -> None:
-    """B4, S03: with all that is known of it, in the same pieces."""
+    """B4, S03: with its state, in the same pieces."""
     await cache.keep("s_1", STATE, history(1))
     assert await cache.find("s_1", b"one", 7) == (STATE, history(1))
     assert await cache.find("s_1", b"one", 7) is None
@@ -66,7 +66,7 @@ async def test_a_cached_history_is_found_once_and_byte_for_byte(cache: HistoryCa
 async def test_another_configuration_or_version_finds_nothing(
     cache: HistoryCache, signature: bytes, version: int
 ) -> None:
-    """A2, S34: and what was kept is forgotten."""
+    """A2, S34: and the entry is forgotten."""
     await cache.keep("s_1", STATE, history(1))
     assert await cache.find("s_1", signature, version) is None
     assert await cache.find("s_1", b"one", 7) is None
@@ -75,7 +75,7 @@ async def test_another_configuration_or_version_finds_nothing(
 async def test_the_newest_overwrite_the_oldest_and_the_file_stays_within_its_bound(
     cache: HistoryCache, files: Files
 ) -> None:
-    """L21, B4: whatever their sizes, what is found is what was kept; the last one is always there."""
+    """L21, B4: whatever their sizes, a found history is the cached one; the newest is always found."""
     sizes = random.Random(0)
     kept: dict[str, list[bytes]] = {}
     lost = 0
@@ -92,7 +92,7 @@ async def test_the_newest_overwrite_the_oldest_and_the_file_stays_within_its_bou
 
 
 async def test_an_entry_overwritten_during_a_read_is_not_found(cache: HistoryCache) -> None:
-    """B4: a reader never gets another's bytes."""
+    """B4: a reader never gets the bytes of another entry."""
     found: list[Any] = []
 
     async def find() -> None:
@@ -110,7 +110,7 @@ async def test_an_entry_overwritten_during_a_read_is_not_found(cache: HistoryCac
 async def test_histories_unloaded_during_a_write_are_written_together_next(
     cache: HistoryCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A10, L03: so that unloading keeps up with any number of turns; what comes beyond the bound waits for nobody."""
+    """A10, L03: so unloading keeps up with any number of turns; histories beyond the bound do not wait."""
     writes: list[int] = []
     write = cache._write
 
@@ -134,14 +134,14 @@ async def test_histories_unloaded_during_a_write_are_written_together_next(
 
 
 async def test_short_and_huge_histories_are_not_cached(cache: HistoryCache, files: Files) -> None:
-    """L03: the one is encoded again as quickly, the other would push out all the rest."""
+    """L03: a short one is encoded again as quickly, a huge one would push out all the rest."""
     await cache.keep("s_1", STATE, [b"x" * (LEAST_BYTES - 1)])
     await cache.keep("s_2", STATE, [b"x" * (FILE_BYTES + 1)])
     assert files.last is None and cache.stats().size == 0
 
 
 async def test_if_the_disk_refuses_nothing_is_cached_and_nothing_fails() -> None:
-    """D5: the conversation is read from the store then."""
+    """D5: the conversation is then read from the store."""
 
     def full() -> BinaryIO:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -155,7 +155,7 @@ async def test_if_the_disk_refuses_nothing_is_cached_and_nothing_fails() -> None
 
 
 async def test_a_closed_cache_keeps_and_finds_nothing(cache: HistoryCache, files: Files) -> None:
-    """L09: its file is closed, and so gone."""
+    """L09: its file is closed and so deleted."""
     await cache.keep("s_1", STATE, history(1))
     await cache.close()
     assert files.last is not None and files.last.closed

@@ -1,4 +1,4 @@
-"""A model that goes round in circles is told, then stopped."""
+"""The loop detector: a model that repeats itself is warned, then stopped."""
 
 from tidegate.agent.loop import LoopDetector, RepeatVerdict
 from tidegate.values import Message, ToolCall
@@ -11,7 +11,7 @@ def same(text: str = "12:00") -> list[Message]:
 
 
 def test_a_repeated_round_is_warned_about_and_then_stopped() -> None:
-    """Three equal rounds are a warning, six are the end."""
+    """Three equal rounds give a warning, six end the turn."""
     repeats = LoopDetector(allowed=3)
     verdicts = [repeats.round(CALL, same()) for _ in range(6)]
     fine, warn, stop = RepeatVerdict.FINE, RepeatVerdict.WARN, RepeatVerdict.STOP

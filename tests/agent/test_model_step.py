@@ -1,4 +1,4 @@
-"""Who answers one step, over real sockets: one model after the other, each once, and what is told of it."""
+"""Model steps with fallback, over real sockets: one model after the other, each once, with the right events."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.anyio
 ANSWER = "The tide comes in, the gate keeps the level."
 
 
-class Told:
-    """A turn that only listens: all that asking needs of one."""
+class RecordingTurn:
+    """A turn that records events and cut calls: the part of `Turn` that a model step needs."""
 
     id = "t_test"
     session = "s_test"
@@ -46,7 +46,7 @@ class Told:
 
     @property
     def shown(self) -> str:
-        """What a client sees that takes resets."""
+        """The text as shown by a client that honours resets."""
         text = ""
         for event in self.events:
             text = "" if isinstance(event, TextReset) else text + event.text if isinstance(event, TextDelta) else text
@@ -54,7 +54,7 @@ class Told:
 
 
 class Chain:
-    """Falls back along the chain, and remembers what it was told."""
+    """Falls back along the chain, and records the failures."""
 
     def __init__(self, models: Sequence[Model], messages: Sequence[Message]) -> None:
         self.models = models
@@ -100,7 +100,7 @@ async def chained(server: Moody, said: str = "hello") -> AsyncIterator[Chain]:
             assert clients.stats().busy == 0
 
 
-async def ask(chain: Chain, turn: Told, fall_back: FallBack | None = None) -> tuple[ModelStep, Message]:
+async def ask(chain: Chain, turn: RecordingTurn, fall_back: FallBack | None = None) -> tuple[ModelStep, Message]:
     first = chain.talk(chain.models[0])
     model_step = ModelStep(first, SpendGuard(model="first"), fall_back or chain)
     with anyio.fail_after(20):
@@ -115,7 +115,7 @@ async def server() -> AsyncIterator[Moody]:
 
 async def test_no_other_model_is_asked_if_the_first_answers(server: Moody) -> None:
     async with chained(server) as chain:
-        turn = Told()
+        turn = RecordingTurn()
         model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "first", ANSWER)
         assert model_step.conversation.model.name == model_step.spend_guard.model == "first"
@@ -141,7 +141,7 @@ async def test_no_other_model_is_asked_if_the_first_answers(server: Moody) -> No
 async def test_if_a_model_fails_silently_the_next_is_asked_without_a_reset(server: Moody, mood: str, kind: str) -> None:
     server.moods["first"] = mood
     async with chained(server) as chain:
-        turn = Told()
+        turn = RecordingTurn()
         model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "second", ANSWER)
         assert model_step.conversation.model.name == model_step.spend_guard.model == "second"
@@ -152,10 +152,10 @@ async def test_if_a_model_fails_silently_the_next_is_asked_without_a_reset(serve
 
 @pytest.mark.parametrize("mood", ["[cut after=3]", "[hang after=3]", "[error after=3]", "[badjson after=3]"])
 async def test_text_of_a_failed_model_is_withdrawn_before_the_next_starts(server: Moody, mood: str) -> None:
-    """And each of the calls that broke off is paid for, in its own model's name."""
+    """Each call that was cut off is charged under the name of its own model."""
     server.moods |= {"first": mood, "second": mood}
     async with chained(server) as chain:
-        turn = Told()
+        turn = RecordingTurn()
         _, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "third", ANSWER)
         assert len(turn.resets) == 2
@@ -167,7 +167,7 @@ async def test_text_of_a_failed_model_is_withdrawn_before_the_next_starts(server
 async def test_if_all_models_fail_the_failure_names_all_and_has_the_kind_of_the_first(server: Moody) -> None:
     server.moods |= {"first": "[status 429 retry-after=7]", "second": "[status 401]", "third": "[status 400]"}
     async with chained(server) as chain:
-        turn = Told()
+        turn = RecordingTurn()
         with pytest.raises(ModelFailed) as caught:
             await ask(chain, turn)
     assert server.asked == list(NAMES)
@@ -186,17 +186,17 @@ async def test_without_a_fallback_the_failure_is_unchanged(server: Moody) -> Non
         return None
 
     async with chained(server) as chain:
-        turn = Told()
+        turn = RecordingTurn()
         with pytest.raises(ModelFailed) as caught:
             await ask(chain, turn, nobody)
     assert (caught.value.kind, caught.value.shown) == ("network", True)
-    assert turn.resets == [], "whoever reads decides what to do with a text that ended in the middle"
+    assert turn.resets == [], "the reader decides what to do with an incomplete text"
 
 
 async def test_each_step_may_ask_every_model_again(server: Moody) -> None:
     async with chained(server) as chain:
         server.moods["first"] = "[status 503]"
-        turn = Told()
+        turn = RecordingTurn()
         model_step, _ = await ask(chain, turn)
         server.moods = {"second": "[status 503]"}
         with anyio.fail_after(20):
@@ -207,7 +207,7 @@ async def test_each_step_may_ask_every_model_again(server: Moody) -> None:
 
 async def test_a_cancelled_step_asks_no_other_model(server: Moody) -> None:
     async with chained(server, "[hold it]") as chain:
-        turn = Told()
+        turn = RecordingTurn()
         async with anyio.create_task_group() as group:
             group.start_soon(ask, chain, turn)
             with anyio.fail_after(20):

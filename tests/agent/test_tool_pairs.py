@@ -1,4 +1,4 @@
-"""Tool calls and results stay in balance, whatever rows a turn has."""
+"""Tool calls and results stay paired, whatever rows a turn has."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,10 +38,10 @@ def test_missing_results_complete_a_turn_that_was_cut_off(rounds: list[int], las
 
 
 def test_a_result_without_a_call_is_unbalanced() -> None:
-    """P02: an orphan result is seen."""
+    """P02: an orphan result is detected."""
     assert not is_balanced([Message(role="user", text="x"), Message(role="tool", call_id="c1", text="y")])
 
 
 def test_a_call_without_a_result_is_unbalanced() -> None:
-    """P02: an orphan call is seen."""
+    """P02: an orphan call is detected."""
     assert not is_balanced([asking(0, 1)[1], Message(role="user", text="and?")])

@@ -1,4 +1,4 @@
-"""A tool's time, what a model is shown of its output, and how many calls run beside each other."""
+"""The time limit of a tool, the output that a model is shown, and the number of parallel calls."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_tool_that_takes_too_long_is_stopped_and_the_model_informed(home: Path, model: ScriptedModel) -> None:
-    """L23: its own timeout, long before the turn's; the turn goes on."""
+    """L23: its own timeout, long before the turn's; the turn continues."""
     left: list[str] = []
 
     @tool(effect="read", timeout=0.05)
@@ -37,7 +37,7 @@ async def test_a_tool_that_takes_too_long_is_stopped_and_the_model_informed(home
 
 
 async def test_a_model_is_shown_no_more_of_a_tools_output_than_its_bound(home: Path, model: ScriptedModel) -> None:
-    """D1: limits.tool_output_bytes for all tools, less where a tool says so; what is left out is named."""
+    """D1: limits.tool_output_bytes for all tools, less if a tool says so; the omitted part is named."""
 
     async def much(ctx: ToolContext) -> str:
         """Says much."""
@@ -67,7 +67,7 @@ async def test_a_model_is_shown_no_more_of_a_tools_output_than_its_bound(home: P
 async def test_by_default_at_most_16_kib_or_400_lines_of_output_are_shown(
     home: Path, model: ScriptedModel, text: str, whole: bool
 ) -> None:
-    """D1, D2: what holds where nothing is configured."""
+    """D1, D2: the defaults without any configuration."""
 
     @tool(effect="read")
     async def tell(ctx: ToolContext) -> str:
@@ -82,7 +82,7 @@ async def test_by_default_at_most_16_kib_or_400_lines_of_output_are_shown(
 
 
 async def test_no_more_calls_run_in_parallel_than_allowed(home: Path, model: ScriptedModel) -> None:
-    """P15: limits.tools_parallel; the next ones begin when those have ended, and the results keep their order."""
+    """P15: limits.tools_parallel; the next calls begin when those have ended, and the results keep their order."""
 
     @tool(effect="read", parallel=True)
     async def echo(ctx: ToolContext, *, name: str) -> str:
@@ -107,7 +107,7 @@ async def test_no_more_calls_run_in_parallel_than_allowed(home: Path, model: Scr
 async def test_events_have_an_excerpt_of_a_call_and_its_result_and_the_model_reads_all(
     home: Path, model: ScriptedModel
 ) -> None:
-    """D6: whoever watches reads an excerpt; the whole is in the transcript."""
+    """D6: followers read an excerpt; the full text is in the transcript."""
 
     @tool(effect="read")
     async def echo(ctx: ToolContext, *, text: str) -> str:
@@ -134,7 +134,7 @@ async def test_events_have_an_excerpt_of_a_call_and_its_result_and_the_model_rea
 async def test_progress_is_bounded_and_says_when_no_more_is_shown(
     home: Path, model: ScriptedModel, pieces: int
 ) -> None:
-    """P15, L21: 64 KiB of one call, however it comes; the result itself is not touched."""
+    """P15, L21: 64 KiB of one call, in whatever pieces; the result itself is unchanged."""
     megabyte = 1024 * 1024
 
     @tool(effect="read")
@@ -164,7 +164,7 @@ async def test_progress_is_bounded_and_says_when_no_more_is_shown(
 async def test_a_tool_decides_whether_its_interrupted_call_is_repeated(
     home: Path, model: ScriptedModel, effect: Effect, repeatable: bool | None
 ) -> None:
-    """F4, P04: whatever its effect; where it says nothing, only what reads is."""
+    """F4, P04: whatever its effect; if it does not say, only read-only calls are repeated."""
     started, times = anyio.Event(), 0
 
     @tool(effect=effect, repeatable=repeatable)

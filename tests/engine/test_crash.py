@@ -1,4 +1,4 @@
-"""A turn that a crash cuts off goes on from its journal. Here a crash is the end of the core without any clean-up."""
+"""A turn cut off by a crash continues from its journal. Here a crash is the end of the core without any clean-up."""
 
 import asyncio
 from pathlib import Path
@@ -72,7 +72,7 @@ async def test_an_interrupted_tool_with_effects_is_never_run_again(home: Path, m
 
 
 async def test_an_interrupted_read_only_tool_may_run_again(home: Path, model: ScriptedModel) -> None:
-    """P04: reading twice harms nobody."""
+    """P04: reading twice does no harm."""
     started = asyncio.Event()
     count = 0
 
@@ -98,7 +98,7 @@ async def test_an_interrupted_read_only_tool_may_run_again(home: Path, model: Sc
 
 
 async def test_a_turn_that_keeps_killing_the_gateway_is_not_resumed_for_ever(home: Path, model: ScriptedModel) -> None:
-    """S17, L23: after limits.resumes it ends with a reason; its transcript is in balance and its session free."""
+    """S17, L23: after limits.resumes it ends with a reason; its transcript is balanced and its session is free."""
     extra = "[limits]\nresumes = 1"
     async with core(home, extra, model=model, drain=None) as house:
         accepted = await house.accept("[tool clock {}] [hang step=1]")
@@ -125,7 +125,7 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_not_resumed_for_ever(hom
 
 
 async def test_queued_messages_are_answered_after_a_crash(home: Path, model: ScriptedModel) -> None:
-    """F4, V05, P01: an acknowledged message is taken by exactly one turn, also when it had only waited."""
+    """F4, V05, P01: an acknowledged message is taken by exactly one turn, even if it had only waited."""
     async with core(home, model=model, drain=None) as house:
         first = await house.accept("[hold gate] first")
         second = await house.accept("[say second answer] second")
@@ -141,7 +141,8 @@ async def test_queued_messages_are_answered_after_a_crash(home: Path, model: Scr
 
 
 async def test_messages_steered_in_before_a_crash_are_read_after_it(home: Path, model: ScriptedModel) -> None:
-    """S14, P06: drained or not, it stands once in the transcript, and a replay gives each drain what it gave before."""
+    """S14, P06: drained or not, each is in the transcript once, and a replay returns from each drain what it returned
+    before."""
     async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[tool clock {}] [hold a step=0]")
         with anyio.fail_after(WAIT):
@@ -162,7 +163,7 @@ async def test_messages_steered_in_before_a_crash_are_read_after_it(home: Path, 
 
 
 async def test_a_one_shot_call_without_a_key_ends_with_its_connection(home: Path, model: ScriptedModel) -> None:
-    """S18, H16, V18: after a crash nobody waits for it, so it is stopped and nothing of it stays."""
+    """S18, H16, V18: after a crash nobody waits for it, so it is stopped and leaves nothing behind."""
     async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[hold gate]", name=None)
         with anyio.fail_after(WAIT):
@@ -205,7 +206,7 @@ async def test_a_stop_parks_unfinished_turns_and_the_next_start_continues_them(
 async def test_a_turn_broken_by_the_end_of_the_process_continues_at_the_next_start(
     home: Path, model: ScriptedModel, rounds: int
 ) -> None:
-    """F1, F4, V01: also one that was about to build what nothing can be built in any more."""
+    """F1, F4, V01: even one that was about to open something when nothing could be opened any more."""
     async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[say at last]")
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Faults injected at every write and every await of a turn: the session always takes the next message."""
+"""Faults injected at every write and every await of a turn: the session always accepts the next message."""
 
 import asyncio
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class Fault:
 async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
     home: Path, model: ScriptedModel, number: int
 ) -> None:
-    """L23, B7, P02, P05: whichever write of a turn is refused, what was accepted is answered or told, rows stay in
-    balance, what was done is not told as not run, and the next message is taken."""
+    """L23, B7, P02, P05: whichever write of a turn is refused, an accepted message is answered or its failure reported,
+    rows stay balanced, an executed call is not reported as not run, and the next message is accepted."""
     fault = Fault(number)
     deeds = Deeds()
     async with asking(home, model, deeds, config=configured(model, mode="autonomous"), fault=fault) as house:
@@ -67,7 +67,7 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
 
 
 def check_deed(deeds: Deeds, history: list[Message]) -> None:
-    """What was done is never told as not run, nor done twice."""
+    """An executed call is never reported as not run, nor executed twice."""
     assert len(deeds.done) <= 1
     for said in history:
         if said.role == "tool" and deeds.done:
@@ -75,7 +75,7 @@ def check_deed(deeds: Deeds, history: list[Message]) -> None:
 
 
 def at_every_step(task: "asyncio.Task[object]", after: int) -> Callable[[], None]:
-    """Cancels the task when the loop has gone round `after` times."""
+    """Cancels the task after `after` iterations of the event loop."""
     loop = asyncio.get_running_loop()
     left = after
 
@@ -92,7 +92,7 @@ def at_every_step(task: "asyncio.Task[object]", after: int) -> Callable[[], None
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 60, 90, 140, 200])
 async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model: ScriptedModel, after: int) -> None:
-    """L23, B7, L31, P05: the turn is stopped after n rounds of the loop, wherever that is."""
+    """L23, B7, L31, P05: the turn is stopped after n iterations of the event loop, wherever that is."""
     deeds = Deeds()
     async with asking(home, model, deeds, config=configured(model, mode="autonomous")) as house:
         first = await house.say("first")

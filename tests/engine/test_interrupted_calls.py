@@ -1,4 +1,4 @@
-"""What is recorded of tool calls that were under way when their turn ended: every way out, every kind of tool."""
+"""Records of tool calls that were in progress when their turn ended: every way to end, every kind of tool."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,15 +35,15 @@ KINDS: dict[str, tuple[Effect, bool | None, str]] = {
     "hand_over": ("write", True, UNKNOWN),
     "launch": ("execute", None, UNKNOWN),
 }
-"""Tools that have their effect and then do not come back: effect, whether they may be run again, what is recorded."""
+"""Tools that have their effect and then do not return: effect, whether they may be run again, expected record."""
 
 EXPECTED = {kind: text for kind, (_, _, text) in KINDS.items()} | {"quick": "quick is done", "later": NOT_RUN}
 ASKING = {"wonder": UNKNOWN, "guarded": NOT_RUN}
-"""One asks a person in the middle of its work, the other needs an approval before it."""
+"""One asks a person while it runs, the other needs an approval before it runs."""
 
 
 class World:
-    """The effects that tools have had, as files: they outlive a core, as the world does."""
+    """The effects of tools, as files: they outlive a core."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class World:
 
     def lasting(self, name: str, effect: Effect, repeatable: bool | None) -> Tool:
         async def run(ctx: ToolContext) -> str:
-            """Has its effect, and does not come back."""
+            """Has its effect, and does not return."""
             self.act(name)
             await self.may_finish.wait()
             return f"{name} is done"
@@ -71,7 +71,7 @@ class World:
     def toolset(self) -> Toolset:
         @tool(effect="write", parallel=True)
         async def quick(ctx: ToolContext) -> str:
-            """Is done at once."""
+            """Returns at once."""
             self.act("quick")
             return "quick is done"
 
@@ -111,7 +111,8 @@ def script(expected: Mapping[str, str]) -> str:
 
 
 async def under_way(house: Core, world: World, expected: Mapping[str, str]) -> str:
-    """A turn that has called everything: what lasts has had its effect, what asks waits, what is quick is committed."""
+    """A turn that has called every tool: lasting ones have had their effect, asking ones wait, quick ones are
+    committed."""
     accepted = await house.accept(script(expected), channel="page")
     if "wonder" in expected:
         await asked(house, accepted.turn, 2)
@@ -179,8 +180,8 @@ async def unready(session: SessionRow) -> Write | None:
 async def test_however_a_turn_is_stopped_a_call_that_began_is_never_reported_as_not_run(
     tmp_path: Path, model: ScriptedModel, way: str
 ) -> None:
-    """P05, F4, L04: the effect of a call that was under way is unknown, and the row says so; only a call without an
-    intent was not run. Live readers are told of each the same."""
+    """P05, F4, L04: the effect of a call in progress is unknown, and the row says so; only a call without an intent was
+    not run. Live readers receive the same results."""
     go, why = WAYS[way]
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
     async with core(tmp_path / "home", hooks={"unready": unready}, **world.options(model)) as house:
@@ -204,7 +205,7 @@ async def test_however_a_turn_is_stopped_a_call_that_began_is_never_reported_as_
 async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_under_way(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
-    """P05, V18: nothing of it is kept, so that its readers are told now or never."""
+    """P05, V18: nothing of the session is kept, so this is the only chance for its readers."""
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as house:
         accepted = await house.accept(script(EXPECTED), name=None)
@@ -237,8 +238,8 @@ async def test_when_a_turn_times_out_a_call_that_began_is_never_reported_as_not_
 async def test_a_turn_not_resumed_after_a_crash_reports_begun_calls_as_interrupted(
     tmp_path: Path, model: ScriptedModel, ended: bool
 ) -> None:
-    """P05, S17, F4: the process that gives it up has other tools than the one that began the calls; what they may have
-    done stands in the store. The same in a session that had ended when the process died."""
+    """P05, S17, F4: the process that ends the turn has other tools than the one that began the calls; their possible
+    effects are recorded in the store. The same for a session that had ended when the process died."""
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
     options = world.options(model, "resumes = 0")
     async with core(tmp_path / "home", drain=None, **options) as house:
@@ -258,7 +259,7 @@ async def test_a_turn_not_resumed_after_a_crash_reports_begun_calls_as_interrupt
 async def test_a_resumed_turn_reports_calls_of_removed_tools_as_interrupted(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
-    """P05, F4: "there is no such tool" is said only of a call that did not begin."""
+    """P05, F4: "there is no such tool" is only reported for a call that did not begin."""
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
     async with core(tmp_path / "home", drain=None, **world.options(model)) as house:
         turn = await under_way(house, world, expected)
@@ -274,7 +275,7 @@ async def test_a_resumed_turn_reports_calls_of_removed_tools_as_interrupted(
 async def test_an_interrupted_call_is_not_repeated_because_its_tool_became_read_only(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
-    """P05, F4: what counts is what the tool was when it began."""
+    """P05, F4: the tool's properties at the time it began decide."""
     world = World(tmp_path / "world")
     options: dict[str, Any] = {"model": model, "tools": '"one"'}
     for effect, drain in (("write", None), ("read", 5)):
@@ -291,7 +292,7 @@ async def test_an_interrupted_call_is_not_repeated_because_its_tool_became_read_
 
 
 async def test_an_intent_of_an_older_format_counts_as_having_effects(tmp_path: Path, model: ScriptedModel) -> None:
-    """P05, L18: when its turn is given up; when the turn goes on, the tool decides whether it runs again."""
+    """P05, L18: if its turn is not resumed. If the turn continues, the tool decides whether it runs again."""
     world = World(tmp_path / "world")
 
     def age(db: Db) -> None:
@@ -318,7 +319,7 @@ async def test_an_intent_of_an_older_format_counts_as_having_effects(tmp_path: P
 async def test_a_result_refused_by_the_store_leaves_the_effect_unknown(
     tmp_path: Path, model: ScriptedModel, kind: str
 ) -> None:
-    """P05, P02: the tool has finished and its row was refused; the turn fails, and does not say that nothing ran."""
+    """P05, P02: the tool has finished and its row was refused; the turn fails and does not claim that nothing ran."""
     world, refusing = World(tmp_path / "world"), False
 
     def fault(point: str, names: tuple[str, ...]) -> None:
@@ -342,22 +343,23 @@ async def test_a_result_refused_by_the_store_leaves_the_effect_unknown(
 async def test_a_tool_that_times_out_or_fails_leaves_its_effect_unknown(
     home: Path, model: ScriptedModel, kind: Effect, how: str
 ) -> None:
-    """P05, L23: it took too long, broke, or what it waited for did; the turn goes on, and the model is told."""
+    """P05, L23: it took too long, failed, or something it awaited failed; the turn continues, and the model is
+    informed."""
 
     @tool(effect=kind, timeout=0.02)
     async def slow(ctx: ToolContext) -> str:
-        """Never comes back."""
+        """Never returns."""
         await anyio.sleep_forever()
         return ""
 
     @tool(effect=kind)
     async def broken(ctx: ToolContext) -> str:
-        """Breaks."""
+        """Fails."""
         raise RuntimeError(ctx.session)
 
     @tool(effect=kind, timeout=None)
     async def patient(ctx: ToolContext) -> str:
-        """Keeps its own time."""
+        """Has its own timeout."""
         raise TimeoutError
 
     options = {"tools": '"cut"', "toolsets": {"cut": Toolset((slow, broken, patient))}}
@@ -373,7 +375,7 @@ async def test_a_tool_that_times_out_or_fails_leaves_its_effect_unknown(
 async def test_an_unanswered_question_of_a_running_tool_does_not_claim_that_nothing_was_done(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
-    """P05, S29: the call that asks has begun; where the turn ends with the question, its effect is unknown."""
+    """P05, S29: the call that asks has begun; if the turn ends with the question, its effect is unknown."""
     world = World(tmp_path / "world")
     options = world.options(model)
     for number, unanswered in enumerate(("go_on", "end")):
@@ -394,8 +396,8 @@ async def test_an_unanswered_question_of_a_running_tool_does_not_claim_that_noth
 async def test_the_model_reads_interrupted_calls_next_and_undo_and_retry_work(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
-    """P05, P02, S32: what was interrupted stays in the conversation until the person takes it back; a retry asks the
-    model anew and repeats nothing by itself."""
+    """P05, P02, S32: interrupted calls stay in the conversation until the user undoes them; a retry asks the model
+    again and repeats no call automatically."""
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as house:
         turn = await under_way(house, world, EXPECTED)

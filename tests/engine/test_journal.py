@@ -1,4 +1,4 @@
-"""What user interfaces are told of a message: what it is, without its payload."""
+"""Messages as user interfaces receive them: without payload."""
 
 import msgspec
 from hypothesis import given
@@ -29,7 +29,7 @@ messages = st.builds(
 
 @given(messages)
 def test_an_event_has_no_payload_and_the_original_message_is_unchanged(message: Message) -> None:
-    """D6: a result is shortened, a picture told by kind, size and name; slimming once is enough."""
+    """D6: a result is shortened, a picture is described by kind, size and name; the function is idempotent."""
     before = msgspec.json.encode(message)
     slimmed = slim(message)
     assert msgspec.json.encode(message) == before

@@ -1,4 +1,4 @@
-"""Messages that their turn did not read: each ends in an answer, or in the transcript with a notice that says why."""
+"""Messages that their turn did not read: each is answered, or is in the transcript with a notice that says why not."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -20,11 +20,11 @@ from tidegate.values import Acceptance, Event, MessageAdded, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
 
-TOLD = "2 messages are not answered, because the conversation ended first; send them again in a new one."
+UNANSWERED = "2 messages are not answered, because the conversation ended first; send them again in a new one."
 
 
 class Held:
-    """A turn that runs a tool which does not come back, two messages that were steered into it, and two behind it."""
+    """A turn with a tool that does not return, two messages steered into it, and two queued behind it."""
 
     def __init__(self) -> None:
         self.runs = anyio.Event()
@@ -41,7 +41,7 @@ class Held:
         return {"model": model, "tools": '"wait"', "toolsets": {"wait": Toolset((wait,))}}
 
     async def begin(self, house: Core) -> tuple[Acceptance, list[Acceptance]]:
-        """The turn that runs, and the two that wait."""
+        """The running turn, and the two waiting ones."""
         running = await house.accept("[tool wait {}] [say done]")
         with anyio.fail_after(WAIT):
             await self.runs.wait()
@@ -53,7 +53,7 @@ class Held:
 
 
 LATE = ["steered 1", "queued 1", "steered 2", "queued 2"]
-"""In the order in which they were accepted."""
+"""In the order of acceptance."""
 
 
 async def _new(house: Core, session: str) -> None:
@@ -73,9 +73,9 @@ async def unready(session: SessionRow) -> Write | None:
 
 
 async def check(house: Core, running: Acceptance, queued: list[Acceptance]) -> None:
-    """Wherever the senders look."""
+    """Checks every place where the senders may look."""
     outcome = await house.service.outcome(running.turn, ANNA)
-    assert outcome.notices == (TOLD,)
+    assert outcome.notices == (UNANSWERED,)
     for accepted in queued:
         refused = await house.service.outcome(accepted.turn, ANNA)
         assert refused.state == "refused" and refused.error is not None
@@ -96,8 +96,8 @@ async def check(house: Core, running: Acceptance, queued: list[Acceptance]) -> N
 async def test_messages_left_unanswered_by_an_end_are_shown_everywhere(
     home: Path, model: ScriptedModel, way: Callable[[Core, str], Awaitable[None]]
 ) -> None:
-    """S14, V05, V19, B3: in the turn whose id the sender got, in the transcript, in an export, on the streams, now and
-    after a restart; steered and queued messages alike."""
+    """S14, V05, V19, B3: in the turn whose id the sender received, in the transcript, in an export, on the streams, now
+    and after a restart; steered and queued messages alike."""
     held = Held()
     told: list[Event] = []
     async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
@@ -116,7 +116,7 @@ async def test_messages_left_unanswered_by_an_end_are_shown_everywhere(
         added = [event for event in told if isinstance(event, MessageAdded)]
         assert [event.seq for event in added] == list(range(1, len(added) + 1))
         assert [event.message.text for event in added if event.message.unanswered] == LATE
-        assert Notice(text=TOLD) in told and Notice(text=TOLD) in log.events
+        assert Notice(text=UNANSWERED) in told and Notice(text=UNANSWERED) in log.events
         last = log.events[-1]
         assert isinstance(last, TurnEnded) and last.outcome == await house.service.outcome(running.turn, ANNA)
         await check(house, running, queued)
@@ -126,7 +126,7 @@ async def test_messages_left_unanswered_by_an_end_are_shown_everywhere(
 
 
 async def test_unanswered_messages_of_an_idle_session_are_shown(home: Path, model: ScriptedModel) -> None:
-    """S14, V05: nothing ran in the session; its end places what waited at once."""
+    """S14, V05: nothing ran in the session; its end moves waiting messages into the transcript at once."""
     async with core(home, "[limits]\nturns = 1", model=model) as house:
         running = await house.accept("[hold gate]", name="other")
         with anyio.fail_after(WAIT):
@@ -141,7 +141,7 @@ async def test_unanswered_messages_of_an_idle_session_are_shown(home: Path, mode
 
 
 async def test_a_crash_between_the_end_and_its_turn_keeps_the_messages(home: Path, model: ScriptedModel) -> None:
-    """S14, F4, V05: the next start settles the turn, and then the messages stand behind it."""
+    """S14, F4, V05: the next start settles the turn, and the messages follow it."""
     held = Held()
     async with core(home, drain=None, **held.options(model)) as house:
         running, queued = await held.begin(house)
@@ -155,7 +155,7 @@ async def test_a_crash_between_the_end_and_its_turn_keeps_the_messages(home: Pat
 async def test_a_turn_that_answers_after_its_session_ended_leaves_unread_messages_unanswered(
     home: Path, model: ScriptedModel
 ) -> None:
-    """S02, S14, B7: the turn is settled with its answer; the steered message stands behind that."""
+    """S02, S14, B7: the turn is settled with its answer; the steered message follows it."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate]")
         with anyio.fail_after(WAIT):
@@ -165,7 +165,7 @@ async def test_a_turn_that_answers_after_its_session_ended_leaves_unread_message
         model.release("gate")
         outcome = await house.answered(accepted.turn)
         assert outcome.state == "answered"
-        assert outcome.notices == (TOLD.replace("2 messages are", "1 message is").replace("them", "it"),)
+        assert outcome.notices == (UNANSWERED.replace("2 messages are", "1 message is").replace("them", "it"),)
         rows = (await house.service.transcript(accepted.session, ANNA)).rows
         assert [(row.message.role, row.message.unanswered) for row in rows] == [
             ("user", False),
@@ -178,8 +178,8 @@ async def test_a_turn_that_answers_after_its_session_ended_leaves_unread_message
 async def test_a_transcript_with_unanswered_messages_can_be_resumed_and_the_model_reads_them(
     home: Path, model: ScriptedModel
 ) -> None:
-    """S14, V16, P02: /resume of the ended session; the provider accepts every request, and the model reads what was
-    not answered."""
+    """S14, V16, P02: /resume of the ended session; the provider accepts every request, and the model reads the
+    unanswered messages."""
     held = Held()
     async with core(home, **held.options(model)) as house:
         running, _ = await held.begin(house)
@@ -211,7 +211,7 @@ async def _time_over(house: Core, accepted: Acceptance, held: Held) -> None:
 async def test_in_a_live_session_the_next_turn_answers_late_messages_and_the_first_names_it(
     home: Path, model: ScriptedModel, way: Callable[[Core, Acceptance, Held], Awaitable[None]]
 ) -> None:
-    """S14, S13, B7: whoever asks for the turn that it was steered into learns where its answer is."""
+    """S14, S13, B7: the outcome of the turn that the message was steered into says which turn answers it."""
     held = Held()
     async with core(home, **held.options(model)) as house:
         accepted = await house.accept("[tool wait {}] [say done]")
@@ -237,7 +237,7 @@ async def check_spilled(house: Core, accepted: Acceptance, notices: tuple[str, .
 async def test_messages_steered_into_a_turn_that_is_not_resumed_are_answered_at_once(
     home: Path, model: ScriptedModel
 ) -> None:
-    """S14, S17, F4: the start that gives the turn up begins the next one, without waiting for a timer."""
+    """S14, S17, F4: the start that ends the turn begins the next one, without waiting for a timer."""
     held = Held()
     options = held.options(model)
     async with core(home, "[limits]\nresumes = 0", drain=None, **options) as house:
@@ -254,7 +254,7 @@ async def test_messages_steered_into_a_turn_that_is_not_resumed_are_answered_at_
 async def test_a_one_shot_call_reports_messages_steered_in_too_late_with_its_answer(
     home: Path, model: ScriptedModel
 ) -> None:
-    """S14, V18: such a session is over with its turn; its caller is told, and nothing else is worked there."""
+    """S14, V18: such a session ends with its turn; its caller is informed, and nothing else runs there."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate] [say once]", name=None)
         with anyio.fail_after(WAIT):
@@ -269,7 +269,7 @@ async def test_a_one_shot_call_reports_messages_steered_in_too_late_with_its_ans
 
 
 async def test_a_withdrawn_message_stays_out_of_the_transcript(home: Path, model: ScriptedModel) -> None:
-    """S13, L21: also when the session ends later."""
+    """S13, L21: also if the session ends later."""
     async with core(home, model=model) as house:
         running = await house.accept("[hold gate] one")
         with anyio.fail_after(WAIT):

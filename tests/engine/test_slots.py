@@ -1,4 +1,4 @@
-"""Places, as a machine that does to a forest of turns whatever can be done: they are never lost and never too many."""
+"""Slots, tested by a state machine over a forest of turns: slots are never lost and never too many."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +15,7 @@ DEPTH = 2
 
 
 class Forest(RuleBasedStateMachine):
-    """Turns begin as the engine begins them: when they may, one's own or on a task of a turn that waits for it."""
+    """Turns start as the engine starts them: when a slot is free, or as a task of a turn that waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Forest(RuleBasedStateMachine):
         return 0 if live.parent is None else 1 + self._depth(live.parent)
 
     @rule()
-    def come(self) -> None:
+    def arrive(self) -> None:
         if len(self.turns) < 12:
             self._new(None)
 
@@ -53,7 +53,7 @@ class Forest(RuleBasedStateMachine):
             self.slots.occupy(live)
 
     @rule(data=st.data())
-    def give_a_task(self, data: Any) -> None:
+    def delegate_a_task(self, data: Any) -> None:
         able = [live for live in self.turns if live.started_at is not None and self._depth(live) < DEPTH]
         if (live := self._pick(data, able)) is not None and len(self.turns) < 12:
             wait = self.slots.waiting_for_tasks(live)
@@ -78,7 +78,7 @@ class Forest(RuleBasedStateMachine):
             self.waits[live].pop(place)[1].__exit__(None, None, None)
 
     @rule(data=st.data())
-    def hear_of_the_end_of_a_task(self, data: Any) -> None:
+    def learn_of_the_end_of_a_task(self, data: Any) -> None:
         waiting = [
             (live, n)
             for live in self.turns
@@ -91,7 +91,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def end(self, data: Any) -> None:
-        """Only what waits for nobody ends by itself, or what was never begun."""
+        """Only turns that wait for nothing, or that never started, end."""
         over = [live for live in self.turns if not self.waits[live] and not live.children]
         if (live := self._pick(data, over)) is not None:
             live.released = True
@@ -100,7 +100,7 @@ class Forest(RuleBasedStateMachine):
             del self.waits[live]
 
     @invariant()
-    def what_is_counted_is_what_is_there(self) -> None:
+    def counts_match_the_turns(self) -> None:
         slots = self.slots
         assert slots.taken == sum(live.has_slot for live in self.turns)
         assert slots.started == sum(live.started_at is not None for live in self.turns)
@@ -108,27 +108,27 @@ class Forest(RuleBasedStateMachine):
         assert slots.delegating == sum(bool(live.tasks and not live.questions) for live in self.turns)
 
     @invariant()
-    def whoever_works_has_a_place(self) -> None:
+    def running_turns_have_a_slot(self) -> None:
         assert all(live.has_slot for live in self.turns if live.started_at is not None and not live.is_waiting)
         assert not any(live.has_slot for live in self.turns if live.started_at is None)
 
     @invariant()
-    def no_more_trees_are_under_way_than_there_are_places(self) -> None:
-        """Those aside that have asked a person, who come back whenever he answers."""
+    def no_more_trees_run_than_there_are_slots(self) -> None:
+        """Except for turns that waited for a person: they continue when the answer arrives."""
         if not self.asked:
             assert self.slots.taken <= CAP
             assert sum(live.started_at is not None and live.parent is None for live in self.turns) <= CAP
 
     @invariant()
-    def a_task_that_waits_can_begin_or_its_tree_gets_on(self) -> None:
-        """Of a turn whose tasks have not begun, something has a place or waits for a person."""
+    def a_waiting_task_can_start_or_its_tree_makes_progress(self) -> None:
+        """If the tasks of a turn have not started, something in its tree has a slot or waits for a person."""
         for live in self.turns:
             if (
                 live.started_at is not None
                 and live.tasks
                 and any(child.started_at is None for child in live.children.values())
             ):
-                assert _gets_on(live), live.turn
+                assert _makes_progress(live), live.turn
 
     def teardown(self) -> None:
         for live in reversed(self.turns):
@@ -139,8 +139,8 @@ class Forest(RuleBasedStateMachine):
         assert (self.slots.taken, self.slots.started, self.slots.asking, self.slots.delegating) == (0, 0, 0, 0)
 
 
-def _gets_on(live: LiveTurn) -> bool:
-    return live.has_slot or bool(live.questions) or any(map(_gets_on, live.children.values()))
+def _makes_progress(live: LiveTurn) -> bool:
+    return live.has_slot or bool(live.questions) or any(map(_makes_progress, live.children.values()))
 
 
 TestForest = Forest.TestCase
@@ -148,7 +148,7 @@ TestForest.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_slot_goes_from_a_turn_to_its_task_and_back() -> None:
-    """L21: with one place: the task begins in it, nobody else can, and the turn has it again."""
+    """L21: with one slot, the task starts in it, no other turn can, and the parent turn gets it back."""
     slots = Slots(1)
     parent, other = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
     parent.started_at = 1.0
@@ -167,7 +167,7 @@ def test_a_slot_goes_from_a_turn_to_its_task_and_back() -> None:
 
 
 def test_a_turn_that_waited_for_a_person_gets_a_slot_at_once() -> None:
-    """S29: it has waited enough."""
+    """S29: it does not wait a second time."""
     slots = Slots(1)
     first, second = LiveTurn("t_1", "s_1"), LiveTurn("t_2", "s_2")
     first.started_at = second.started_at = 1.0

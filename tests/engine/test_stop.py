@@ -1,4 +1,4 @@
-"""A turn that is stopped gives its slot back, whatever it was doing: the next turn of another session runs."""
+"""A stopped turn gives its slot back, whatever it was doing: the next turn of another session runs."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ ONE_SLOT = "[limits]\nturns = 1"
 
 
 async def _waiting(house: Core, deeds: Deeds) -> Acceptance:
-    """For a slot, behind a turn of another session."""
+    """Waiting for a slot, behind a turn of another session."""
     await house.accept("[hold gate] in the way", name="in the way")
     with anyio.fail_after(WAIT):
         await house.model.held("gate")
@@ -48,7 +48,7 @@ async def _asking_a_person(house: Core, deeds: Deeds) -> Acceptance:
 
 
 async def _delegating(house: Core, deeds: Deeds) -> Acceptance:
-    """The task asks a model, in the slot of the turn that gave it."""
+    """The task asks a model, in the slot of its parent turn."""
     accepted = await house.accept(task("second", "[hold task]"))
     with anyio.fail_after(WAIT):
         await house.model.held("task")
@@ -77,12 +77,12 @@ async def _end(house: Core, accepted: Acceptance) -> None:
 async def _expire(house: Core, accepted: Acceptance) -> None:
     live = house.components.engine.running(accepted.session)
     assert live is not None
-    live.expire()  # what the timer of limits.turn_seconds calls
+    live.expire()  # as the timer of limits.turn_seconds does
 
 
 WAYS = (_stop, _end, _expire)
 CASES = [(phase, way) for way in WAYS for phase in PHASES if (phase, way) != (_waiting, _expire)]
-"""The time of a turn begins when it starts, so that none expires while it waits for a slot."""
+"""The time limit of a turn begins when it starts, so no turn expires while it waits for a slot."""
 
 
 @pytest.mark.parametrize(("phase", "way"), CASES)
@@ -92,7 +92,7 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
     phase: Callable[[Core, Deeds], Awaitable[Acceptance]],
     way: Callable[[Core, Acceptance], Awaitable[None]],
 ) -> None:
-    """B7, L21, L23, P15, V01: at once; of the next two messages of other sessions one runs and one waits."""
+    """B7, L21, L23, P15, V01: at once; of the next two messages in other sessions, one runs and one waits."""
     deeds = Deeds()
     toolsets = {"deeds": deeds.toolset()}
     async with delegating(home, model, ONE_SLOT, toolsets=toolsets, approvals="balanced") as house:
@@ -101,7 +101,7 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
         outcome = await house.answered(accepted.turn)
         assert outcome.state in ("stopped", "refused", "failed")
         model.release("gate")
-        for turn in house.components.engine.turns:  # what was in the way
+        for turn in house.components.engine.turns:  # the turns that were in the way
             await house.answered(turn)
         stats = house.components.engine.stats()
         assert (stats.running, stats.waiting, stats.asking, stats.delegating) == (0, 0, 0, 0)

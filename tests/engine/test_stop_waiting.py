@@ -1,4 +1,4 @@
-"""A turn that is stopped while it waits: it ends at once, gives its place to others, and is never worked."""
+"""A turn that is stopped while it waits: it ends at once, leaves the queue, and never runs."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_leaves_the_queue(
     home: Path, model: ScriptedModel
 ) -> None:
-    """L21, B7: whoever waits for it is told, the queue is shorter by one, and the others keep their order."""
+    """L21, B7: waiting callers are informed, the queue is shorter by one, and the others keep their order."""
     async with core(home, "[limits]\nqueue_length = 2", model=model) as house:
         running = await house.accept("[hold gate] one")
         with anyio.fail_after(WAIT):
@@ -57,7 +57,7 @@ async def test_a_one_shot_call_whose_caller_left_while_it_waited_never_runs(home
 
 
 async def test_a_one_shot_call_that_waited_when_the_gateway_died_never_runs(home: Path, model: ScriptedModel) -> None:
-    """S18, V18: nobody waits for it any more; nothing of it stays, and nothing comes of it later."""
+    """S18, V18: nobody waits for it any more; it leaves nothing behind and has no later effect."""
     async with core(home, "[limits]\nturns = 1", model=model, drain=None) as house:
         await house.accept("[hold gate] one")
         with anyio.fail_after(WAIT):
@@ -72,7 +72,7 @@ async def test_a_one_shot_call_that_waited_when_the_gateway_died_never_runs(home
 async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B7, L02: its session is present for nothing else."""
+    """B7, L02: its session is present for no other reason."""
     async with core(home, "[limits]\nturns = 1", model=model) as house:
         running = await house.accept("[hold gate] one")
         with anyio.fail_after(WAIT):
@@ -91,7 +91,7 @@ async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
 async def test_when_the_stop_of_a_waiting_turn_is_reported_its_session_is_gone_from_memory(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B7, F5: in the same round of the loop, not some rounds later."""
+    """B7, F5: in the same iteration of the event loop, not some iterations later."""
     async with core(home, "[limits]\nturns = 1", model=model) as house:
         await house.accept("[hold gate] one")
         with anyio.fail_after(WAIT):

@@ -1,4 +1,4 @@
-"""A store that refuses for a while: whoever waits is told, nothing comes out of order, nothing is lost."""
+"""A store that refuses for a while: waiting callers are informed, nothing is reordered, nothing is lost."""
 
 import itertools
 import re
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FullFor:
-    """Refuses every group that holds one of these functions, until there is room."""
+    """Refuses every group of writes that contains one of these functions, until there is space."""
 
     def __init__(self, *names: str) -> None:
         self.names = set(names)
@@ -36,7 +36,7 @@ class FullFor:
 async def test_if_the_disk_is_full_the_end_of_a_turn_is_reported_at_once_and_stored_before_the_next(
     home: Path, model: ScriptedModel
 ) -> None:
-    """P01, P02, S19: 507 for its caller; when there is room its answer is stored, and the next turn comes after it."""
+    """P01, P02, S19: 507 for its caller; when there is space its answer is stored, and the next turn follows it."""
     fault = FullFor("settle")
     async with core(home, model=model, fault=fault) as house:
         await house.say("warm up")
@@ -71,7 +71,7 @@ async def test_no_turn_fails_because_its_reads_block_the_log(home: Path, model: 
 
 
 async def test_a_slow_read_is_reported_in_words_for_a_chat_user(home: Path, model: ScriptedModel) -> None:
-    """L17, P02: what the store said of it stands in the operator's log alone."""
+    """L17, P02: the store's own message is only in the operator's log."""
     with capture_logs() as lines:
         refused = await read_too_long(home, model)
     assert refused.error is not None
@@ -108,7 +108,7 @@ async def test_a_conversation_without_its_prompt_says_how_to_repair_it(home: Pat
 
 
 async def read_too_long(home: Path, model: ScriptedModel) -> Outcome:
-    """A turn whose conversation cannot be read within a snapshot's life."""
+    """A turn whose conversation cannot be read within the lifetime of a snapshot."""
     async with core(home, model=model, snapshot_seconds=0.0) as house:
         session = (await house.say("hello")).session
         await house.store.write(lengthen, session, 4000)
@@ -128,7 +128,7 @@ async def write_on(house: Core) -> None:
 
 
 async def test_a_clock_set_back_does_not_keep_a_turn_from_continuing(home: Path, model: ScriptedModel) -> None:
-    """F4: what was accepted "in the future" is taken up at the start all the same."""
+    """F4: a turn accepted "in the future" is still continued at the start."""
     async with core(home, model=model, drain=None) as house:
         accepted = await house.accept("[hold gate] [say on]")
         with anyio.fail_after(WAIT):
@@ -140,7 +140,7 @@ async def test_a_clock_set_back_does_not_keep_a_turn_from_continuing(home: Path,
 
 
 async def test_an_orderly_stop_uses_up_no_resume(home: Path, model: ScriptedModel) -> None:
-    """F1, S17: however often the gateway is restarted under a long model call, the turn is not given up."""
+    """F1, S17: however often the gateway is restarted during a long model call, the turn is resumed."""
     extra = "[limits]\nresumes = 1"
     async with core(home, extra, model=model, drain=0.05) as house:
         accepted = await house.accept("[hold gate] [say at last]")
@@ -156,7 +156,7 @@ async def test_an_orderly_stop_uses_up_no_resume(home: Path, model: ScriptedMode
 
 
 async def test_a_call_with_too_many_messages_is_refused_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
-    """P15, L21: one caller cannot hold up everybody's writes."""
+    """P15, L21: one caller cannot block the writes of all others."""
     many = tuple(Message(role="user", text="x") for _ in range(11))
     async with core(home, "[limits]\ncall_messages = 10", model=model) as house:
         with pytest.raises(TooLarge, match=r"limits\.call_messages \(10\)"):
@@ -165,7 +165,7 @@ async def test_a_call_with_too_many_messages_is_refused_with_the_limits_name(hom
 
 
 async def test_waiting_for_an_end_that_cannot_be_stored_does_not_spin(home: Path, model: ScriptedModel) -> None:
-    """F1, L20: a stop on a full disk looks at it now and then, and keeps no core busy meanwhile."""
+    """F1, L20: a stop on a full disk retries now and then, and keeps no core busy meanwhile."""
     fault = FullFor("settle")
     async with core(home, model=model, fault=fault, drain=None) as house:
         await house.say("warm up")

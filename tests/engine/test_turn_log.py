@@ -1,4 +1,4 @@
-"""The log of a turn: any reader, from any point, gets everything once and in order."""
+"""The log of a turn: every reader, from any position, gets each event once and in order."""
 
 import anyio
 import pytest
@@ -23,7 +23,7 @@ async def read_all(log: TurnLog) -> list[Event]:
 
 
 async def test_a_late_reader_gets_the_answer_from_its_beginning() -> None:
-    """H18: who attaches to a running turn streams from the start."""
+    """H18: a client that attaches to a running turn streams from the start."""
     log = TurnLog("t", "s")
     log.append(TurnStarted(turn="t"))
     log.append(TextDelta(text="one "))
@@ -55,7 +55,7 @@ async def test_a_long_answer_is_held_as_bytes_not_as_pieces() -> None:
 
 @given(st.lists(st.sampled_from(["x", "yy", None, "|"]), max_size=60), st.data())
 def test_folding_loses_and_reorders_nothing(script: list[str | None], data: st.DataObject) -> None:
-    """H18: whatever is folded, each reader's text and the order of the other events are what was said."""
+    """H18: whatever is folded, each reader's text and the order of the other events are unchanged."""
 
     async def scenario() -> None:
         log = TurnLog("t", "s")
@@ -87,7 +87,7 @@ def test_folding_loses_and_reorders_nothing(script: list[str | None], data: st.D
 
 
 def shape(events: list[Event]) -> list[str]:
-    """What was said, with neighbouring pieces of text joined."""
+    """The events, with neighbouring pieces of text joined."""
     joined: list[str] = []
     for event in events:
         if isinstance(event, TextDelta) and joined and joined[-1].startswith("text:"):
@@ -98,7 +98,7 @@ def shape(events: list[Event]) -> list[str]:
 
 
 async def test_a_log_closed_without_an_end_releases_its_readers() -> None:
-    """F1: at a stop of the gateway nobody waits for ever."""
+    """F1: when the gateway stops, no reader waits for ever."""
     log = TurnLog("t", "s")
     log.append(TextDelta(text="half"))
     log.close()
@@ -107,7 +107,7 @@ async def test_a_log_closed_without_an_end_releases_its_readers() -> None:
 
 
 async def test_a_draft_starts_anew_after_a_reset() -> None:
-    """P03: voided text is not part of what a stop keeps."""
+    """P03: withdrawn text is not part of what a stop keeps."""
     log = TurnLog("t", "s")
     log.append(TextDelta(text="wrong"))
     log.append(TextReset(reason="the stream broke"))

@@ -1,4 +1,4 @@
-"""What turns hold is on the books of their sessions."""
+"""The memory of turns is counted for their sessions."""
 
 from collections.abc import Callable
 from contextlib import aclosing
@@ -19,14 +19,14 @@ LONG = "x" * 100_000
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """The writer's thread lets go of a turn a moment after its end was told."""
+    """The writer's thread releases a turn a moment after its end was published."""
     with anyio.fail_after(WAIT):
         while not true():
             await anyio.sleep(0.001)
 
 
 async def test_the_memory_of_a_running_turn_is_counted_for_its_session(home: Path, model: ScriptedModel) -> None:
-    """L99: with its log, its request and, in a one-shot call, its conversation; nothing is left of it afterwards."""
+    """L99: with its log, its request and, in a one-shot call, its conversation; nothing is left afterwards."""
     async with core(home, model=model) as c:
         ledger = c.service.ledger
         named = await c.accept(f"[hold a] {LONG}", "talk")
@@ -55,7 +55,7 @@ async def test_the_memory_of_a_running_turn_is_counted_for_its_session(home: Pat
 
 
 async def test_the_memory_of_a_log_is_counted_while_a_slow_reader_follows_it(home: Path, model: ScriptedModel) -> None:
-    """L99, L21: the turn has ended; what its reader has not taken yet is still held, and named."""
+    """L99, L21: the turn has ended; events that its reader has not read yet are still in memory, and are reported."""
     async with core(home, model=model) as c:
         accepted = await c.accept(f"[hold a] {LONG}")
         log = c.service.turn_log(accepted.turn)

@@ -1,4 +1,4 @@
-"""Turns in a real engine: order, caps, stops, limits, and what each leaves behind."""
+"""Turns in a real engine: order, limits, stops, and their traces."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ async def rows_of(house: Core, session: str) -> list[Message]:
 
 
 async def test_one_session_answers_in_the_order_of_its_messages(home: Path, model: ScriptedModel) -> None:
-    """H12, S13, A9: messages that come while a turn runs wait for their own turn, first come first served."""
+    """H12, S13, A9: messages that arrive while a turn runs wait for a turn of their own, first come, first served."""
     async with core(home, model=model) as house:
         first = await house.accept("[hold gate] first")
         with anyio.fail_after(WAIT):
@@ -36,7 +36,7 @@ async def test_one_session_answers_in_the_order_of_its_messages(home: Path, mode
 
 
 async def test_no_more_turns_run_at_once_than_the_limit_says(home: Path, model: ScriptedModel) -> None:
-    """P15, L21: with limits.turns = 2 the third session waits, and gets its place when one is free."""
+    """P15, L21: with limits.turns = 2 the third session waits, and gets a slot when one is free."""
     async with core(home, "[limits]\nturns = 2", model=model) as house:
         turns = [await house.accept(f"[hold gate{n}] hello", name=f"talk {n}") for n in range(4)]
         with anyio.fail_after(WAIT):
@@ -52,7 +52,7 @@ async def test_no_more_turns_run_at_once_than_the_limit_says(home: Path, model: 
 
 
 async def test_a_long_queue_in_one_session_does_not_starve_the_others(home: Path, model: ScriptedModel) -> None:
-    """P15, S36: with one place, who waited for it comes before the same session's next turn."""
+    """P15, S36: with one slot, other waiting sessions come before the same session's next turn."""
     async with core(home, "[limits]\nturns = 1", model=model) as house:
         first = await house.accept("[hold gate] talkative 1")
         with anyio.fail_after(WAIT):
@@ -117,7 +117,7 @@ async def test_stopping_in_mid_tool_leaves_no_call_without_a_result(home: Path, 
 async def test_a_turn_that_fails_says_why_and_frees_its_session(
     home: Path, model: ScriptedModel, script: str, code: str
 ) -> None:
-    """L23, B7, H22: whichever way a turn fails, its session takes the next message and nothing is left running."""
+    """L23, B7, H22: however a turn fails, its session accepts the next message and nothing is left running."""
     async with core(home, "[limits]\nturn_steps = 3\nrepeats = 50", model=model) as house:
         outcome = await house.say(script)
         assert outcome.state == "failed"
@@ -149,7 +149,7 @@ async def test_a_model_that_repeats_itself_is_warned_and_then_stopped(home: Path
 
 
 async def test_the_model_is_informed_of_an_unknown_broken_or_misused_tool(home: Path, model: ScriptedModel) -> None:
-    """B7, L23: the turn goes on and the model reads one sentence."""
+    """B7, L23: the turn continues and the model reads one sentence."""
 
     @tool(effect="read")
     async def breaks(ctx: ToolContext) -> str:
@@ -171,7 +171,7 @@ async def test_tools_that_allow_it_run_in_parallel(home: Path, model: ScriptedMo
 
     @tool(effect="read", parallel=True)
     async def meet(ctx: ToolContext, *, name: str) -> str:
-        """Returns when both have come."""
+        """Returns when both calls have arrived."""
         await here.wait()
         return name
 
@@ -202,7 +202,7 @@ async def test_events_of_a_turn_pair_up(home: Path, model: ScriptedModel) -> Non
 
 
 async def test_steering_joins_the_running_turn_between_its_steps(home: Path, model: ScriptedModel) -> None:
-    """S13, S14, H13: what is steered is acknowledged truly, and is the model's to read in the same turn."""
+    """S13, S14, H13: the acknowledgement of a steered message is true, and the model reads it in the same turn."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[tool clock {}] [hold gate step=0]")
         with anyio.fail_after(WAIT):
@@ -218,7 +218,7 @@ async def test_steering_joins_the_running_turn_between_its_steps(home: Path, mod
 
 
 async def test_a_message_steered_in_too_late_becomes_a_turn_of_its_own(home: Path, model: ScriptedModel) -> None:
-    """S14: every accepted message appears in exactly one turn, also one that came after the last look."""
+    """S14: every accepted message is in exactly one turn, even one that arrived after the last drain."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate] hello")
         with anyio.fail_after(WAIT):
@@ -266,7 +266,7 @@ async def test_interrupting_stops_the_running_turn_first(home: Path, model: Scri
 async def test_an_outcome_is_the_same_live_and_from_the_store(
     home: Path, model: ScriptedModel, script: str, state: str
 ) -> None:
-    """H18, S19: whoever asks later is told what the first caller was told."""
+    """H18, S19: later callers get the same outcome as the first."""
     async with core(home, model=model) as house:
         live = await house.say(script)
         assert live.state == state
@@ -277,7 +277,7 @@ async def test_an_outcome_is_the_same_live_and_from_the_store(
 async def test_a_stopped_turns_outcome_is_the_same_live_and_from_the_store(
     home: Path, model: ScriptedModel, script: str
 ) -> None:
-    """H18, S19: with what was shown, and never with what a step before it had said to a tool."""
+    """H18, S19: with the shown text, and never with text that an earlier step wrote before a tool call."""
     async with core(home, model=model) as house:
         accepted = await house.accept(script)
         log = house.service.turn_log(accepted.turn)

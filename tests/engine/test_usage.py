@@ -1,4 +1,4 @@
-"""What a turn has cost, however it ended: told by the provider, or estimated and marked so."""
+"""The cost of a turn, however it ended: counted by the provider, or estimated and marked as such."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def stopped(house: Core, script: str, **fields: object) -> Outcome:
-    """A turn that is stopped when it has shown something."""
+    """A turn that is stopped after it has shown some text."""
     accepted = await house.accept(script, **fields)
     log = house.service.turn_log(accepted.turn)
     assert log is not None
@@ -33,7 +33,7 @@ async def written_down(house: Core) -> tuple[int, int]:
 
 
 async def test_a_stopped_turn_reports_an_estimate_of_its_cost(home: Path, model: ScriptedModel) -> None:
-    """H10, V15: the request and what was shown of the answer; the same live, from the store, and in the usage rows."""
+    """H10, V15: the request and the shown part of the answer; the same live, from the store, and in the usage rows."""
     async with core(home, model=model) as house:
         outcome = await stopped(house, "[words 50] [hang after=20]")
         assert outcome.state == "stopped" and outcome.usage.estimated
@@ -44,7 +44,7 @@ async def test_a_stopped_turn_reports_an_estimate_of_its_cost(home: Path, model:
 
 
 async def test_usage_counted_before_a_stop_is_part_of_the_cost(home: Path, model: ScriptedModel) -> None:
-    """H10: the steps before count as they were told, the one that was cut off by its estimate."""
+    """H10: earlier steps count as reported by the provider, the step that was cut off by its estimate."""
     async with core(home, model=model) as house:
         whole = await house.say("[tool clock {}] [words 50]", name="whole")
         outcome = await stopped(house, "[tool clock {}] [words 50] [hang after=20 step=1]")
@@ -57,7 +57,7 @@ async def test_usage_counted_before_a_stop_is_part_of_the_cost(home: Path, model
 
 
 async def test_a_turn_that_is_stopped_between_its_calls_has_no_estimate(home: Path, model: ScriptedModel) -> None:
-    """H10: everything that was asked was counted."""
+    """H10: every request was counted."""
     async with core(home, model=model) as house:
         accepted = await house.accept("[hold gate] one")
         with anyio.fail_after(WAIT):
@@ -71,7 +71,7 @@ async def test_a_turn_that_is_stopped_between_its_calls_has_no_estimate(home: Pa
 
 
 async def test_a_cut_off_answer_is_estimated_and_one_that_never_began_is_not(home: Path, model: ScriptedModel) -> None:
-    """H10, H22: what was shown was paid for; an endpoint that refuses bills nothing."""
+    """H10, H22: shown text was paid for; an endpoint that refuses bills nothing."""
     async with core(home, model=model) as house:
         broken = await house.say("[words 50] [cut after=20]", name="broken")
         assert broken.state == "failed" and broken.usage.estimated and broken.usage.output > 0
@@ -84,7 +84,7 @@ async def test_a_cut_off_answer_is_estimated_and_one_that_never_began_is_not(hom
 async def test_a_turn_ended_by_a_crash_reports_its_committed_steps(
     home: Path, model: ScriptedModel, extra: str
 ) -> None:
-    """H10, S17: given up for its budget, or stopped while it waited to go on: what is committed was paid for."""
+    """H10, S17: not resumed any more, or stopped while it waited to continue: committed steps were paid for."""
     async with core(home, model=model, drain=None) as house:
         other = await house.accept("[hold other] first", name="other")
         with anyio.fail_after(WAIT):

@@ -379,7 +379,7 @@ class Conversation:
         history = await self.history.read()
         if not self._unloaded:
             return cast(Sequence[bytes], history)
-        room = LOADED_BYTES
+        bytes_left = LOADED_BYTES
         written: list[bytes] = []
         for held in history:
             if isinstance(held, bytes):
@@ -387,14 +387,14 @@ class Conversation:
                 continue
             loaded: list[Message] = []
             for message in held:
-                shown, room = await self._with_media(message, room)
+                shown, bytes_left = await self._with_media(message, bytes_left)
                 loaded.append(shown)
             encoded = self._encode(tuple(loaded))
             self._loaded += len(encoded)
             written.append(encoded)
         return written
 
-    async def _with_media(self, message: Message, room: int) -> tuple[Message, int]:
+    async def _with_media(self, message: Message, bytes_left: int) -> tuple[Message, int]:
         """The message with its spooled media loaded, and the bytes left for others. Media that cannot be loaded, or
         exceed the limit, are replaced by words."""
         kept: list[Media] = []
@@ -403,25 +403,25 @@ class Conversation:
             if media.spooled and self.model.wire.takes(media.media_type):
                 kind = media.kind.capitalize()
                 try:
-                    data = await self._load(media.spooled) if room >= 0 else b""
+                    data = await self._load(media.spooled) if bytes_left >= 0 else b""
                 except OSError as error:
                     log.warning("cannot read media of a conversation", id=media.spooled, error=error.strerror)
                     lost.append(f"{kind} {place} is no longer available.")
                     continue
-                room -= len(data)
-                if room < 0:
+                bytes_left -= len(data)
+                if bytes_left < 0:
                     lost.append(f"{kind} {place} is omitted: the media of this conversation are too large together.")
                     continue
                 media = msgspec.structs.replace(media, data=data, spooled="")
             kept.append(media)
         if not kept and not lost:
-            return message, room
+            return message, bytes_left
         notes = "\n".join(lost)
         if message.role == "tool":
             text, aside = "\n".join(filter(None, (message.text, notes))), message.aside
         else:
             text, aside = message.text, "\n".join(filter(None, (message.aside, notes)))
-        return msgspec.structs.replace(message, text=text, aside=aside, media=tuple(kept)), room
+        return msgspec.structs.replace(message, text=text, aside=aside, media=tuple(kept)), bytes_left
 
 
 def weigh(message: Message) -> int:

@@ -40,7 +40,7 @@ class RequestFitter(Protocol):
         """Makes the conversation fit its model's window. Raises ModelFailed if that is impossible."""
         ...
 
-    async def mend(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
+    async def apply_remedy(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
         """Changes a conversation that was refused. Returns whether it changed, so that it can be sent once more."""
         ...
 
@@ -54,7 +54,7 @@ class ResidentAccess(Protocol):
         ...
 
     def weigh(self) -> None:
-        """The conversation has grown or shrunk."""
+        """Update its size in memory: the conversation has grown or shrunk."""
         ...
 
     async def reload(self, conversation: Conversation) -> Conversation:
@@ -68,6 +68,8 @@ none. Called with the models that failed and the failure of the last one."""
 
 
 class ModelStep:
+    """Runs the model steps of one turn with its conversation."""
+
     __slots__ = ("_fall_back", "_fitter", "_residency", "conversation", "spend_guard")
 
     def __init__(
@@ -98,9 +100,10 @@ class ModelStep:
             self._residency.weigh()
 
     async def run(self, turn: Turn, call: Call) -> Message:
+        """The answer of the first model that succeeds. Later steps of the turn stay with that model."""
         first: ModelFailed | None = None
         failed: tuple[Model, ...] = ()
-        mended: tuple[Remedy, ...] = ()
+        applied: tuple[Remedy, ...] = ()
         if self._residency is not None and not self._residency.holds(self.conversation):
             self.conversation = await self._residency.reload(self.conversation)
         while True:
@@ -113,8 +116,12 @@ class ModelStep:
                 if failure.param is not None and first is None:
                     raise  # the caller's mistake: another model would refuse it too
                 remedy = remedy_for(failure)
-                if remedy is not None and mended.count(remedy) < TRIES[remedy] and await self._mend(remedy, failure):
-                    mended += (remedy,)
+                if (
+                    remedy is not None
+                    and applied.count(remedy) < TRIES[remedy]
+                    and await self._apply_remedy(remedy, failure)
+                ):
+                    applied += (remedy,)
                     if failure.shown:
                         turn.emit(TextReset(reason=failure.brief))
                     continue
@@ -124,13 +131,13 @@ class ModelStep:
                     raise failure if first is None else combined_failure(first, failure) from failure
                 if failure.shown:
                     turn.emit(TextReset(reason=failure.brief))
-                failed, mended = tried, ()
+                failed, applied = tried, ()
                 # Without its traceback, which would keep this frame and so the turn alive.
                 first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 
-    async def _mend(self, remedy: Remedy, failure: ModelFailed) -> bool:
-        return self._fitter is not None and await self._fitter.mend(self.conversation, remedy, failure)
+    async def _apply_remedy(self, remedy: Remedy, failure: ModelFailed) -> bool:
+        return self._fitter is not None and await self._fitter.apply_remedy(self.conversation, remedy, failure)
 
 
 def remedy_for(failure: ModelFailed) -> Remedy | None:

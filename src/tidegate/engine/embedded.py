@@ -16,11 +16,18 @@ from weakref import WeakSet
 import anyio
 
 from tidegate.agent import Parked, tool_ended
-from tidegate.engine.attempt import Attempt, billing_of, turn_end, turn_end_without_resume
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live import LiveTurn, log_holdings, turn_holdings
-from tidegate.engine.settlement import Settlement, TurnEnd, settle
+from tidegate.engine.settlement import (
+    Attempt,
+    Settlement,
+    TurnEnd,
+    billing_of,
+    settle,
+    turn_end,
+    turn_end_without_resume,
+)
 from tidegate.engine.slots import Slots
 from tidegate.engine.turn_failures import failure_of
 from tidegate.engine.turn_log import TurnLog
@@ -312,18 +319,9 @@ class EmbeddedEngine(Engine):
                 present.close()
 
             try:
-                await self._end_tasks(live)
-                end = await self._turn_end(live, Attempt())
-                if end is not None:
-                    await self._commit(live, end, release)
+                await self._settle(live, Attempt(), release)
             finally:
                 self._release(record, live, None)
-
-    async def _run(self, record: Present, live: LiveTurn) -> None:
-        try:
-            await self._run_attempt(record, live)
-        finally:
-            self._release(record, live, None)
 
     def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
         """The one place where a turn's record is released, once. This happens as soon as the end is stored, so that
@@ -399,14 +397,28 @@ class EmbeddedEngine(Engine):
                 live.log.append(Notice(text=text))
         live.log.append(TurnEnded(outcome=outcome))
 
-    async def _run_attempt(self, record: Present, live: LiveTurn) -> None:
-        """Start the turn, run its handler and settle it; or leave the turn for the next process."""
+    async def _run(self, record: Present, live: LiveTurn) -> None:
+        """The task of a turn: run it and settle it, or leave it for the next process."""
+        try:
+            attempt = await self._attempt(live)
+            if attempt is not None:
+                await self._settle(live, attempt, lambda settlement: self._release(record, live, settlement))
+        finally:
+            self._release(record, live, None)
+
+    async def _attempt(self, live: LiveTurn) -> Attempt | None:
+        """Start the turn and run its handler. None if the turn was parked for the next process."""
         attempt = Attempt()
         live.attach_task()
         live.start_timer(self._turn_seconds)
         try:
             if live.stopped_by is None:
-                await self._handle(live, attempt)
+                started, live.start = live.start, None
+                if started is None:
+                    started = await self._store.write(start, live.turn, self._clock())
+                attempt.taken = started.taken
+                attempt.journal = self._open_journal(live, started)
+                await self._handler(attempt.journal, started.taken)
         except asyncio.CancelledError as error:
             if not live.detach_task():
                 if is_cancelled():
@@ -416,11 +428,11 @@ class EmbeddedEngine(Engine):
                 self._log_failure(live, attempt.failure, error)
         except Parked:
             await self._park(live, attempt.journal)
-            return
+            return None
         except Exception as error:
             if self._is_end_of_process(error) and not live.detach_task():
                 await self._park(live, attempt.journal)
-                return
+                return None
             attempt.failure = failure_of(error)
             self._log_failure(live, attempt.failure, error)
         finally:
@@ -429,10 +441,14 @@ class EmbeddedEngine(Engine):
         if live.expired and attempt.journal is not None and not attempt.journal.has_answered:
             limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
             attempt.failure = failure_of(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
+        return attempt
+
+    async def _settle(self, live: LiveTurn, attempt: Attempt, release: Callable[[Settlement], None]) -> None:
+        """Stop the turn's tasks, decide its end and store it."""
         await self._end_tasks(live)
         end = await self._turn_end(live, attempt)
         if end is not None:
-            await self._commit(live, end, lambda settlement: self._release(record, live, settlement))
+            await self._commit(live, end, release)
 
     def _is_end_of_process(self, error: Exception) -> bool:
         """Whether a turn failed only because nothing can be opened any more: the process is ending."""
@@ -475,14 +491,6 @@ class EmbeddedEngine(Engine):
             elif isinstance(error, StoreFailed):
                 reason = error.message
             log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=reason)
-
-    async def _handle(self, live: LiveTurn, attempt: Attempt) -> None:
-        started, live.start = live.start, None
-        if started is None:
-            started = await self._store.write(start, live.turn, self._clock())
-        attempt.taken = started.taken
-        attempt.journal = self._open_journal(live, started)
-        await self._handler(attempt.journal, started.taken)
 
     def _open_journal(self, live: LiveTurn, started: StartedTurn) -> Journal:
         if started.taken.turn.usage.tokens:

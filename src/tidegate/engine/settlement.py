@@ -1,4 +1,7 @@
-"""The settlement of a turn: its end, written in one transaction.
+"""The settlement of a turn: its end is decided from the attempt to run it, and written in one transaction.
+
+Guarantee: a turn that has given its answer counts as answered, even if it is stopped afterwards. A turn that has
+neither answered nor failed was stopped; the text it had already shown is kept.
 
 When the transaction commits, the turn has its final state and its answer, and every tool call in its rows has a result.
 A call that began and left no result was interrupted, whatever ended the turn; only a call without an intent was not
@@ -12,13 +15,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from tidegate.agent import interrupted, missing, not_run
-from tidegate.engine.journal import Billing, bill, commit_row, record_call
+from tidegate.engine.journal import Billing, Journal, bill, commit_row, record_call
+from tidegate.engine.live import LiveTurn
+from tidegate.engine.turn_failures import stopped_failure
+from tidegate.engine.turn_start import TakenTurn
 from tidegate.errors import Conflict
-from tidegate.store import Db, MessageRow, approvals, intents, messages, receipts, sessions, turns
+from tidegate.store import Db, MessageRow, SessionRow, TurnRow, approvals, intents, messages, receipts, sessions, turns
 from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 LONG_TURN = 60.0
 """Seconds after which the end of a turn counts as session activity. Before that, its start is recent enough."""
+
+
+class Attempt:
+    """What an attempt to run a turn has produced so far."""
+
+    __slots__ = ("failure", "journal", "taken")
+
+    def __init__(self) -> None:
+        self.taken: TakenTurn | None = None
+        self.journal: Journal | None = None
+        self.failure: Failure | None = None
 
 
 class TurnEnd(Frozen, frozen=True):
@@ -50,6 +67,8 @@ class TurnEnd(Frozen, frozen=True):
 
 
 class Settlement(Frozen, frozen=True):
+    """The result of the transaction, for the engine to publish."""
+
     outcome: Outcome
     rows: tuple[MessageRow, ...] = ()
     follow_up: str | None = None
@@ -59,7 +78,69 @@ class Settlement(Frozen, frozen=True):
     none."""
 
 
+def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Usage, int]) -> TurnEnd:
+    """The end of a turn after an attempt. `tally` is the turn's usage and its number of steps."""
+    journal, failure = attempt.journal, attempt.failure
+    answer = journal.final_row if journal is not None else None
+    final_rows = (answer,) if answer is not None else ()
+    concluded = journal.concluded if journal is not None else None
+    withdrawn = False
+    if answer is not None or concluded is not None:
+        failure = None
+    elif failure is None:
+        failure = stopped_failure(live.stopped_by or "before it answered", abandoned=live.abandoned)
+        withdrawn = taken.turn.state == "queued"
+        if draft := live.log.draft():
+            final_rows = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
+    usage, steps = tally
+    return TurnEnd(
+        turn=live.turn,
+        session=live.session,
+        billing=billing_of(taken.turn, taken.session),
+        state="answered" if failure is None else "stopped" if failure.code == "stopped" else "failed",
+        ephemeral=taken.session.kind == "ephemeral",
+        accepted=taken.turn.accepted,
+        final_rows=final_rows,
+        concluded=concluded,
+        error=failure,
+        usage=usage,
+        steps=steps,
+        cut_calls=journal.cut_calls if journal is not None else (),
+        hosts=journal.hosts if journal is not None else {},
+        notices=tuple(live.notices),
+        within=taken.turn.within,
+        delegated=live.delegated,
+        withdrawn=withdrawn,
+    )
+
+
+def turn_end_without_resume(turn: TurnRow, session: SessionRow, failure: Failure, tally: tuple[Usage, int]) -> TurnEnd:
+    """The end of a turn that an earlier process left behind and that is not resumed."""
+    usage, steps = tally
+    return TurnEnd(
+        turn=turn.id,
+        session=session.id,
+        billing=billing_of(turn, session),
+        state="stopped" if failure.code == "stopped" else "failed",
+        ephemeral=session.kind == "ephemeral",
+        accepted=turn.accepted,
+        error=failure,
+        usage=usage,
+        steps=steps,
+        within=turn.within,
+        delegated=True,
+        withdrawn=turn.state == "queued",
+    )
+
+
+def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
+    return Billing(
+        session=turn.payer, principal=session.principal, agent=session.agent, channel=turn.channel, job=turn.job
+    )
+
+
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
+    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already."""
     first = turns.settle(
         db,
         end.turn,

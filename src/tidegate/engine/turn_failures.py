@@ -47,6 +47,7 @@ BROKEN = "The gateway could not read or store this; try again in a moment, or as
 
 
 def failure_of(error: BaseException) -> Failure:
+    """The failure to report for an error that ended a turn or a request."""
     match error:
         case ModelFailed(param=str()):
             return Failure(

@@ -51,8 +51,8 @@ def window_marks(facts: Facts, settings: ContextSettings) -> WindowMarks:
     """The marks for a model. The window also holds the answer, so less may be left for the request than the settings
     allow."""
     window = facts.window
-    room = window - min(facts.output, window // MOST_ANSWER)
-    hard = min(int(settings.hard * window), room)
+    available = window - min(facts.output, window // MOST_ANSWER)
+    hard = min(int(settings.hard * window), available)
     return WindowMarks(
         soft=int(hard * settings.soft / settings.hard),
         hard=hard,

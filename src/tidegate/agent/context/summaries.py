@@ -83,8 +83,8 @@ def request_bytes_of(message: Message) -> int:
     return len(msgspec.json.encode(_as_data(10**9, message))) + 1
 
 
-def summary_groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[SummaryRow]]:
-    """Groups of successive summaries, each to be condensed into one: as many as fit into `room` bytes, and at least
+def summary_groups(rows: Sequence[SummaryRow], max_bytes: int) -> list[Sequence[SummaryRow]]:
+    """Groups of successive summaries, each to be condensed into one: as many as fit into `max_bytes`, and at least
     two."""
     found: list[list[SummaryRow]] = []
     left = 0
@@ -92,7 +92,7 @@ def summary_groups(rows: Sequence[SummaryRow], room: int) -> list[Sequence[Summa
         size = len(msgspec.json.encode(row.text)) + SUMMARY_OVERHEAD
         if not found or size > left:
             found.append([])
-            left = room
+            left = max_bytes
         found[-1].append(row)
         left -= size
     return [group for group in found if len(group) > 1]

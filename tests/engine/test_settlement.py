@@ -1,4 +1,4 @@
-"""How a turn ends by what is known of it, and what it leaves while it runs."""
+"""The end of a turn after an attempt, and the traces of a tool call while it runs."""
 
 import contextlib
 import time
@@ -10,9 +10,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
 from tests.store.rows import new_session, new_turn
-from tidegate.engine.attempt import Attempt, billing_of, turn_end
 from tidegate.engine.journal import Journal
 from tidegate.engine.live import LiveTurn
+from tidegate.engine.settlement import Attempt, billing_of, turn_end
 from tidegate.engine.turn_start import TakenTurn
 from tidegate.store import Db, Store, intents, sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
@@ -31,7 +31,7 @@ def taken(db: Db) -> TakenTurn:
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_complete_answer_is_kept_if_a_stop_comes_at_the_same_moment(tmp_path: Path, answered: bool) -> None:
-    """B7, S14, S16: one that was not complete ends as stopped."""
+    """B7, S14, S16: a turn whose answer was not complete ends as stopped."""
     async with Store.open(tmp_path / "tidegate.db") as store:
         live, attempt = LiveTurn("t_1", "s_1"), Attempt()
         attempt.taken = started = await store.write(taken)
@@ -60,12 +60,12 @@ async def test_a_complete_answer_is_kept_if_a_stop_comes_at_the_same_moment(tmp_
 
 
 async def test_the_intent_of_a_tool_is_gone_when_its_result_is_committed(home: Path, model: ScriptedModel) -> None:
-    """P05: what is still there means that the effect is unknown."""
+    """P05: an intent that is still there means that the effect is unknown."""
     seen: list[dict[str, str]] = []
 
     @tool(effect="execute")
     async def push(ctx: ToolContext) -> str:
-        """Looks at what is written down of it."""
+        """Reads its own intent."""
         seen.append(await house.store.read(intents.open_of, ctx.turn))
         return "pushed"
 
