@@ -219,16 +219,16 @@ def _usage_in_namespace(places: list[str]) -> DiskUsage | None:
 async def enforce_trash_quota(store: Store, folders: Folders, most: int) -> None:
     """Measure new folders in the trash and remove the oldest until the trash fits its quota."""
     for _ in range(BATCHES):
-        new: list[str] = await store.read(workspaces.unmeasured, BATCH)
+        new: list[str] = await store.read(workspaces.unmeasured_trash, BATCH)
         for session in new:
             # It may still be at its old place, on its way to the trash.
             places = (folders.of(session), folders.trash / session)
             bytes = await to_thread.run_sync(disk_usage_bytes, places, most)
-            await store.write(workspaces.measured, session, bytes)
+            await store.write(workspaces.set_trash_size, session, bytes)
         if len(new) < BATCH:
             break
     for _ in range(BATCHES):
-        old: list[str] = await store.read(workspaces.beyond, most, BATCH)
+        old: list[str] = await store.read(workspaces.over_quota, most, BATCH)
         for session in old:
             try:
                 await to_thread.run_sync(folders.remove, session)
