@@ -200,7 +200,7 @@ class TaskProgress:
         self._engine = engine
         self._ctx = ctx
         self._agent = agent
-        self._open_questions: dict[str, None] = {}  # house: allow open questions of one task, removed when answered
+        self._open_questions: dict[str, None] = {}  # lint: allow open questions of one task, removed when answered
         self._fresh = True
 
     def show(self, event: Event) -> None:

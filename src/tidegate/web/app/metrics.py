@@ -35,7 +35,7 @@ class HttpCounters:
     __slots__ = ("buckets", "requests", "seconds")
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()  # house: allow routes are known, any other is OTHER
+        self.requests: Counter[tuple[str, int]] = Counter()  # lint: allow routes are known, any other is OTHER
         self.buckets = [0] * (len(SECONDS) + 1)
         self.seconds = 0.0
 

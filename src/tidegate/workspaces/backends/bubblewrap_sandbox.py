@@ -408,4 +408,4 @@ def _owner(first: int) -> int:
 
 
 def _namespace(pid: int, kind: str) -> int:
-    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)  # house: allow it is in the kernel's memory
+    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)  # lint: allow it is in the kernel's memory
