@@ -8,7 +8,7 @@ from bench.scripted import ScriptedModel
 from bench.scripted.behaviour import Behaviour
 from tests.commands.test_commands import run
 from tests.core import ANNA, BERT, OWNER
-from tests.turns.test_compaction import WORDS, house, talk
+from tests.turns.test_compaction import WORDS, compacting_core, talk
 from tidegate.errors import NotFound
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import summaries
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_context_shows_the_window_by_part(home: Path, model: ScriptedModel) -> None:
     """The parts are those of the next request, and add up to the provider's count."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 3))[-1].session
         await h.say("now [tool clock {}]")
         filling = await h.service.window_usage(session, ANNA)
@@ -39,10 +39,10 @@ async def test_context_shows_the_window_by_part(home: Path, model: ScriptedModel
 
 async def test_context_is_the_same_from_the_store_alone(home: Path, model: ScriptedModel) -> None:
     """Whether or not the session is in memory; without a count it is marked as an estimate."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 3))[-1].session
         before = await h.service.window_usage(session, ANNA)
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         after = await h.service.window_usage(session, ANNA)
         assert [share.part for share in after.parts] == [share.part for share in before.parts]
         assert [share.count for share in after.parts] == [share.count for share in before.parts]
@@ -53,7 +53,7 @@ async def test_context_is_the_same_from_the_store_alone(home: Path, model: Scrip
 async def test_compact_summarises_with_the_next_message(home: Path, model: ScriptedModel) -> None:
     """Also during a cooldown, since a user requested it."""
     model.behave(Behaviour(marker=SUMMARY_TASK))
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 8))[-1].session
         before = await h.service.window_usage(session, ANNA)
         reply = await run(h, "/compact", session)
@@ -68,7 +68,7 @@ async def test_compact_summarises_with_the_next_message(home: Path, model: Scrip
 
 
 async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, model: ScriptedModel) -> None:
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await h.say("hello")).session
         await run(h, "/compact", session)
         outcome = await h.say("short")
@@ -81,7 +81,7 @@ async def test_compact_says_so_when_there_is_nothing_to_summarise(home: Path, mo
 async def test_context_shows_why_summaries_are_suspended(home: Path, model: ScriptedModel) -> None:
     """S35: and /compact tries anyway."""
     model.behave(Behaviour(marker=SUMMARY_TASK, summary="empty", times=1))
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 30))[-1].session
         filling = await h.service.window_usage(session, ANNA)
         assert filling.resting == "the model gave an empty one"
@@ -94,7 +94,7 @@ async def test_context_shows_why_summaries_are_suspended(home: Path, model: Scri
 
 
 async def test_the_window_of_another_principal_is_not_visible(home: Path, model: ScriptedModel) -> None:
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await h.say(WORDS)).session
         with pytest.raises(NotFound):
             await h.service.window_usage(session, BERT)

@@ -28,7 +28,7 @@ async def run(house: Core, line: str, session: str | None) -> CommandReply:
     return await build(house.service).run(line, principal=ANNA, channel="page", session=session, agent="main")
 
 
-async def asked(house: Core) -> str:
+async def answering_model(house: Core) -> str:
     """The model that answers the next message."""
     await house.say("more")
     return str(house.requests()[-1]["model"])
@@ -41,13 +41,13 @@ async def test_a_model_chosen_for_a_time_survives_a_kill_and_ends_at_its_time(ho
         first = await house.say("one")
         reply = (await run(house, "/model other for 2h", first.session)).text
         assert reply.startswith("other, from now on until ") and "(in 2 hours)" in reply and "rebuilt" in reply
-        assert await asked(house) == "scripted-too"
+        assert await answering_model(house) == "scripted-too"
     async with core(home, model=model, clock=clock) as house:
         clock.now += 2 * HOUR - 1
-        assert await asked(house) == "scripted-too"
+        assert await answering_model(house) == "scripted-too"
         assert "(in 1 second)" in (await run(house, "/status", first.session)).text
         clock.now += 1
-        assert await asked(house) == "scripted"
+        assert await answering_model(house) == "scripted"
         status = (await run(house, "/status", first.session)).text
         assert "model         main (the agent's own)" in status and "/model" not in status
 
@@ -92,10 +92,10 @@ async def test_a_changed_configuration_holds_when_the_time_is_over(home: Path, m
     third = f'[models.third]\napi = "openai-chat"\nbase_url = "{model.base_url}"\nmodel = "scripted-third"\n'
     changed = settings(model, third).replace('model = "main"\nprompt', 'model = "third"\nprompt')
     async with core(home, model=model, clock=clock, toml=changed) as house:
-        assert await asked(house) == "scripted-too"
+        assert await answering_model(house) == "scripted-too"
         assert "the agent's own, third" in (await run(house, "/status", first.session)).text
         clock.now += HOUR
-        assert await asked(house) == "scripted-third"
+        assert await answering_model(house) == "scripted-third"
 
 
 async def test_a_choice_that_is_no_longer_configured_is_shown_as_such(home: Path, model: ScriptedModel) -> None:
@@ -119,14 +119,14 @@ async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_t
         first = await house.say("one")
         await run(house, "/model other for 1h", first.session)
         await run(house, "/model default", first.session)
-        assert await asked(house) == "scripted"
+        assert await answering_model(house) == "scripted"
         await run(house, "/model other for 1h", first.session)
         assert await house.service.operations.clear_setting(first.session, OWNER, "model")
-        assert await asked(house) == "scripted"
+        assert await answering_model(house) == "scripted"
         await run(house, "/model other for 1h", first.session)
         await run(house, "/model other", first.session)
         clock.now += 1000 * HOUR
-        assert await asked(house) == "scripted-too"
+        assert await answering_model(house) == "scripted-too"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ TO_OTHER = "The user switched this conversation from model main to model other; 
 TO_MAIN = "The user switched this conversation from model other to model main; earlier answers are other's."
 
 
-def told(house: Core) -> list[str]:
+def switch_notices(house: Core) -> list[str]:
     """The notices about switches in the last request, in order."""
     texts = [str(message["content"]) for message in house.requests()[-1]["messages"]]
     return [sentence for text in texts for sentence in (TO_OTHER, TO_MAIN) if sentence in text]
@@ -29,19 +29,19 @@ async def test_a_switch_is_reported_once_with_the_next_message_across_a_restart(
         await run(house, "/model other", first.session)
     async with core(home, model=model, drain=None) as house:
         await house.say("two")
-        assert told(house) == [TO_OTHER]
+        assert switch_notices(house) == [TO_OTHER]
         assert TO_OTHER in str(house.requests()[-1]["messages"][-1]["content"])
         await house.say("three")
-        assert told(house) == [TO_OTHER]
+        assert switch_notices(house) == [TO_OTHER]
         assert house.components.presence.unload(first.session, reason="test")
     async with core(home, model=model) as house:
         await house.say("four")
-        assert told(house) == [TO_OTHER]
+        assert switch_notices(house) == [TO_OTHER]
         earlier, later = (request.body for request in list(model.recorded)[-2:])
         assert later.startswith(earlier.removesuffix(b"]}")), "the request only grows"
         await run(house, "/model default", first.session)
         await house.say("five")
-        assert told(house) == [TO_OTHER, TO_MAIN]
+        assert switch_notices(house) == [TO_OTHER, TO_MAIN]
         assert model.stats()["refused"] == 0
 
 
@@ -66,7 +66,7 @@ async def test_only_the_net_change_is_reported(
         for line in lines:
             await run(house, line, first.session)
         await house.say("two")
-        assert told(house) == expected
+        assert switch_notices(house) == expected
         view = await house.service.session(first.session, ANNA)
         assert set(view.settings) <= {"model", "reasoning"}
 
@@ -78,7 +78,7 @@ async def test_without_an_earlier_answer_there_is_nothing_to_tell(home: Path, mo
         await run(house, "/model other", first.session)
         await house.say("two")
         assert house.requests()[-1]["model"] == "scripted-too"
-        assert told(house) == []
+        assert switch_notices(house) == []
 
 
 async def test_a_temporary_choice_is_reported_at_its_start_and_end(home: Path, model: ScriptedModel) -> None:
@@ -88,18 +88,18 @@ async def test_a_temporary_choice_is_reported_at_its_start_and_end(home: Path, m
         first = await house.say("one")
         await run(house, "/model other for 1h", first.session)
         await house.say("two")
-        assert told(house) == [TO_OTHER]
+        assert switch_notices(house) == [TO_OTHER]
         clock.now += HOUR
         await house.say("three")
-        assert (told(house), house.requests()[-1]["model"]) == ([TO_OTHER, TO_MAIN], "scripted")
+        assert (switch_notices(house), house.requests()[-1]["model"]) == ([TO_OTHER, TO_MAIN], "scripted")
         await run(house, "/model other for 1h", first.session)
         clock.now += HOUR
         await house.say("four")
-        assert told(house) == [TO_OTHER, TO_MAIN]
+        assert switch_notices(house) == [TO_OTHER, TO_MAIN]
         await run(house, "/model other", first.session)
         await house.service.operations.clear_setting(first.session, OWNER, "model")
         await house.say("five")
-        assert told(house) == [TO_OTHER, TO_MAIN]
+        assert switch_notices(house) == [TO_OTHER, TO_MAIN]
 
 
 async def test_a_fallback_is_no_switch(home: Path, model: ScriptedModel) -> None:
@@ -108,4 +108,4 @@ async def test_a_fallback_is_no_switch(home: Path, model: ScriptedModel) -> None
         await house.say("one")
         outcome = await house.say("[status 503 times=1] two")
         assert outcome.state == "answered" and house.requests()[-1]["model"] == "scripted-too"
-        assert told(house) == []
+        assert switch_notices(house) == []

@@ -242,7 +242,7 @@ async def test_notes_are_edited_as_a_text(home: Path, model: ScriptedModel) -> N
         await add(house, ANNA, "two")
         mine = await memory.subject(ANNA)
         book = await memory.notebook(mine)
-        assert book.text.startswith("# Notes about the person anna, one a line.\n")
+        assert book.text.startswith("# Notes about the person anna, one per line.\n")
         assert book.text.endswith("[2] two\n[1] one\n")
         changed = await memory.rewrite(
             ANNA, mine, book.text.replace("two", "zwei") + "three\n# no note\n", book.version

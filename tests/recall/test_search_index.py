@@ -10,7 +10,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, core
 from tests.gateway.process import gateway
 from tests.logs import capture_logs
-from tests.recall.recalled import BERT, Memories, memories
+from tests.recall.recall_store import BERT, RecallStore, open_recall_store
 from tests.recall.test_recall import after, quotes
 from tidegate.errors import Misconfigured, ToolFailed
 from tidegate.gateway.preflight import preflight
@@ -82,7 +82,7 @@ def put(home: Path, text: str = MINE) -> None:
     (home / "indexes" / "mine.py").write_text(text)
 
 
-def plugged(past: Memories) -> PluginIndex:
+def plugged(past: RecallStore) -> PluginIndex:
     assert past.recall.index is not None
     return past.recall.index
 
@@ -90,7 +90,7 @@ def plugged(past: Memories) -> PluginIndex:
 async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
     """L06: it answers instead of the full-text index, as long as its process lives."""
     put(tmp_path)
-    async with memories(tmp_path, INDEX, entered=True) as past:
+    async with open_recall_store(tmp_path, INDEX, entered=True) as past:
         await past.say("s_1", "one bird", "two birds", "three birds")
         assert await plugged(past).feed() == 3
         assert await plugged(past).feed() == 0
@@ -111,7 +111,7 @@ async def test_it_is_asked_fed_on_the_books_and_closed(tmp_path: Path) -> None:
 async def test_hits_of_an_index_are_checked_against_the_store(tmp_path: Path) -> None:
     """X06: a hit of another person or conversation, of a one-shot call, undone or invented is dropped."""
     put(tmp_path)
-    async with memories(tmp_path, INDEX, entered=True) as past:
+    async with open_recall_store(tmp_path, INDEX, entered=True) as past:
         await past.begin("s_2")
         await past.begin("s_bert", BERT)
         await past.begin("s_once", kind="ephemeral")
@@ -142,7 +142,7 @@ async def test_when_it_does_not_answer_the_full_text_index_does_and_says_so(
     monkeypatch.setattr(search_index, "SECONDS", 0.2)
     put(tmp_path)
     (tmp_path / "mood").write_text(mood)
-    async with memories(tmp_path, INDEX, entered=True) as past:
+    async with open_recall_store(tmp_path, INDEX, entered=True) as past:
         await past.say("s_1", "a heron", "an egret")
         answer = await past.search("heron")
         assert quotes(answer) == ["a heron"]
@@ -158,7 +158,7 @@ async def test_a_hung_index_is_not_called_for_ever(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(search_index, "AT_ONCE", 2)
     put(tmp_path)
     (tmp_path / "mood").write_text("stubborn")
-    async with memories(tmp_path, INDEX, entered=True) as past:
+    async with open_recall_store(tmp_path, INDEX, entered=True) as past:
         await past.say("s_1", "a heron")
         for _ in range(2):
             assert "did not answer in 0.05 s" in await past.search("heron")
@@ -174,7 +174,7 @@ async def test_a_batch_that_an_index_does_not_accept_is_sent_again(tmp_path: Pat
     """At least once, in order; nothing of one-shot calls, and again a message that got the number of a deleted one."""
     put(tmp_path)
     (tmp_path / "mood").write_text("deaf")
-    async with memories(tmp_path, INDEX, entered=True) as past:
+    async with open_recall_store(tmp_path, INDEX, entered=True) as past:
         await past.begin("s_once", kind="ephemeral")
         await past.say("s_1", "one", "two")
         await past.say("s_once", "nothing")
@@ -208,7 +208,7 @@ def test_a_missing_index_is_reported_before_the_start(tmp_path: Path) -> None:
 async def test_something_else_is_not_taken_for_an_index(tmp_path: Path, made: str, words: str) -> None:
     put(tmp_path, f"def make(home): return {made}")
     with pytest.raises(Misconfigured, match=words):
-        async with memories(tmp_path, INDEX, entered=True):
+        async with open_recall_store(tmp_path, INDEX, entered=True):
             pass
 
 

@@ -14,7 +14,7 @@ from tidegate.values import Event, MessageAdded, TurnEnded, TurnStarted
 pytestmark = pytest.mark.anyio
 
 
-async def told_until_end(house: Core, session: str, after: int, turn: str) -> list[tuple[int | None, Event]]:
+async def events_until_end(house: Core, session: str, after: int, turn: str) -> list[tuple[int | None, Event]]:
     """The events until this turn has ended."""
     told: list[tuple[int | None, Event]] = []
     with anyio.fail_after(WAIT):
@@ -36,7 +36,7 @@ async def test_start_and_end_events_of_a_turn_surround_its_rows(home: Path, mode
                 told: list[tuple[int | None, Event]] = []
 
                 async def listen(after: int, turn: str, told: list[tuple[int | None, Event]] = told) -> None:
-                    told.extend(await told_until_end(house, session, after, turn))
+                    told.extend(await events_until_end(house, session, after, turn))
 
                 group.start_soon(listen, 2 + 2 * number, running.turn)
                 with anyio.fail_after(WAIT):
@@ -59,7 +59,7 @@ async def test_no_row_is_skipped_when_a_long_conversation_is_running(home: Path,
             told: list[tuple[int | None, Event]] = []
 
             async def listen() -> None:
-                told.extend(await told_until_end(house, session, 0, running.turn))
+                told.extend(await events_until_end(house, session, 0, running.turn))
 
             group.start_soon(listen)
             await anyio.wait_all_tasks_blocked()

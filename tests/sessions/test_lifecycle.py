@@ -54,7 +54,7 @@ async def entries(house: Core) -> list[tuple[str, int]]:
     return found
 
 
-async def until_nothing_is_owed(house: Core) -> None:
+async def until_no_hook_is_pending(house: Core) -> None:
     """Wait for the end hooks that a start runs in the background."""
     with anyio.fail_after(WAIT):
         while await house.store.read(sessions.pending_hooks):
@@ -94,7 +94,7 @@ async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start
         assert await entries(house) == []
     diary.block = None
     async with core(home, model=model, hooks={"diary": diary}) as house:
-        await until_nothing_is_owed(house)
+        await until_no_hook_is_pending(house)
         assert await entries(house) == [(outcome.session, 2)]
 
 
@@ -249,7 +249,7 @@ async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: Script
         assert len((await house.service.transcript(outcome.session, ANNA)).rows) == 2
     diary.broken = False
     async with core(home, model=model, hooks={"diary": diary}) as house:
-        await until_nothing_is_owed(house)
+        await until_no_hook_is_pending(house)
         assert (outcome.session, 2) in await entries(house)
         with pytest.raises(NotFound):
             await house.service.session(outcome.session, ANNA)
@@ -287,7 +287,7 @@ async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(hom
         deleting.cancel()
         await asyncio.wait([deleting])
     async with core(home, model=model) as house:
-        await until_nothing_is_owed(house)
+        await until_no_hook_is_pending(house)
         with pytest.raises(NotFound):
             await house.service.session(outcome.session, ANNA)
 

@@ -49,7 +49,7 @@ async def let_go(house: Core, name: str = "job") -> None:
     (house.config.home / "workspaces" / row.session / f"{name}.go").touch()
 
 
-async def told(house: Core, count: int = 1) -> list[str]:
+async def report_turns(house: Core, count: int = 1) -> list[str]:
     """The turns besides the first, once there are this many and all have ended."""
 
     def begun(db: Any) -> list[str]:
@@ -95,7 +95,7 @@ async def test_an_unreported_end_of_a_process_is_reported_once_by_the_next_gatew
         assert deeds.done == []
     for _ in range(2):
         async with working(home, model, deeds, drain=drain) as house:
-            assert len(await told(house)) == 1
+            assert len(await report_turns(house)) == 1
             assert (await the_process(house)).told
             assert deeds.done == ["x"]
     assert "has ended with exit code 0" in model.recorded[-1].body.decode()
@@ -107,11 +107,11 @@ async def test_the_end_of_a_process_is_reported_once(home: Path, model: Scripted
     async with working(home, model, deeds) as house:
         await house.say(job(PUSH))
         await let_go(house)
-        await told(house)
+        await report_turns(house)
         row = await the_process(house)
         await house.components.intake.process_finished(row, PUSH)
         await house.service.recover()
-        assert len(await told(house)) == 1
+        assert len(await report_turns(house)) == 1
         assert deeds.done == ["x"]
 
 
@@ -133,11 +133,11 @@ async def test_an_interrupted_report_is_sent_once_by_the_timer(home: Path, model
             await stuck.wait()
         house.components.workspaces.processes.finished = tell
         await run(house, "recover")
-        assert len(await told(house)) == 1
+        assert len(await report_turns(house)) == 1
         goes_on.set()
         await until(lambda: not (site := house.components.workspaces.present(session)) or not site.running)
         await run(house, "recover")
-        assert len(await told(house)) == 1
+        assert len(await report_turns(house)) == 1
         assert deeds.done == ["x"]
 
 
@@ -155,7 +155,7 @@ async def test_an_end_during_shutdown_is_reported_after_the_next_start(home: Pat
         row = await the_process(house)
         assert (row.state, row.told) == ("exited", False)
     async with working(home, model, deeds) as house:
-        assert len(await told(house)) == 1
+        assert len(await report_turns(house)) == 1
 
 
 async def test_an_end_that_can_start_no_turn_is_reported_once_with_the_next_message(
@@ -177,7 +177,7 @@ async def test_an_end_that_can_start_no_turn_is_reported_once_with_the_next_mess
     async with working(home, model, deeds) as house:
         await house.say("[say next]")
         assert "has ended with exit code 0" in model.recorded[-1].body.decode()
-        assert len(await told(house)) == 1
+        assert len(await report_turns(house)) == 1
 
 
 # -- with the rights of its channel ----------------------------------------------------------------------------------
@@ -193,14 +193,14 @@ async def test_a_rule_about_a_channel_holds_in_the_turn_that_a_process_of_it_beg
         await house.say("[say hello]", channel=first)
         await house.say(job(job(PUSH, "second"), "first"), channel="page")
         await let_go(house, "first")
-        await told(house, 2)
+        await report_turns(house, 2)
         await let_go(house, "second")
-        await told(house, 3)
+        await report_turns(house, 3)
         assert results(house)[-1].startswith("Not run: denied")
         assert deeds.done == []
         await house.say(job(PUSH, "third"), channel="http")
         await let_go(house, "third")
-        await told(house, 5)
+        await report_turns(house, 5)
         assert deeds.done == ["x"]
 
 
@@ -216,7 +216,7 @@ async def test_a_process_that_is_started_again_keeps_its_channel(home: Path, mod
         seen = home / "workspaces" / (await the_process(house)).session / "seen"
         await until(seen.exists)
     async with working(home, model, deeds, "deny push channel:page") as house:
-        await told(house, 2)
+        await report_turns(house, 2)
         assert results(house)[-1].startswith("Not run: denied")
         assert deeds.done == []
 
@@ -236,11 +236,11 @@ async def test_the_person_who_started_a_process_can_be_asked_in_the_turn_of_its_
         assert running is not None
         [question] = await asked(house, running.turn)
         await house.service.questions.answer(question.id, ANNA, "approved")
-        await told(house, 2)
+        await report_turns(house, 2)
         assert deeds.done == ["x"]
         await house.say(job(PUSH, "another"), channel="http")
         await let_go(house, "another")
-        await told(house, 4)
+        await report_turns(house, 4)
         assert "nobody can be asked on the channel http" in results(house)[-1]
         assert deeds.done == ["x"]
 

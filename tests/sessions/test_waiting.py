@@ -22,7 +22,7 @@ TURNS = 12
 LONG = "the tide comes in and the tide goes out. " * 500
 
 
-def held(house: Core) -> tuple[int, int]:
+def resident_sizes(house: Core) -> tuple[int, int]:
     """The residents in memory and their bytes, counted from their contents."""
     found = [
         resident
@@ -33,7 +33,7 @@ def held(house: Core) -> tuple[int, int]:
     return len(found), sum(sum(len(part) for part in each.history.parts if isinstance(part, bytes)) for each in found)
 
 
-def booked(house: Core) -> tuple[int, int]:
+def reported_sizes(house: Core) -> tuple[int, int]:
     """The same according to metrics, status and ledger."""
     stats = house.components.presence.stats()
     total = house.components.presence.ledger.totals().get("resident")
@@ -42,8 +42,8 @@ def booked(house: Core) -> tuple[int, int]:
 
 
 def check_books(house: Core) -> None:
-    count, size = held(house)
-    residents, told = booked(house)
+    count, size = resident_sizes(house)
+    residents, told = reported_sizes(house)
     assert residents == count
     assert size <= told <= 1.1 * size + 2048 * count
 
@@ -71,13 +71,13 @@ async def test_turns_that_wait_keep_no_more_residents_than_the_cap(home: Path, m
     async with asking(home, model, deeds, "[limits]\nresidents = 2") as house:
         waiting = await wait_for_person(house)
         await settled(house)
-        assert held(house)[0] == 2
+        assert resident_sizes(house)[0] == 2
         check_books(house)
         for number, (turn, question) in enumerate(waiting):
             await house.service.questions.answer(question, ANNA, "approved")
             assert (await house.answered(turn)).text == f"done {number}"
             await settled(house)
-            assert held(house)[0] <= 2
+            assert resident_sizes(house)[0] <= 2
         assert sorted(deeds.done) == sorted(str(number) for number in range(TURNS))
         assert model.stats()["reuse"] == 1.0 and model.stats()["refused"] == 0
         check_books(house)
@@ -88,7 +88,7 @@ async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, mo
     async with asking(home, model, Deeds(), '[limits]\nresident_bytes = "64 KiB"') as house:
         await wait_for_person(house, 6)
         await settled(house)
-        assert 0 < booked(house)[1] <= 64 * 1024
+        assert 0 < reported_sizes(house)[1] <= 64 * 1024
         check_books(house)
 
 
@@ -100,7 +100,7 @@ async def test_pressure_and_idleness_unload_waiting_residents(home: Path, model:
         assert house.components.presence.relieve(1)[0] == 1
         assert house.components.presence.sweep(now=1e12) == 1
         await settled(house)
-        assert held(house) == (0, 0)
+        assert resident_sizes(house) == (0, 0)
         for turn, question in waiting:
             await house.service.questions.answer(question, ANNA, "approved")
             await house.answered(turn)
@@ -191,7 +191,7 @@ async def test_a_turn_that_waits_for_an_asking_task_is_unloaded_too(home: Path, 
         [question] = await house.service.questions.open_for(ANNA)
         assert house.components.presence.relieve(1)[0] == 1
         await settled(house)
-        assert held(house) == (0, 0)
+        assert resident_sizes(house) == (0, 0)
         assert house.components.presence.ledger.totals()["one-shot"].count == 0
         await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(accepted.turn)).text == "told"
@@ -207,7 +207,7 @@ async def test_the_ledger_shows_the_resident_at_every_step_of_a_running_turn(hom
     async def look(ctx: ToolContext, *, time: int) -> str:
         """Reads the ledger."""
         check_books(house)
-        sizes.append(booked(house)[1])
+        sizes.append(reported_sizes(house)[1])
         return LONG[:10_000]
 
     extra, toolsets = '[limits]\nresident_bytes = "64 KiB"', {"look": Toolset((look,))}

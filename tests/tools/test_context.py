@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.recall.recalled import Memories, memories, summarise
+from tests.recall.recall_store import RecallStore, open_recall_store, summarise
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.tools import Tool, builtin_toolsets
@@ -19,12 +19,12 @@ TOOLS = (context_search, context_describe, context_expand)
 
 
 @pytest.fixture
-async def past(tmp_path: Path) -> AsyncIterator[Memories]:
-    async with memories(tmp_path) as made:
+async def past(tmp_path: Path) -> AsyncIterator[RecallStore]:
+    async with open_recall_store(tmp_path) as made:
         yield made
 
 
-async def call(past: Memories, tool: Tool, **arguments: Any) -> str:
+async def call(past: RecallStore, tool: Tool, **arguments: Any) -> str:
     given = await tool.run(past.context(), msgspec.json.encode(arguments).decode())
     assert isinstance(given, str)
     return given
@@ -49,7 +49,7 @@ def test_no_argument_says_for_whom() -> None:
         assert not names & {"principal", "agent", "user", "turn"}
 
 
-async def test_from_a_word_to_the_whole_message(past: Memories) -> None:
+async def test_from_a_word_to_the_whole_message(past: RecallStore) -> None:
     """S19: search names a place, expand gives it, describe says where it is covered."""
     await past.say("s_1", *(f"entry {number}: {'calm ' * 200}" for number in range(1, 10)), "the heron came", "ok")
     number = await past.store.write(summarise, "s_1", 1, 11)
@@ -72,7 +72,7 @@ async def test_from_a_word_to_the_whole_message(past: Memories) -> None:
     ],
 )
 async def test_what_is_wrong_is_said_in_one_sentence(
-    past: Memories, tool: Tool, arguments: dict[str, Any], words: str
+    past: RecallStore, tool: Tool, arguments: dict[str, Any], words: str
 ) -> None:
     await past.say("s_1", "x")
     with pytest.raises(ToolFailed, match=words):

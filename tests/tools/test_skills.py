@@ -45,7 +45,7 @@ async def test_without_a_name_all_are_listed(home: Path) -> None:
     for name in ("two", "one"):
         skill(home / "skills", name)
     assert await call(config) == "- one: What one is for.\n- two: What two is for."
-    assert "say the name" in await refusal(config, "", "x.md")
+    assert "give the name" in await refusal(config, "", "x.md")
 
 
 async def test_a_skill_is_its_instructions_after_what_the_gateway_says_of_it(home: Path) -> None:

@@ -12,7 +12,7 @@ from tests.core import ANNA, Core
 from tests.effects import until
 from tests.logs import capture_logs
 from tests.random_model import Moody
-from tests.turns.test_fallback import notices, told
+from tests.turns.test_fallback import follow_turn, notices
 from tests.turns.test_reasoning import thinking
 from tidegate.store import messages
 
@@ -171,7 +171,7 @@ async def test_the_user_is_notified_that_reasoning_was_dropped(
         await ready(house)
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
         for expected in (1, 0):
-            _, events = await told(house, "and now?")
+            _, events = await follow_turn(house, "and now?")
             assert [text.startswith("The model first refuses its earlier reasoning") for text in notices(events)] == [
                 True
             ] * expected

@@ -35,7 +35,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
         yield model
 
 
-def house(
+def compacting_core(
     home: Path, model: ScriptedModel, extra: str = "", *, more: str = "", tools: str = '"clock"', **options: Any
 ) -> AbstractAsyncContextManager[Core]:
     toml = f"""
@@ -86,13 +86,13 @@ def written(model: ScriptedModel) -> int:
     return sum(is_summary(body) for body in map(decoded, model.recorded))
 
 
-def unfit(model: ScriptedModel) -> int:
+def refused_requests(model: ScriptedModel) -> int:
     """Requests that were refused, for whatever reason."""
     stats = model.stats()
     return int(stats["refused"]) + int(stats["too_much"])
 
 
-def told(body: dict[str, Any]) -> str:
+def gateway_message(body: dict[str, Any]) -> str:
     """The first message after the prompt, if it is the gateway's own."""
     content = body["messages"][1]["content"]
     return content[0]["text"] if isinstance(content, list) else ""
@@ -137,7 +137,7 @@ async def test_a_conversation_longer_than_the_window_goes_on_and_keeps_every_wor
     home: Path, model: ScriptedModel
 ) -> None:
     """S35: no request is refused, the transcript is complete, the session is the same, and its user is notified."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcomes = await talk(h, 60)
         assert len({outcome.session for outcome in outcomes}) == 1
         rows = await h.store.read(messages.history, outcomes[0].session)
@@ -148,13 +148,13 @@ async def test_a_conversation_longer_than_the_window_goes_on_and_keeps_every_wor
         assert any("sees a summary instead of messages 1 to" in note for o in outcomes for note in o.notices)
         assert h.components.runner.compaction.counts["summary"] >= 3
         assert not h.components.runner.compaction.counts["useless"]
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
     assert 3 <= written(model) <= 30
 
 
 async def test_between_two_compactions_a_request_only_grows_at_its_end(home: Path, model: ScriptedModel) -> None:
     """S03: the prefix changes only where a compaction is announced."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcomes = await talk(h, 40)
     bodies = chat_body(model)
     changed = [
@@ -168,17 +168,17 @@ async def test_between_two_compactions_a_request_only_grows_at_its_end(home: Pat
 
 async def test_the_same_is_shown_after_unload_and_after_a_restart(home: Path, model: ScriptedModel) -> None:
     """S03: the next request begins like the one before, including summaries."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 30))[-1].session
         await settled(h, session)
-        while "Summary" not in told(chat_body(model)[-1]):
+        while "Summary" not in gateway_message(chat_body(model)[-1]):
             await talk(h, 1)
         h.components.presence.unload(session, reason="test")
         before = chat_body(model)[-1]["messages"]
         await h.say("short")
         assert chat_body(model)[-1]["messages"][: len(before)] == before
     before = chat_body(model)[-1]["messages"]
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         await h.say("short again")
         assert chat_body(model)[-1]["messages"][: len(before)] == before
         assert await h.store.read(summaries.shown, session)
@@ -188,7 +188,7 @@ async def test_a_summary_prepared_beside_the_turn_is_used_and_not_written_twice(
     home: Path, model: ScriptedModel
 ) -> None:
     """The soft mark: nobody waits for the summary, and it is ready at the hard mark."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session, number = await until_prepared(h)
         await settled(h, session)
         assert await h.store.read(summaries.prepared, session)
@@ -200,10 +200,10 @@ async def test_a_summary_prepared_beside_the_turn_is_used_and_not_written_twice(
 
 
 async def test_a_prepared_summary_survives_a_restart(home: Path, model: ScriptedModel) -> None:
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session, number = await until_prepared(h)
         await settled(h, session)
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         while not await h.store.read(summaries.shown, session):
             await talk(h, 1, start=number)
             number += 1
@@ -212,7 +212,7 @@ async def test_a_prepared_summary_survives_a_restart(home: Path, model: Scripted
 
 async def test_summaries_become_a_tree(home: Path, model: ScriptedModel) -> None:
     """A summary covers messages or summaries and records which; the view has no gap."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 150))[-1].session
         shown = await h.store.read(summaries.shown, session)
         assert shown[0].level >= 1 and shown[0].how == "model", "old summaries have become one, by a model"
@@ -234,7 +234,7 @@ async def test_summaries_become_a_tree(home: Path, model: ScriptedModel) -> None
         for row in sorted(leaves, key=lambda row: row.first):
             assert row.first == ends + 1
             ends = row.last
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 @tool(effect="read")
@@ -244,7 +244,7 @@ async def read_page(ctx: ToolContext) -> str:
 
 
 def reading(home: Path, model: ScriptedModel, **options: Any) -> AbstractAsyncContextManager[Core]:
-    return house(home, model, tools='"pages"', toolsets={"pages": Toolset((read_page,))}, **options)
+    return compacting_core(home, model, tools='"pages"', toolsets={"pages": Toolset((read_page,))}, **options)
 
 
 async def test_a_long_turn_of_many_tool_calls_is_summarised_inside_the_turn(home: Path, model: ScriptedModel) -> None:
@@ -255,7 +255,7 @@ async def test_a_long_turn_of_many_tool_calls_is_summarised_inside_the_turn(home
         assert any("instead of messages" in note for note in outcome.notices)
         assert is_balanced(await h.store.read(messages.history, outcome.session))
         assert (await h.store.read(summaries.shown, outcome.session))[-1].last > 10
-    assert unfit(model) == 0, "every request was balanced and within the window"
+    assert refused_requests(model) == 0, "every request was balanced and within the window"
 
 
 async def test_a_turn_of_which_a_part_is_left_out_goes_on_after_a_crash(home: Path, model: ScriptedModel) -> None:
@@ -275,12 +275,12 @@ async def test_a_turn_of_which_a_part_is_left_out_goes_on_after_a_crash(home: Pa
         outcome = await h.answered(accepted.turn)
         assert outcome.state == "answered", outcome.error
     assert chat_body(model)[count]["messages"] == before
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, model: ScriptedModel) -> None:
     """An undone message is nowhere in the next request, not in a summary either."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         number = 0
         session = (await talk(h, 1))[0].session
         await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
@@ -303,7 +303,7 @@ async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, mode
 
 async def test_a_resumed_conversation_keeps_its_summaries(home: Path, model: ScriptedModel) -> None:
     """/resume of an ended one: no summary is written again."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 40))[-1].session
         await settled(h, session)
         before = chat_body(model)[-1]["messages"]
@@ -315,60 +315,60 @@ async def test_a_resumed_conversation_keeps_its_summaries(home: Path, model: Scr
         assert outcome.state == "answered", outcome.error
         assert written(model) == count
         assert chat_body(model)[-1]["messages"][: len(before)] == before
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 async def test_a_model_with_a_smaller_window_is_shown_less(home: Path, model: ScriptedModel) -> None:
     """Its own window counts, also when it is chosen in mid-conversation."""
     model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": WINDOW, "scripted-small": 2048}))
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 12))[-1].session
         await h.service.operations.set_setting(session, ANNA, "model", "small", source="test")
         outcome = await h.say("and you?")
         assert outcome.state == "answered", outcome.error
         assert any("instead of messages" in note for note in outcome.notices)
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 async def test_the_model_for_summaries_is_given_no_more_than_its_own_window(home: Path, model: ScriptedModel) -> None:
     model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": WINDOW, "scripted-small": 2048}))
-    async with house(home, model, more='[context]\nmodel = "small"') as h:
+    async with compacting_core(home, model, more='[context]\nmodel = "small"') as h:
         session = (await talk(h, 40))[-1].session
         assert {body["model"] for body in map(decoded, model.recorded) if is_summary(body)} == {"scripted-small"}
         await settled(h, session)
         assert (await h.store.read(usage.of_session, session)).calls == 40 + written(model)
         assert await h.store.read(summaries.shown, session)
-    assert unfit(model) == 0 and written(model)
+    assert refused_requests(model) == 0 and written(model)
 
 
 async def test_a_context_that_the_provider_finds_too_long_is_made_smaller_and_asked_once_more(
     home: Path, model: ScriptedModel
 ) -> None:
     """One compaction and one retry, although our estimate fitted."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         await talk(h, 16)
-        refused = unfit(model)
+        refused = refused_requests(model)
         model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": 1500}))
         outcome = await h.say("and now?")
         assert outcome.state == "answered", outcome.error
-        assert unfit(model) == refused + 1
+        assert refused_requests(model) == refused + 1
         assert any("instead of messages" in note for note in outcome.notices)
 
 
 async def test_a_window_that_is_far_too_small_ends_the_turn_after_one_retry(home: Path, model: ScriptedModel) -> None:
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         await talk(h, 6)
-        refused = unfit(model)
+        refused = refused_requests(model)
         model.behave(Behaviour(marker=SUMMARY_TASK, windows={"scripted": 40}))
         outcome = await h.say("and now?")
         assert outcome.state == "failed" and outcome.error is not None
         assert "too long for the model" in outcome.error.message
-        assert unfit(model) <= refused + 4
+        assert refused_requests(model) <= refused + 4
 
 
 async def test_a_prompt_that_fills_the_window_is_reported_as_such(home: Path, model: ScriptedModel) -> None:
     """Too small a window: one sentence that says what to do, and no request that must fail."""
-    async with house(home, model, 'skills = []\ndescription = "d"\n', more="") as h:
+    async with compacting_core(home, model, 'skills = []\ndescription = "d"\n', more="") as h:
         del h
     text = "Be good. " * 2500
     toml = f"""
@@ -392,7 +392,7 @@ async def test_a_single_message_larger_than_the_window_is_shown_by_its_beginning
 ) -> None:
     """Nothing is refused or cut silently: the model and the user are told, and the store has all of it."""
     text = "BEGIN " + "filling " * 20_000 + " END"
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcome = await h.say(text)
         assert outcome.state == "answered", outcome.error
         assert any("excerpts of long messages" in note for note in outcome.notices)
@@ -403,12 +403,12 @@ async def test_a_single_message_larger_than_the_window_is_shown_by_its_beginning
         h.components.presence.unload(outcome.session, reason="test")
         await h.say("short")
         assert chat_body(model)[-1]["messages"][: len(before)] == before
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 async def test_a_person_can_ask_for_a_compaction(home: Path, model: ScriptedModel) -> None:
     """/compact: with the next turn, once."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 8))[-1].session
         await h.service.operations.set_setting(session, ANNA, COMPACTION_REQUESTED, True, source="test")
         outcome = await h.say("short")
@@ -420,7 +420,7 @@ async def test_a_person_can_ask_for_a_compaction(home: Path, model: ScriptedMode
 
 
 async def test_the_cost_of_summaries_is_charged_to_the_conversation(home: Path, model: ScriptedModel) -> None:
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcomes = await talk(h, 30)
         await settled(h, outcomes[0].session)
         total = await h.store.read(usage.of_session, outcomes[0].session)
@@ -430,7 +430,7 @@ async def test_the_cost_of_summaries_is_charged_to_the_conversation(home: Path, 
 async def test_a_compaction_of_one_conversation_does_not_hold_up_another(home: Path, model: ScriptedModel) -> None:
     """S36: it belongs to its own session."""
     model.behave(Behaviour(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         accepted = None
         with anyio.fail_after(WAIT):
             for number in range(60):
@@ -449,7 +449,7 @@ async def test_a_compaction_of_one_conversation_does_not_hold_up_another(home: P
 async def test_an_end_in_mid_summary_leaves_nothing_behind(home: Path, model: ScriptedModel) -> None:
     """A summary beside a turn ends with its session."""
     model.behave(Behaviour(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session, _ = await until_prepared(h)
         with anyio.fail_after(WAIT):
             await model.held("pen")
@@ -462,7 +462,7 @@ async def test_an_end_in_mid_summary_leaves_nothing_behind(home: Path, model: Sc
 
 async def test_a_one_shot_call_that_is_too_long_is_refused(home: Path, model: ScriptedModel) -> None:
     """H22: a caller that keeps its own conversation shortens it; nothing is left out silently."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcome = await h.say("BEGIN " + "filling " * 20_000, None)
         assert outcome.state == "failed" and outcome.error is not None
         assert (outcome.error.status, outcome.error.code) == (400, "context_length_exceeded")
@@ -472,10 +472,10 @@ async def test_a_one_shot_call_that_is_too_long_is_refused(home: Path, model: Sc
 
 async def test_a_one_shot_call_that_grows_by_its_tools_is_fitted(home: Path, model: ScriptedModel) -> None:
     """H22: additions of the agent itself are made to fit."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcome = await h.say("[tool clock {}] " * 3 + "filling " * 1_700, None)
         assert outcome.state == "answered", outcome.error
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 def test_the_instructions_begin_with_the_task_that_models_know() -> None:
@@ -502,7 +502,7 @@ prompt = "{prompt}"
 """
     async with core(home, model=model, toml=toml) as h:
         await talk(h, 30)
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 async def test_a_refusal_is_mended_whatever_the_prompt_takes(home: Path, model: ScriptedModel) -> None:
@@ -524,7 +524,7 @@ prompt = "{prompt}"
         model.behave(Behaviour(marker=SUMMARY_TASK, windows={"*": 3300}))
         outcome = await h.say("and now?")
         assert outcome.state == "answered", outcome.error
-        assert unfit(model) >= 1
+        assert refused_requests(model) >= 1
 
 
 async def test_of_two_pictures_the_one_that_is_too_large_is_found(home: Path, model: ScriptedModel) -> None:
@@ -538,14 +538,14 @@ async def test_of_two_pictures_the_one_that_is_too_large_is_found(home: Path, mo
         second = Message(role="user", text="two", media=(Media(media_type="image/png", data=large),))
         outcome = await h.say("", messages=(second,))
         assert outcome.state == "answered", outcome.error
-        assert unfit(model) == 2
+        assert refused_requests(model) == 2
         assert (await h.say("three")).state == "answered"
-        assert unfit(model) == 2, "what was left out stays so"
+        assert refused_requests(model) == 2, "what was left out stays so"
 
 
 async def test_one_shot_calls_have_nothing_prepared(home: Path, model: ScriptedModel) -> None:
     """They have no next turn."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcome = await h.say("w" * int(0.75 * WINDOW * 4), None)
         assert outcome.state == "answered", outcome.error
         assert not any("summary" in task.get_name() for task in asyncio.all_tasks())
@@ -555,15 +555,15 @@ async def test_one_shot_calls_have_nothing_prepared(home: Path, model: ScriptedM
 async def test_a_summary_that_saves_too_little_is_not_applied(home: Path, model: ScriptedModel) -> None:
     """S35: less than the configured share."""
     more = "[context]\nleast = 0.75\nkeep = 0.2\n"
-    async with house(home, model, more=more) as h:
+    async with compacting_core(home, model, more=more) as h:
         session = (await talk(h, 40))[-1].session
         for row in await h.store.read(summaries.shown, session):
             assert row.how == "cut", "no summary saves three quarters of a request of which a fifth is kept"
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, model: ScriptedModel) -> None:
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         token_estimate = h.components.runner._models.get("main").token_estimate
         before = token_estimate.tokens(100_000)
         await talk(h, 6)
@@ -575,7 +575,7 @@ async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, mode
 async def test_a_summary_of_undone_messages_is_not_stored(home: Path, model: ScriptedModel) -> None:
     """The summary comes too late."""
     model.behave(Behaviour(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session, turns = await until_prepared(h)
         with anyio.fail_after(WAIT):
             await model.held("pen")
@@ -593,7 +593,7 @@ async def test_a_summary_of_undone_messages_is_not_stored(home: Path, model: Scr
 
 
 async def test_a_deleted_conversation_leaves_no_summary(home: Path, model: ScriptedModel) -> None:
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = (await talk(h, 30))[-1].session
         await h.service.delete(session, ANNA)
 

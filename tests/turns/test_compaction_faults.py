@@ -11,7 +11,7 @@ from bench.scripted import ScriptedModel
 from bench.scripted.behaviour import Behaviour
 from tests.core import ANNA, WAIT, Core
 from tests.engine.test_faults import Fault
-from tests.turns.test_compaction import WINDOW, WORDS, asked, house, talk, unfit
+from tests.turns.test_compaction import WINDOW, WORDS, compacting_core, conversation_requests, refused_requests, talk
 from tidegate.agent import is_balanced
 from tidegate.errors import TidegateError
 from tidegate.models import SUMMARY_TASK
@@ -40,7 +40,7 @@ async def prepared(h: Core) -> str:
     return session
 
 
-async def whole(h: Core, session: str) -> None:
+async def check_invariants(h: Core, session: str) -> None:
     """The invariants after any fault."""
     history = await h.store.read(messages.history, session)
     assert is_balanced(history)
@@ -58,7 +58,7 @@ async def test_a_write_that_fails_anywhere_in_a_compaction_loses_nothing(
 ) -> None:
     """L23, B7, S35: the next message is answered, from an intact view."""
     fault = Fault(number)
-    async with house(home, model, fault=fault) as h:
+    async with compacting_core(home, model, fault=fault) as h:
         session = await prepared(h)
         fault.armed = True
         with anyio.fail_after(WAIT):
@@ -72,18 +72,18 @@ async def test_a_write_that_fails_anywhere_in_a_compaction_loses_nothing(
             if accepted is not None:
                 await h.components.engine.idle(session)
         assert (await h.say("third")).state == "answered"
-        await whole(h, session)
-        before = asked(model)[-1]["messages"]
+        await check_invariants(h, session)
+        before = conversation_requests(model)[-1]["messages"]
         h.components.presence.unload(session, reason="test")
         assert (await h.say("fourth")).state == "answered"
-        assert asked(model)[-1]["messages"][: len(before)] == before, "what is stored is what was shown"
-    assert unfit(model) == 0
+        assert conversation_requests(model)[-1]["messages"][: len(before)] == before, "what is stored is what was shown"
+    assert refused_requests(model) == 0
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 60, 90, 140, 200])
 async def test_a_stop_at_any_moment_of_a_compaction_loses_nothing(home: Path, model: ScriptedModel, after: int) -> None:
     """L23, B7: the turn is stopped after n rounds of the loop, wherever that is."""
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         session = await prepared(h)
         accepted = await h.accept("second")
         for _ in range(after):
@@ -91,9 +91,9 @@ async def test_a_stop_at_any_moment_of_a_compaction_loses_nothing(home: Path, mo
         await h.service.stop(session, ANNA)
         assert (await h.answered(accepted.turn)).state in ("stopped", "answered")
         assert (await h.say("third")).state == "answered"
-        await whole(h, session)
+        await check_invariants(h, session)
         assert not [task for task in asyncio.all_tasks() if accepted.turn in task.get_name()]
-    assert unfit(model) == 0
+    assert refused_requests(model) == 0
 
 
 @pytest.mark.parametrize("after", [1, 3, 8, 17, 30, 60, 90, 140])
@@ -101,16 +101,16 @@ async def test_a_crash_at_any_moment_of_a_compaction_loses_nothing(
     home: Path, model: ScriptedModel, after: int
 ) -> None:
     """B1, S03: the turn continues in the next process with the view of the store."""
-    async with house(home, model, drain=None) as h:
+    async with compacting_core(home, model, drain=None) as h:
         session = await prepared(h)
         accepted = await h.accept("second")
         for _ in range(after):
             await asyncio.sleep(0)
-    async with house(home, model) as h:
+    async with compacting_core(home, model) as h:
         outcome = await h.answered(accepted.turn)
         assert outcome.state == "answered", outcome.error
-        await whole(h, session)
-        before = asked(model)[-1]["messages"]
+        await check_invariants(h, session)
+        before = conversation_requests(model)[-1]["messages"]
         assert (await h.say("third")).state == "answered"
-        assert asked(model)[-1]["messages"][: len(before)] == before
-    assert unfit(model) == 0
+        assert conversation_requests(model)[-1]["messages"][: len(before)] == before
+    assert refused_requests(model) == 0

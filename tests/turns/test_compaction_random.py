@@ -19,8 +19,8 @@ from bench.scripted.behaviour import INJECTED, Behaviour, Traced
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.spool.pictures import plain, saved
+from tests.turns.test_fallback import follow_turn
 from tests.turns.test_fallback import notices as notices_of
-from tests.turns.test_fallback import told as followed
 from tidegate.models import SUMMARY_TASK
 from tidegate.store import messages, summaries
 from tidegate.values import Media, Message, Outcome
@@ -123,9 +123,9 @@ cooldown = {COOLDOWN}
     return core(home, model=server, toml=text, environment={KEY: "sesame"}, clock=clock, **given)
 
 
-async def told(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[str]]:
+async def run_turn(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[str]]:
     """A turn to its end, and the notices to the user."""
-    outcome, events = await followed(house, text, name, **fields)
+    outcome, events = await follow_turn(house, text, name, **fields)
     return outcome, notices_of(events)
 
 
@@ -137,7 +137,7 @@ async def talk(house: Core, turns: range, *, also: str = "") -> list[str]:
     """This many turns, all answered; all notices to the user."""
     notices: list[str] = []
     for number in turns:
-        outcome, heard = await told(house, line(number) + also)
+        outcome, heard = await run_turn(house, line(number) + also)
         assert outcome.state == "answered", outcome.error
         notices += heard
     return notices
@@ -306,7 +306,7 @@ async def test_one_conversations_cooldown_is_no_other_ones(home: Path, server: S
         await talk(house, range(20))
         asked = len(written(server))
         for number in range(20):
-            outcome, _ = await told(house, line(number), "another")
+            outcome, _ = await run_turn(house, line(number), "another")
             assert outcome.state == "answered"
     assert len(written(server)) > asked
 
@@ -319,7 +319,7 @@ async def test_one_conversations_summary_holds_up_no_other(home: Path, server: S
         with anyio.fail_after(WAIT):
             await server.held("summary")
             for number in range(3):
-                outcome, _ = await told(house, f"quick {number}", "other")
+                outcome, _ = await run_turn(house, f"quick {number}", "other")
                 assert outcome.state == "answered"
         server.release("summary")
 
@@ -412,13 +412,13 @@ async def test_a_turn_with_many_long_results_is_worked_to_its_end(
     folder.chmod(0o777)  # where root has made it, agents are another user
     more = f'workspace = "{folder}"\n[workspaces]\nbackend = "local"\n[limits]\nrepeats = 100'
     async with long(home, server, clock, agent=more, tools='"files"', window=2 * WINDOW) as house:
-        await told(house, f"[tool write_file {page}]")
-        outcome, notices = await told(house, f"Read it many times. {steps}")
+        await run_turn(house, f"[tool write_file {page}]")
+        outcome, notices = await run_turn(house, f"Read it many times. {steps}")
         assert outcome.state == "answered", outcome.error
         assert notices
         rows = await house.store.read(messages.journal, outcome.turn)
         assert len(rows) == len({row.step for row in rows}), "no step was made twice"
-        outcome, _ = await told(house, "and now")
+        outcome, _ = await run_turn(house, "and now")
         assert outcome.state == "answered"
     assert max(one.tokens for one in server.trace) <= 2 * WINDOW
     assert server.stats()["refusals"] == []
@@ -431,8 +431,8 @@ async def test_a_message_that_is_longer_than_the_window_is_shown_by_an_excerpt(
     """Nothing is cut silently: the user is notified, the model sees that something is left out, and it is stored."""
     giant = "start " + FILLER * 60 + " end"
     async with long(home, server, clock, api) as house:
-        await told(house, "hello")
-        outcome, notices = await told(house, giant)
+        await run_turn(house, "hello")
+        outcome, notices = await run_turn(house, giant)
         assert outcome.state == "answered", outcome.error
         assert len(notices) == 1 and "excerpt" in notices[0]
         rows = await house.store.read(messages.page, outcome.session, limit=10, most_bytes=1 << 30)
@@ -451,7 +451,7 @@ async def test_a_window_too_small_for_the_prompt_is_reported_at_once(
 ) -> None:
     """One sentence says what to do, and no model is called in vain."""
     async with long(home, server, clock, api, window=1024, prompt=FILLER * 10) as house:
-        outcome, _ = await told(house, "hello")
+        outcome, _ = await run_turn(house, "hello")
         assert outcome.state == "failed" and outcome.error is not None
         assert "window of 1,024 tokens" in outcome.error.message and "larger window" in outcome.error.message
         assert not server.trace
@@ -465,7 +465,7 @@ async def test_a_small_window_holds_a_conversation_all_the_same(
 ) -> None:
     async with long(home, server, clock, window=window) as house:
         for number in range(30):
-            outcome, _ = await told(house, f"Message number {number}: {FILLER[:200]}")
+            outcome, _ = await run_turn(house, f"Message number {number}: {FILLER[:200]}")
             assert outcome.state == "answered", outcome.error
     assert max(one.tokens for one in server.trace) <= window
     assert len(server.trace) <= 2 * 30
@@ -498,12 +498,12 @@ async def test_a_request_that_is_still_too_long_fails_and_is_not_tried_a_third_t
         await talk(house, range(10))
         be(server, windows={"*": 20})
         before = len(spoken(server))
-        outcome, _ = await told(house, "one more")
+        outcome, _ = await run_turn(house, "one more")
         assert outcome.state == "failed" and outcome.error is not None
         assert "too long" in outcome.error.message
         assert len(spoken(server)) - before == 2
         be(server)
-        outcome, _ = await told(house, "again")
+        outcome, _ = await run_turn(house, "again")
         assert outcome.state == "answered"
     assert server.stats()["refusals"] == []
 
@@ -516,7 +516,7 @@ async def test_a_body_that_is_too_large_is_made_smaller_once(
         await talk(house, range(10))
         be(server, body_bytes=9000)
         before = len(spoken(server))
-        outcome, notices = await told(house, line(10))
+        outcome, notices = await run_turn(house, line(10))
         assert outcome.state == "answered", outcome.error
         assert len(spoken(server)) - before == 2
         assert notices
@@ -533,11 +533,11 @@ async def test_a_picture_that_is_too_large_is_described_in_words(
     picture = Media(media_type="image/png", data=saved(plain(64, 64), "PNG"), width=64, height=64)
     shown = Message(role="user", text="What is this?", media=(picture,))
     async with long(home, server, clock, api, window=8000) as house:
-        outcome, notices = await told(house, "", messages=(shown,))
+        outcome, notices = await run_turn(house, "", messages=(shown,))
         assert outcome.state == "answered", outcome.error
         assert len(notices) == 1 and "picture" in notices[0]
         assert [one.refused for one in spoken(server)] == [True, False]
-        outcome, notices = await told(house, "and now")
+        outcome, notices = await run_turn(house, "and now")
         assert (outcome.state, notices) == ("answered", [])
         assert [one.refused for one in spoken(server)] == [True, False, False]
         rows = await house.store.read(messages.page, outcome.session)
@@ -554,11 +554,11 @@ async def test_a_refused_document_is_described_in_words(
     document = Media(media_type="application/pdf", data=b"%PDF-1.7", name="tides.pdf", size=8)
     shown = Message(role="user", text="What is this?", media=(document,))
     async with long(home, server, clock, api, window=8000) as house:
-        outcome, notices = await told(house, "", messages=(shown,))
+        outcome, notices = await run_turn(house, "", messages=(shown,))
         assert outcome.state == "answered", outcome.error
         assert len(notices) == 1 and "refused a document" in notices[0]
         assert b"[document: application/pdf, tides.pdf, left out here]" in server.recorded[-1].body
-        outcome, notices = await told(house, "and now")
+        outcome, notices = await run_turn(house, "and now")
         assert (outcome.state, notices) == ("answered", [])
         assert [one.refused for one in spoken(server)] == [True, False, False]
         rows = await house.store.read(messages.page, outcome.session)
@@ -573,7 +573,7 @@ async def test_a_provider_that_holds_its_window_refuses_nothing(
     be(server, windows={"*": WINDOW - OUTPUT})
     async with long(home, server, clock, api, agent='reasoning = "medium"') as house:
         for number in range(2 * TURNS):
-            outcome, _ = await told(house, line(number) + (" [tool clock {}]" if number % 3 == 0 else ""))
+            outcome, _ = await run_turn(house, line(number) + (" [tool clock {}]" if number % 3 == 0 else ""))
             assert outcome.state == "answered", outcome.error
     assert len(compactions(server)) >= 3
     assert (server.stats()["refusals"], server.stats()["too_much"]) == ([], 0)
@@ -587,7 +587,7 @@ async def test_another_script_is_counted_as_the_provider_counts_it(
     texts = {0: "潮が満ち、潮が引く。" * 80, 1: FILLER * 2}
     async with long(home, server, clock) as house:
         for number in range(2 * TURNS):
-            outcome, _ = await told(house, f"{number}: {texts[number // 10 % 2]}")
+            outcome, _ = await run_turn(house, f"{number}: {texts[number // 10 % 2]}")
             assert outcome.state == "answered", outcome.error
     assert server.stats()["too_much"] <= 2
 
@@ -612,11 +612,11 @@ async def test_a_substitute_with_a_smaller_window_is_asked_within_it(
         await talk(house, range(TURNS))
         assert compactions(server) == []
         before = len(spoken(server))
-        outcome, notices = await told(house, f"[status 503 times=1] {FILLER}")
+        outcome, notices = await run_turn(house, f"[status 503 times=1] {FILLER}")
         assert outcome.state == "answered", outcome.error
         assert len(notices) == 2, "who answers, and what is shown"
         for number in range(5):
-            outcome, _ = await told(house, line(number))
+            outcome, _ = await run_turn(house, line(number))
             assert outcome.state == "answered", outcome.error
     asked = spoken(server)[before:]
     assert len(asked) == 7 and all(one.tokens <= 1500 and not one.refused for one in asked[1:])
@@ -634,7 +634,7 @@ async def test_undoing_summarised_messages_shows_the_covered_ones_again(
         session = await _id(house)
         for _ in range(14):
             await house.service.operations.undo(session, ANNA)
-        outcome, _ = await told(house, "again")
+        outcome, _ = await run_turn(house, "again")
         assert outcome.state == "answered", outcome.error
         body = server.recorded[-1].body.decode()
         assert [f"number {number}:" in body for number in range(17)] == [True] * 3 + [False] * 14
@@ -648,7 +648,7 @@ async def test_a_one_shot_call_that_is_too_long_is_refused_with_openais_code(
 ) -> None:
     said = [Message(role="user" if n % 2 == 0 else "assistant", text=line(n)) for n in range(41)]
     async with long(home, server, clock) as house:
-        outcome, _ = await told(house, "", None, messages=tuple(said))
+        outcome, _ = await run_turn(house, "", None, messages=tuple(said))
         assert outcome.error is not None and outcome.error.code == "context_length_exceeded"
     assert all(one.tokens <= WINDOW for one in server.trace)
 

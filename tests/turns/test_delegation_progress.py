@@ -30,7 +30,7 @@ async def events_of(house: Core, turn: str) -> list[Event]:
             return [event async for batch in batches for event in batch]
 
 
-async def asked_by(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
+async def questions_of(house: Core, turn: str, count: int = 1) -> list[QuestionAsked]:
     """The questions to readers of this turn, once there are this many."""
     log = house.service.turn_log(turn)
     assert log is not None
@@ -99,7 +99,7 @@ async def test_questions_of_a_task_reach_the_person_in_their_conversation(
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
         said = f"{task('helper', task('second', PUSH))} [say done]"
         accepted = await house.accept(said, channel="page")
-        [question] = await asked_by(house, accepted.turn)
+        [question] = await questions_of(house, accepted.turn)
         assert (question.agent, question.tool, question.kind) == ("second", "push", "approval")
         assert question.turn != accepted.turn and "what: a" in question.summary
         status = house.service.status().turns
@@ -153,7 +153,7 @@ async def test_a_task_is_never_less_restricted_than_its_parent(
     async with delegating(home, model, toml=toml, toolsets={"deeds": deeds.toolset()}) as house:
         accepted = await house.accept(said, channel="page")
         if verdict == "ask":
-            [question] = await asked_by(house, accepted.turn)
+            [question] = await questions_of(house, accepted.turn)
             assert question.tool == "push" and deeds.done == []
             await house.service.questions.answer(question.id, ANNA, "denied")
         assert (await house.answered(accepted.turn)).text == "done"
@@ -179,7 +179,7 @@ async def test_actions_outside_the_sandbox_need_the_owner_in_tasks_too(home: Pat
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         said = task("helper", '[tool deploy {"what": "d"}] [say ok]') + " [say done]"
         accepted = await house.accept(said, channel="page")
-        [question] = await asked_by(house, accepted.turn)
+        [question] = await questions_of(house, accepted.turn)
         assert question.for_owner
         with pytest.raises(NotAllowed):
             await house.service.questions.answer(question.id, ANNA, "approved")
@@ -195,7 +195,7 @@ async def test_a_stop_closes_the_questions_of_tasks(home: Path, model: ScriptedM
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(task("second", PUSH, together=(("second", PUSH),)), channel="page")
-        questions = await asked_by(house, accepted.turn, 2)
+        questions = await questions_of(house, accepted.turn, 2)
         log = house.service.turn_log(accepted.turn)
         assert log is not None
         await house.service.stop(accepted.session, ANNA)
@@ -238,7 +238,7 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
     deeds = Deeds()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [hold gate step=1]", channel="page")
-        [question] = await asked_by(house, accepted.turn)
+        [question] = await questions_of(house, accepted.turn)
         live = house.components.engine.running(accepted.session)
         assert live is not None
         family = [live, *live.children.values()]
@@ -260,13 +260,13 @@ async def test_a_question_of_a_task_survives_the_process(home: Path, model: Scri
     said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
     async with delegating(home, model, drain=None, **options) as house:
         accepted = await house.accept(said, channel="page")
-        [question] = await asked_by(house, accepted.turn)
+        [question] = await questions_of(house, accepted.turn)
         kills = house.config.limits.resumes + 2
     for kill in range(kills):
         async with delegating(home, model, drain=None if kill % 2 else 0.05, **options) as house:
-            assert [each.id for each in await asked_by(house, accepted.turn)] == [question.id]
+            assert [each.id for each in await questions_of(house, accepted.turn)] == [question.id]
     async with delegating(home, model, **options) as house:
-        await asked_by(house, accepted.turn)
+        await questions_of(house, accepted.turn)
         await house.service.questions.answer(question.id, ANNA, "approved")
         assert (await house.answered(accepted.turn)).text == "done"
         await still(house)
@@ -280,7 +280,7 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
     async with delegating(home, model, "[limits]\nturns = 1", **options) as house:
         both = task("second", PUSH, together=(("second", "[say quick]"),))
         accepted = await house.accept(f"{both} [say done]", channel="page")
-        [question] = await asked_by(house, accepted.turn)
+        [question] = await questions_of(house, accepted.turn)
         assert (await house.say("[say other]", "other")).text == "other"
         await house.service.questions.answer(question.id, ANNA, "denied", "no")
         assert (await house.answered(accepted.turn)).text == "done"
@@ -293,7 +293,7 @@ async def test_actions_of_a_task_are_audited_under_its_conversation(home: Path, 
     toolsets = {"deeds": Deeds().toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as house:
         accepted = await house.accept(f"{task('helper', task('second', PUSH))} [say done]", channel="page")
-        [question] = await asked_by(house, accepted.turn)
+        [question] = await questions_of(house, accepted.turn)
         await house.service.questions.answer(question.id, ANNA, "approved")
         await house.answered(accepted.turn)
         found = [row for row in await house.store.read(audit.listing) if row.kind != "principal"]

@@ -59,7 +59,7 @@ def falling(home: Path, server: Moody, clock: Clock, agent: str = "", **given: A
     return core(home, model=server, clock=clock, **given)
 
 
-async def told(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[Event]]:
+async def follow_turn(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[Event]]:
     """A turn to its end, and all events for its readers."""
     with anyio.fail_after(WAIT):
         accepted = await house.accept(text, name, **fields)
@@ -99,19 +99,19 @@ async def test_a_session_falls_back_and_returns_and_its_user_is_notified_once(
 ) -> None:
     async with falling(home, server, clock) as house:
         server.moods["first"] = "[status 503]"
-        outcome, events = await told(house, "one")
+        outcome, events = await follow_turn(house, "one")
         assert (outcome.state, outcome.text) == ("answered", ANSWER)
         assert notices(events) == [FELL]
         del server.moods["first"]
         clock.now += REST_SECONDS["overloaded"] + 1
         for text in ("two", "three"):
-            _, events = await told(house, text)
+            _, events = await follow_turn(house, text)
             assert notices(events) == []
         assert server.asked == ["first", "second", "second", "second"], "the first is back, but the session stays"
         clock.now += STAYS
-        _, events = await told(house, "four")
+        _, events = await follow_turn(house, "four")
         assert notices(events) == [AGAIN]
-        _, events = await told(house, "five")
+        _, events = await follow_turn(house, "five")
         assert notices(events) == []
     assert server.asked[4:] == ["first", "first"]
     assert server.stats()["refused"] == 0
@@ -120,11 +120,11 @@ async def test_a_session_falls_back_and_returns_and_its_user_is_notified_once(
 async def test_a_model_that_keeps_failing_is_not_reported_again(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503]"
     async with falling(home, server, clock) as house:
-        _, events = await told(house, "one")
+        _, events = await follow_turn(house, "one")
         assert notices(events) == [FELL]
         for _ in range(3):
             clock.now += STAYS + 1
-            outcome, events = await told(house, "again")
+            outcome, events = await follow_turn(house, "again")
             assert (outcome.state, notices(events)) == ("answered", [])
         assert server.asked == ["first", "second"] * 4
         found = (await view(house, outcome.session)).fallback
@@ -135,13 +135,13 @@ async def test_another_session_does_not_ask_a_model_that_rests(home: Path, serve
     """It is notified as if it had fallen back itself, with the true reason."""
     server.moods["first"] = "[status 402]"
     async with falling(home, server, clock) as house:
-        await told(house, "one", "a")
-        _, events = await told(house, "two", "b")
+        await follow_turn(house, "one", "a")
+        _, events = await follow_turn(house, "two", "b")
         assert notices(events) == ["The model first has no quota left, so second answers for now."]
         assert server.asked == ["first", "second", "second"]
         clock.now += REST_SECONDS["quota"] + 1
         del server.moods["first"]
-        _, events = await told(house, "three", "c")
+        _, events = await follow_turn(house, "three", "c")
         assert notices(events) == []
         assert server.asked[3:] == ["first"], "who never fell back asks it as soon as it has rested"
 
@@ -155,14 +155,14 @@ async def test_the_substitute_survives_unload_and_restart(home: Path, server: Mo
         await house.say("two")
     del server.moods["first"]
     async with falling(home, server, clock) as house:
-        _, events = await told(house, "three")
+        _, events = await follow_turn(house, "three")
         assert notices(events) == []
         assert server.asked == ["first", "second", "second", "second"]
         fallback = (await view(house, session)).fallback
         assert fallback is not None
         assert (fallback.model, fallback.instead_of, fallback.why) == ("second", "first", "overloaded")
         clock.now += STAYS + 1
-        _, events = await told(house, "four")
+        _, events = await follow_turn(house, "four")
         assert notices(events) == [AGAIN]
         assert (await view(house, session)).fallback is None
 
@@ -173,12 +173,12 @@ async def test_a_chosen_model_is_used_without_fallback(home: Path, server: Moody
         session = (await house.say("one")).session
         await house.service.operations.set_setting(session, ANNA, "model", "third", source="command")
         server.moods["third"] = "[status 503]"
-        outcome, events = await told(house, "two")
+        outcome, events = await follow_turn(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
         assert notices(events) == []
         assert server.asked == ["first", "third"]
-        outcome, _ = await told(house, "three")
+        outcome, _ = await follow_turn(house, "three")
         assert outcome.state == "failed", "it rests for who could have another, not for who chose it"
         assert server.asked == ["first", "third", "third"]
         seen = await view(house, session)
@@ -188,7 +188,7 @@ async def test_a_chosen_model_is_used_without_fallback(home: Path, server: Moody
         await house.service.operations.clear_setting(session, ANNA, "model")
         await house.say("four")
         await house.service.operations.set_setting(session, ANNA, "model", "first", source="command")
-        outcome, _ = await told(house, "five")
+        outcome, _ = await follow_turn(house, "five")
         assert outcome.state == "failed", "the agent's own too, when a person chose it by name"
         await house.service.operations.clear_setting(session, ANNA, "model")
         assert (await view(house, session)).model == "second"
@@ -200,9 +200,9 @@ async def test_a_failure_about_the_content_does_not_fall_back(
     home: Path, server: Moody, clock: Clock, code: str
 ) -> None:
     async with falling(home, server, clock) as house:
-        outcome, events = await told(house, f"[status 400 code={code}]")
+        outcome, events = await follow_turn(house, f"[status 400 code={code}]")
         assert outcome.state == "failed" and notices(events) == []
-        outcome, _ = await told(house, "and now")
+        outcome, _ = await follow_turn(house, "and now")
         assert outcome.state == "answered"
     assert server.asked == ["first", "first"], "it does not rest"
 
@@ -210,7 +210,7 @@ async def test_a_failure_about_the_content_does_not_fall_back(
 async def test_one_conversations_fault_takes_no_model_from_the_others(home: Path, server: Moody, clock: Clock) -> None:
     """An invalid request is tried with another model, since each accepts other things; the model gets no cooldown."""
     async with falling(home, server, clock) as house:
-        outcome, events = await told(house, "[status 413 times=1]", "a")
+        outcome, events = await follow_turn(house, "[status 413 times=1]", "a")
         assert (outcome.state, notices(events)) == ("answered", ["The model first fails, so second answers for now."])
         await house.say("two", "a")
         await house.say("three", "b")
@@ -220,7 +220,7 @@ async def test_one_conversations_fault_takes_no_model_from_the_others(home: Path
 async def test_the_error_names_every_model_of_the_chain(home: Path, server: Moody, clock: Clock) -> None:
     server.moods = {"first": "[status 429]", "second": "[cut after=0]"}
     async with falling(home, server, clock) as house:
-        outcome, events = await told(house, "one")
+        outcome, events = await follow_turn(house, "one")
         assert outcome.state == "answered"
         assert notices(events) == [
             "The model first is over its rate limit, so second answers for now.",
@@ -229,16 +229,16 @@ async def test_the_error_names_every_model_of_the_chain(home: Path, server: Mood
         assert list(outcome.notices) == notices(events)
         assert await house.service.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
         server.moods["third"] = "[status 500]"
-        outcome, events = await told(house, "two")
+        outcome, events = await follow_turn(house, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
         assert "Not tried, because they failed recently and are in cooldown: first, second." in outcome.error.message
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
-        outcome, events = await told(house, "three")
+        outcome, events = await follow_turn(house, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"
         clock.now += REST_SECONDS["rate"] + 1
         server.moods = {"third": "[status 500]"}
-        outcome, events = await told(house, "four")
+        outcome, events = await follow_turn(house, "four")
         assert (outcome.state, notices(events)) == ("answered", [AGAIN])
         assert server.asked[5:] == ["third", "first"], "a substitute that fails is left for the agent's own"
 
@@ -256,7 +256,7 @@ async def test_a_time_of_nothing_means_that_the_own_model_is_tried_each_time(
 ) -> None:
     server.moods["first"] = "[status 400]"
     async with falling(home, server, clock, "fallback_for = 0") as house:
-        assert [len(notices((await told(house, text))[1])) for text in ("one", "two", "three")] == [1, 0, 0]
+        assert [len(notices((await follow_turn(house, text))[1])) for text in ("one", "two", "three")] == [1, 0, 0]
     assert server.asked == ["first", "second"] * 3
 
 
@@ -279,7 +279,7 @@ async def test_a_chain_that_was_changed_is_obeyed(home: Path, server: Moody, clo
     text = text.replace("[models.second]", "[models.renamed]")
     async with falling(home, server, clock, toml=text) as house:
         assert (await view(house, session)).model == "first"
-        _, events = await told(house, "two")
+        _, events = await follow_turn(house, "two")
         assert notices(events) == ["The model first is overloaded, so third answers for now."]
     assert server.asked == ["first", "second", "first", "third"]
 
@@ -307,7 +307,7 @@ async def test_a_turn_goes_on_in_mid_turn_in_another_format(
         await house.say("before [tool clock {}]")
         before = len(server.asked)
         server.moods["first"] = "[status 503 step=2]"
-        outcome, events = await told(house, script)
+        outcome, events = await follow_turn(house, script)
         assert (outcome.state, outcome.steps) == ("answered", 4), outcome.error
         assert server.asked[before:] == ["first"] * 3 + ["second"] * 2
         assert notices(events) == [FELL]
@@ -349,7 +349,7 @@ async def test_text_that_was_shown_is_void_and_every_broken_call_is_paid_for_onc
     """Each under its own model's name, in the rows and in the turn's count."""
     server.moods = dict.fromkeys(NAMES[:2], "[saying some words before it breaks off] [cut after=4]")
     async with falling(home, server, clock) as house:
-        outcome, events = await told(house, "one [tool clock {}]")
+        outcome, events = await follow_turn(house, "one [tool clock {}]")
         assert outcome.state == "answered"
         assert shown(events) == outcome.text == ANSWER
         assert sum(isinstance(event, TextReset) for event in events) == 2
@@ -376,11 +376,11 @@ async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, 
     made_for = {"agent": "helper", "channel": "terminal", "job": "news"}
     async with falling(home, server, clock, toml=text) as house:
         server.moods["first"] = "[saying some words] [cut after=4]"
-        outcome, _ = await told(house, "one [tool clock {}]", **made_for)
+        outcome, _ = await follow_turn(house, "one [tool clock {}]", **made_for)
         assert outcome.state == "answered"
         server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
         clock.now += STAYS
-        assert (await told(house, "two", **made_for))[0].state == "failed"
+        assert (await follow_turn(house, "two", **made_for))[0].state == "failed"
         server.moods = dict.fromkeys(NAMES, "[words 9] [hang after=4]")
         clock.now += STAYS
         accepted = await house.accept("three", "talk", **made_for)
@@ -409,7 +409,7 @@ async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
     """With the turn's end, since the last ones have no row to be recorded with."""
     server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
     async with falling(home, server, clock) as house:
-        outcome, _ = await told(house, "one")
+        outcome, _ = await follow_turn(house, "one")
         assert outcome.state == "failed"
         rows, total = await house.store.read(_used)
         assert rows == dict.fromkeys(NAMES, (1, 1))
@@ -426,7 +426,7 @@ async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
     server.moods["first"] = "[cut after=3 times=1]"
     text = toml(server.base_url, formats=(api,) * 3).replace("retries = 0", f"retries = {again:d}")
     async with falling(home, server, clock, toml=text) as house:
-        outcome, events = await told(house, "one [tool clock {}]", None)
+        outcome, events = await follow_turn(house, "one [tool clock {}]", None)
         assert (outcome.state, shown(events)) == ("answered", ANSWER)
         assert not any(isinstance(event, TextReset) for event in events)
         rows, total = await house.store.read(_used)
@@ -435,7 +435,7 @@ async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
     server.reset()
     poor = '[budgets.turn]\nper = "turn"\ntokens = 1\n'
     async with falling(home, server, clock, toml=text + poor) as house:
-        outcome, _ = await told(house, "one [tool clock {}]", None)
+        outcome, _ = await follow_turn(house, "one [tool clock {}]", None)
         assert outcome.error is not None and outcome.error.code == "budget_spent"
         assert len(server.recorded) == 1
 
@@ -455,7 +455,7 @@ async def test_a_picture_of_a_tool_is_described_only_to_models_without_vision(
     async with falling(home, server, clock, toml=text) as house:
         for mood, asked, sees in (("", "first", True), ("[status 400]", "second", False), ("", "first", True)):
             server.moods["first"] = mood
-            outcome, _ = await told(house, 'look [tool read_file {"path": "a.png"}]')
+            outcome, _ = await follow_turn(house, 'look [tool read_file {"path": "a.png"}]')
             assert outcome.state == "answered", outcome.error
             body = server.recorded[-1].body
             assert (server.asked[-1], sent in body, b"cannot see" in body) == (asked, sees, not sees)
@@ -465,12 +465,12 @@ async def test_a_picture_of_a_tool_is_described_only_to_models_without_vision(
 async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503 step=1]"
     async with falling(home, server, clock) as house:
-        outcome, events = await told(house, "one [tool clock {}]", None)
+        outcome, events = await follow_turn(house, "one [tool clock {}]", None)
         assert (outcome.state, notices(events)) == ("answered", [FELL])
         assert server.asked == ["first", "first", "second"]
         assert await house.store.read(stored.list_all, clock()) == []
         assert house.components.presence.stats().present == 0
-        outcome, _ = await told(house, "two", None, call=Call(max_tokens=2))
+        outcome, _ = await follow_turn(house, "two", None, call=Call(max_tokens=2))
         assert outcome.text == "The tide comes in,"
         assert server.asked[-1] == "second", "the first rests"
 
@@ -562,7 +562,7 @@ async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
         for tempers, pause in steps:
             server.moods = {name: mood for name, mood in zip(NAMES, tempers, strict=True) if mood}
             server.asked.clear()
-            outcome, events = await told(house, "say something")
+            outcome, events = await follow_turn(house, "say something")
             assert 1 <= len(server.asked) == len(set(server.asked)) <= 3
             works = [name for name in NAMES if not server.moods.get(name)]
             for name in server.asked:

@@ -22,7 +22,7 @@ def running(home: Path, model: ScriptedModel, tools: str = BOTH, **options: Any)
     return core(home, model=model, tools=tools, **options)
 
 
-async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
+async def drift_notices(house: Core, text: str = "hello") -> tuple[str, ...]:
     """The notices to the user: the same live and from the store."""
     outcome = await house.say(text)
     assert outcome.state == "answered"
@@ -33,14 +33,14 @@ async def heard(house: Core, text: str = "hello") -> tuple[str, ...]:
 async def test_each_change_of_the_tools_is_reported_once(home: Path, model: ScriptedModel) -> None:
     """A4, S33: across restarts, and to the user alone; the model's view stays frozen."""
     async with running(home, model) as house:
-        assert await heard(house) == ()
+        assert await drift_notices(house) == ()
         frozen = house.requests()[-1]["tools"]
     for tools, expected in ((ONE, LESS), (ONE, ""), (OTHER, MORE), (BOTH, ""), (ONE, LESS)):
         async with running(home, model, tools) as house:
-            told = await heard(house)
+            told = await drift_notices(house)
             assert len(told) == bool(expected) and "".join(told).startswith(expected), tools
             assert all(text.endswith("). /reload applies the change.") for text in told)
-            assert await heard(house) == (), "once"
+            assert await drift_notices(house) == (), "once"
             assert house.requests()[-1]["tools"] == frozen
             assert "changed since" not in str(house.requests()[-1]["messages"])
     assert model.stats()["refused"] == 0
@@ -51,19 +51,19 @@ async def test_nothing_is_reported_after_a_reload(home: Path, model: ScriptedMod
     async with running(home, model) as house:
         first = await house.say("hello")
     async with running(home, model, ONE) as house:
-        assert len(await heard(house)) == 1
+        assert len(await drift_notices(house)) == 1
         assert await house.service.operations.reload(first.session, OWNER)
-        assert await heard(house) == ()
+        assert await drift_notices(house) == ()
         assert [each["function"]["name"] for each in house.requests()[-1]["tools"]] == ["clock"]
     async with running(home, model, BOTH) as house:
-        (told,) = await heard(house)
+        (told,) = await drift_notices(house)
         assert "(now also: edit_file, " in told
 
 
 async def test_a_tool_that_is_no_longer_there_says_so(home: Path, model: ScriptedModel) -> None:
     """S33: the model may still call what its frozen list names."""
     async with running(home, model) as house:
-        await heard(house)
+        await drift_notices(house)
     async with running(home, model, ONE) as house:
         outcome = await house.say('[tool read_file {"path":"x"}] look')
         rows = (await house.service.transcript(outcome.session, ANNA)).rows
@@ -87,7 +87,7 @@ async def test_a_changed_prompt_is_reported_unless_the_caller_replaced_it(home: 
 async def test_a_turn_that_is_killed_tells_it_in_its_next_attempt(home: Path, model: ScriptedModel) -> None:
     """S17: a notice that nobody could read is repeated; the next turn has none."""
     async with running(home, model) as house:
-        await heard(house)
+        await drift_notices(house)
     async with running(home, model, ONE, drain=None) as house:
         accepted = await house.accept("[hold gate] two")
         await model.held("gate")
@@ -95,7 +95,7 @@ async def test_a_turn_that_is_killed_tells_it_in_its_next_attempt(home: Path, mo
     async with running(home, model, ONE) as house:
         outcome = await house.answered(accepted.turn)
         assert [text.startswith(LESS) for text in outcome.notices] == [True]
-        assert await heard(house) == ()
+        assert await drift_notices(house) == ()
 
 
 async def test_it_costs_a_usual_turn_nothing(home: Path, model: ScriptedModel) -> None:

@@ -45,7 +45,7 @@ def frozen(body: bytes) -> tuple[bytes, ...]:
     return (*found, bytes(said[0]) if "system" not in fields else b"")
 
 
-def asked_for(body: dict[str, Any]) -> Any:
+def requested_effort(body: dict[str, Any]) -> Any:
     """The reasoning effort of the request, in its format's words."""
     if "reasoning" in body:
         return body["reasoning"].get("effort")
@@ -77,7 +77,7 @@ async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -
             outcome = await house.say(f"{effort} [tool clock {{}}]")
             assert outcome.state == "answered", outcome.error
             assert record.resident is resident is not None
-            seen.append(asked_for(server.recorded[-1].decoded()))
+            seen.append(requested_effort(server.recorded[-1].decoded()))
         assert {frozen(request.body) for request in server.recorded} == {first}
     assert len({str(word) for word in seen}) >= 3, seen
     assert seen[0] == seen[-1]
@@ -92,7 +92,7 @@ async def test_a_call_outranks_the_session_and_that_the_agent(home: Path, server
         session = (await house.say("one")).session
 
         def said() -> Any:
-            return asked_for(server.recorded[-1].decoded())
+            return requested_effort(server.recorded[-1].decoded())
 
         assert said() == "low"
         await choose(house, session, "medium")

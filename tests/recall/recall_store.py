@@ -27,7 +27,7 @@ recall = "person"
 """
 
 
-class Memories:
+class RecallStore:
     """A store with messages, and the recall service."""
 
     def __init__(self, store: Store, spool: Spool, recall: RecallService, scope: Scope) -> None:
@@ -95,9 +95,9 @@ def summarise(db: Db, session: str, first: int, last: int, *, level: int = 0, te
 
 
 @contextlib.asynccontextmanager
-async def memories(
+async def open_recall_store(
     home: Path, extra: str = "", *, excerpt_bytes: int = 16 * 1024, excerpt_lines: int = 400, entered: bool = False
-) -> AsyncIterator[Memories]:
+) -> AsyncIterator[RecallStore]:
     """With one empty conversation of Anna's, s_1."""
     config = read(SETTINGS + extra, home)
     async with (
@@ -108,6 +108,6 @@ async def memories(
         recall = RecallService(config, store, spool, scope.child("sessions"))
         if entered:
             await scope.enter(recall)
-        made = Memories(store, spool, recall, scope)
+        made = RecallStore(store, spool, recall, scope)
         await made.begin("s_1")
         yield made
