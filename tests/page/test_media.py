@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import Visit
-from tests.page.conftest import answers, leave, say
+from tests.page.conftest import answers, check_and_close, say
 from tests.page.gateway import START_SECONDS, Gateway
 from tests.spool.pictures import plain, saved
 from tests.spool.sounds import mp3, wav

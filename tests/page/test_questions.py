@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import PATIENCE, Visit
-from tests.page.conftest import address_of_conversation, answers, leave, say, send
+from tests.page.conftest import address_of_conversation, answers, check_and_close, say, send
 from tests.page.gateway import Gateway
 
 CAREFUL = """

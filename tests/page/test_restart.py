@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import Visit
-from tests.page.conftest import answers, leave, mine, say, send
+from tests.page.conftest import answers, check_and_close, mine, say, send
 from tests.page.gateway import Gateway
 
 

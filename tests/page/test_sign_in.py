@@ -141,7 +141,7 @@ def test_tabs_share_signing_in_and_out(new_visit: Callable[..., Visit], gateway:
     for tab in (first, second):
         expect(tab.page.locator("#composer")).to_be_visible()
         tab.ignore_errors(REFUSED)
-        leave(tab, gateway.origin)
+        check_and_close(tab, gateway.origin)
 
 
 @pytest.mark.parametrize(
