@@ -40,7 +40,7 @@ def test_the_stop_button_stops_too(page: Page) -> None:
     send(page, "count to 100000")
     page.locator("#stop").click()
     expect(page.locator("#stop")).to_have_count(0)
-    # With something said already it stands under that, else it is a notice; never both.
+    # If there is text, the mark is below it, otherwise it is a notice; never both.
     expect(page.locator(".finish, .note").filter(has_text=re.compile("stopped", re.IGNORECASE))).to_have_count(1)
 
 

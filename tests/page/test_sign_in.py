@@ -10,7 +10,7 @@ from tests.page.browser import Visit
 from tests.page.conftest import check_and_close, say
 from tests.page.gateway import Gateway
 
-REFUSED = "status of 401"  # the browser's own remark about a response that the test asks for
+REFUSED = "status of 401"  # the browser's own console message about the response
 
 
 def test_the_link_signs_in_and_the_code_is_removed_from_the_url(

@@ -11,7 +11,7 @@ PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events"
 
 @pytest.fixture
 def routes() -> Routes:
-    credentials: Credentials = None  # type: ignore[assignment]  # nobody is asked who calls
+    credentials: Credentials = None  # type: ignore[assignment]  # no test authenticates
     return Routes(
         {
             path: PathApp([Endpoint(method="GET", path=path, summary="")], credentials, RequestBodies(1))
