@@ -42,7 +42,7 @@ CHANGING = {"append", "add", "update", "pop", "setdefault", "clear", "extend", "
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 BROAD = {"Exception", "BaseException"}
 
-FOREIGN_PRIVATES = 83
+FOREIGN_PRIVATES = 82
 PATCHED_CONSTANTS = 95
 """How many the tests had when the rules came. Lower them with every case that goes."""
 OWN = {"self", "cls"}
