@@ -153,7 +153,7 @@ async def test_a_request_has_no_effect_if_its_sign_in_ends_while_its_body_arrive
     with anyio.fail_after(WAIT):
         async with await anyio.connect_tcp("127.0.0.1", int(gateway.url.rpartition(":")[2])) as stream:
             await stream.send(start.encode())
-            assert (await stream.receive()).startswith(b"HTTP/1.1 100")  # the gateway asks for the body: the caller is authenticated
+            assert (await stream.receive()).startswith(b"HTTP/1.1 100")  # the caller is authenticated
             await stream.send(body[:-1])
             assert (await call(gateway, "DELETE", "/api/browsers")).json == {"signed_out": 1}
             await stream.send(body[-1:])
