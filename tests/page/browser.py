@@ -1,4 +1,4 @@
-"""A real Chromium for the page's tests. One browser serves a whole run; each test gets a fresh context of its own."""
+"""A real Chromium for the page's tests. One browser serves a whole run; each test gets a fresh context."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ PATIENCE = 20_000
 
 
 def installed() -> str | None:
-    """Where a Chromium is, if there is one."""
+    """The path of an installed Chromium, if there is one."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -41,28 +41,28 @@ def running(executable: str, scratch: Path) -> Iterator[Browser]:
 
 
 class Visit:
-    """One visitor: a page, with everything that it asked for and complained about."""
+    """One visitor: a page, with its requests and its console errors."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.context = context
         self.requests: list[str] = []
-        self.complaints: list[str] = []
+        self.console_errors: list[str] = []
         self.page: Page = context.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        self.page.on("pageerror", lambda error: self.console_errors.append(f"uncaught: {error}"))
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.complaints.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+            self.console_errors.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
 
-    def forgive(self, *words: str) -> None:
-        """Complaints that contain one of these belong to the test."""
-        self.complaints = [told for told in self.complaints if not any(word in told for word in words)]
+    def ignore_errors(self, *words: str) -> None:
+        """Drop the console errors that contain one of these words: the test expects them."""
+        self.console_errors = [told for told in self.console_errors if not any(word in told for word in words)]
 
-    def strangers(self, origin: str) -> list[str]:
-        """Requests that left our own origin."""
+    def foreign_requests(self, origin: str) -> list[str]:
+        """Requests to other origins."""
         return [url for url in self.requests if not url.startswith((f"{origin}/", "about:", "blob:", "data:"))]
 
 

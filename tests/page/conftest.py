@@ -44,16 +44,16 @@ def signed_in(browser: Browser, gateway: Gateway) -> Iterator[BrowserContext]:
     context.close()
 
 
-def leave(visit: Visit, origin: str) -> None:
-    """No page may leave its origin or complain, whatever its test is about."""
+def check_and_close(visit: Visit, origin: str) -> None:
+    """Check that the page made no request to another origin and logged no error."""
     visit.page.close()
-    assert visit.strangers(origin) == []
-    assert visit.complaints == []
+    assert visit.foreign_requests(origin) == []
+    assert visit.console_errors == []
 
 
 @pytest.fixture
 def new_visit(browser: Browser, gateway: Gateway) -> Iterator[Callable[..., Visit]]:
-    """Makes strangers: visitors with a profile of their own."""
+    """Makes visitors with a browser profile of their own."""
     visits: list[Visit] = []
 
     def make(**options: object) -> Visit:
@@ -62,18 +62,18 @@ def new_visit(browser: Browser, gateway: Gateway) -> Iterator[Callable[..., Visi
 
     yield make
     for visit in visits:
-        leave(visit, gateway.origin)
+        check_and_close(visit, gateway.origin)
         visit.context.close()
 
 
 @pytest.fixture
 def visit(signed_in: BrowserContext, gateway: Gateway) -> Iterator[Visit]:
-    """A visitor who is signed in and has the page open."""
+    """A signed-in visitor with the page open."""
     visit = Visit(signed_in)
     visit.page.goto(gateway.origin + "/")
     expect(visit.page.locator("#composer")).to_be_visible()
     yield visit
-    leave(visit, gateway.origin)
+    check_and_close(visit, gateway.origin)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def page(visit: Visit) -> Page:
 
 @pytest.fixture(scope="package")
 def page_of_record(browser: Browser, gateway: Gateway) -> Iterator[Page]:
-    """A page for asking the page's modules directly: nothing is drawn in it, so that all such tests can share it."""
+    """A page for calling the page's modules directly; nothing is rendered in it, so all such tests share it."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(gateway.origin + "/static/favicon.svg")
@@ -105,7 +105,7 @@ def say(page: Page, text: str) -> None:
 
 
 def mine(page: Page) -> list[str]:
-    """What the person said, as shown."""
+    """The user's messages, as shown."""
     return [text.strip() for text in page.locator(".mine .plain").all_inner_texts()]
 
 

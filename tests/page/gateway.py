@@ -1,4 +1,4 @@
-"""A real gateway in a process of its own, with the demo model, as `tidegate up` starts it."""
+"""A real gateway in its own process, with the demo model, as `tidegate up` starts it."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ STOP_SECONDS = 60
 
 
 class Gateway:
-    """Starts, stops and kills one on a home folder; comes back on the same port, as a restarted service does."""
+    """Starts, stops and kills a gateway on a home folder. It restarts on the same port, like a service."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -84,7 +84,7 @@ class Gateway:
                 process.stdout.close()
 
     def new_link(self) -> str:
-        """Another one-time link, over the control socket as `tidegate status --link` asks for it."""
+        """A new one-time link, over the control socket like `tidegate status --link`."""
         return str(ask(self.home, {"do": "code"}, within=START_SECONDS)["link"])
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Any:

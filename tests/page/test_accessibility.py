@@ -1,4 +1,4 @@
-"""The page without a mouse, on a narrow screen, in both colours, and for who cannot see it."""
+"""The page without a mouse, on a narrow screen, in both colour schemes, and with a screen reader."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ STYLE = Path(__file__).parents[2] / "src/tidegate/web/static/style.css"
 
 
 def test_everything_can_be_done_by_keyboard(page: Page) -> None:
-    """Writing, breaking a line, completing, beginning anew, moving between conversations, stopping."""
+    """Typing, line breaks, completion, new conversations, moving between conversations, stopping."""
     keys = page.keyboard
     expect(page.locator("#composer")).to_be_focused()
     keys.type("say one")
@@ -75,7 +75,7 @@ TYPED_AT_ONCE = """async () => {
 
 
 def test_letters_typed_as_soon_as_a_conversation_is_rendered_are_kept(page: Page) -> None:
-    """The box is made ready for its conversation before anybody can see it."""
+    """The message box is prepared before it is visible."""
     say(page, "say one")
     expect(page.locator("#composer")).to_be_focused()
     assert page.evaluate(TYPED_AT_ONCE) == "at once"
@@ -98,7 +98,7 @@ LOOKS = """() => {
 
 
 def test_tab_reaches_every_control_with_a_visible_focus(page: Page) -> None:
-    """The order is that of the page, and what has the focus looks otherwise than without it."""
+    """In the order of the page, and the focus is visible."""
     say(page, "what time is it")
     page.get_by_role("button", name="Signed-in browsers").focus()
     reached: list[str] = []
@@ -131,7 +131,7 @@ def test_roles_and_names_are_there(page: Page) -> None:
 def test_a_narrow_screen_has_everything(
     new_visit: Callable[..., Visit], signed_in: BrowserContext, gateway: Gateway
 ) -> None:
-    """360 pixels wide, nothing sticks out, and the list is one press away."""
+    """360 pixels wide, nothing overflows, and one press opens the list."""
     visit = new_visit(storage_state=signed_in.storage_state(), viewport={"width": 360, "height": 640}, has_touch=True)
     page = visit.page
     page.goto(gateway.origin + "/")
@@ -168,7 +168,7 @@ def _luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast_in_both_schemes(scheme: str) -> None:
-    """At least 4.5 to 1, on every ground that a text stands on."""
+    """At least 4.5 to 1, on every background of text."""
     light, _, rest = STYLE.read_text().partition("@media (prefers-color-scheme: dark)")
     colours = _colours(light) if scheme == "light" else {**_colours(light), **_colours(rest)}
     grounds = {

@@ -1,4 +1,4 @@
-"""Talking on the page, in a real browser, with a real gateway and its demo model."""
+"""Conversations on the page, in a real browser, with a real gateway and its demo model."""
 
 import re
 
@@ -23,7 +23,7 @@ def test_an_answer_is_shown_while_it_is_being_written(page: Page) -> None:
 
 
 def test_escape_stops_a_long_answer_and_keeps_its_text(page: Page) -> None:
-    """Stopping is said, and the conversation goes on."""
+    """The page shows that it was stopped, and the conversation continues."""
     send(page, "count to 100000")
     expect(page.locator(".answer.draft .markdown")).to_contain_text("20")
     page.keyboard.press("Escape")
@@ -36,16 +36,16 @@ def test_escape_stops_a_long_answer_and_keeps_its_text(page: Page) -> None:
 
 
 def test_the_stop_button_stops_too(page: Page) -> None:
-    """By mouse."""
+    """With the mouse."""
     send(page, "count to 100000")
     page.locator("#stop").click()
     expect(page.locator("#stop")).to_have_count(0)
-    # With something said already it stands under that, else it is a notice; never both.
+    # If there is text, the mark is below it, otherwise it is a notice; never both.
     expect(page.locator(".finish, .note").filter(has_text=re.compile("stopped", re.IGNORECASE))).to_have_count(1)
 
 
 def test_a_new_conversation_is_its_own_and_the_list_has_both_newest_first(page: Page) -> None:
-    """L26: what was said in one is not seen in the other."""
+    """L26: messages of one are not shown in the other."""
     say(page, "say alpha speaks")
     address_of_conversation(page)
     page.get_by_role("button", name="New conversation").click()
@@ -63,7 +63,7 @@ def test_a_new_conversation_is_its_own_and_the_list_has_both_newest_first(page: 
 
 
 def test_the_list_marks_running_conversations(page: Page) -> None:
-    """The mark comes with the turn and goes with it."""
+    """The mark appears and disappears with the turn."""
     send(page, "count to 100000")
     current = page.locator(".entries a[aria-current]")
     expect(current.locator(".running")).to_be_visible()
@@ -72,7 +72,7 @@ def test_the_list_marks_running_conversations(page: Page) -> None:
 
 
 def test_reloading_shows_the_same_conversation_once(page: Page) -> None:
-    """History is read from the gateway."""
+    """The history is loaded from the gateway."""
     say(page, "say first")
     say(page, "say second")
     page.reload()
@@ -81,7 +81,7 @@ def test_reloading_shows_the_same_conversation_once(page: Page) -> None:
 
 
 def test_reloading_during_an_answer_continues_it(page: Page) -> None:
-    """The stream is taken up again and nothing is shown twice."""
+    """The stream reconnects and nothing is shown twice."""
     words = [f"word{number}" for number in range(1, 16)]
     send(page, "slow " + " ".join(words))
     expect(page.locator(".answer.draft .markdown")).to_contain_text("word2")
@@ -92,7 +92,7 @@ def test_reloading_during_an_answer_continues_it(page: Page) -> None:
 
 
 def test_a_tool_is_a_line_that_opens(page: Page) -> None:
-    """What was called, how it went, and an excerpt when asked for."""
+    """It shows the call, its state, and an excerpt when it is opened."""
     send(page, "what time is it in Europe/Paris")
     tool = page.locator("details.tool")
     expect(tool).to_have_attribute("data-state", "done")
@@ -106,14 +106,14 @@ def test_a_tool_is_a_line_that_opens(page: Page) -> None:
 
 
 def test_a_restarted_answer_is_shown_once(page: Page) -> None:
-    """What a broken stream had shown is taken back."""
+    """Text of the failed attempt is removed."""
     say(page, "stumble")
     expect(page.locator(".answer")).to_have_count(1)
     assert answers(page) == ["I stumbled, took it back, and this is the whole answer."]
 
 
 def test_a_failure_is_one_sentence_with_what_to_do(page: Page) -> None:
-    """The model's failure is told where the answer would be."""
+    """The model's failure is shown in place of the answer."""
     send(page, "fail")
     expect(page.locator(".note.error")).to_have_text(re.compile(r"\w.*[.;].*Try again"), use_inner_text=True)
     page.locator(".note.error").get_by_role("button", name="Try again").click()
@@ -123,7 +123,7 @@ def test_a_failure_is_one_sentence_with_what_to_do(page: Page) -> None:
 
 
 def test_a_failure_is_shown_after_a_reload_and_removed_with_its_turn(page: Page) -> None:
-    """Why there is no answer is told to whoever comes later; what is undone leaves no notice behind."""
+    """The reason for a missing answer is shown later too; an undone turn leaves no notice."""
     say(page, "say before")
     send(page, "fail")
     expect(page.locator(".note.error")).to_have_count(1)
@@ -138,14 +138,14 @@ def test_a_failure_is_shown_after_a_reload_and_removed_with_its_turn(page: Page)
 
 
 def test_an_empty_conversation_gives_examples_that_work(page: Page) -> None:
-    """A first message need not be invented."""
+    """Users need not invent a first message."""
     expect(page.locator(".empty")).to_contain_text("what time is it?")
     say(page, page.locator(".empty q").first.inner_text().strip('"“”'))
     expect(page.locator(".tool-name")).to_have_text("clock")
 
 
 def test_a_message_during_an_answer_is_queued_and_says_so(page: Page) -> None:
-    """S13, S14: the acknowledgement is what happens."""
+    """S13, S14: the acknowledgement matches what happens."""
     first = "one two three four five six seven eight nine ten"
     send(page, f"slow {first}")
     expect(page.locator(".answer.draft")).to_be_visible()
@@ -179,7 +179,7 @@ def test_a_message_can_join_the_answer(page: Page) -> None:
 
 
 def test_an_ended_conversation_shows_what_was_interrupted_and_what_was_not_answered(page: Page) -> None:
-    """P05, S14: a tool that was under way, and a message that came too late, each say so."""
+    """P05, S14: an interrupted tool and a late message are each marked."""
     send(page, "run sleep 100000")
     expect(page.locator(".tool-state")).to_have_text("running")
     address_of_conversation(page)
@@ -197,7 +197,7 @@ def test_an_ended_conversation_shows_what_was_interrupted_and_what_was_not_answe
 
 
 def test_a_continued_second_column_of_a_reply_stays_in_that_column(page: Page, visit: Visit) -> None:
-    """A line that begins with spaces belongs under the one before it."""
+    """An indented line belongs below the line before it."""
     say(page, "say a thing")
     send(page, "/reasoning high")
     expect(page.locator(".note.reply")).to_contain_text("Reasoning high")
@@ -207,7 +207,7 @@ def test_a_continued_second_column_of_a_reply_stays_in_that_column(page: Page, v
 
 
 def test_commands_are_completed_and_answered(page: Page, visit: Visit) -> None:
-    """The list comes from the gateway; a reply is no part of the transcript."""
+    """The list comes from the gateway; a reply is not part of the transcript."""
     box = page.locator("#composer")
     box.fill("/he")
     expect(page.get_by_role("option", selected=True)).to_contain_text("/help")
@@ -225,11 +225,11 @@ def test_commands_are_completed_and_answered(page: Page, visit: Visit) -> None:
     send(page, "/nosuch")
     expect(page.locator(".banner .error")).to_contain_text("no command /nosuch")
     expect(box).to_have_value("/nosuch")
-    visit.forgive("status of 400")
+    visit.ignore_errors("status of 400")
 
 
 def test_the_new_command_ends_the_conversation_and_begins_another(page: Page) -> None:
-    """S02: what has ended can be read and not be written to."""
+    """S02: an ended conversation is read-only."""
     say(page, "say the last words")
     send(page, "/new")
     expect(page.locator(".note.reply")).to_contain_text("new conversation")
@@ -244,7 +244,7 @@ def test_the_new_command_ends_the_conversation_and_begins_another(page: Page) ->
 
 
 def test_a_long_transcript_is_read_from_its_end_and_kept_bounded(page: Page, gateway: Gateway) -> None:
-    """The newest rows come first, older ones when asked for, and the page never holds more than its bound."""
+    """The newest rows come first, older ones on request, and the page never keeps more than its bound."""
     say(page, "say row 0")
     address_of_conversation(page)
     session = page.url.rpartition("/")[2]
@@ -272,7 +272,7 @@ def test_a_long_transcript_is_read_from_its_end_and_kept_bounded(page: Page, gat
 
 
 def test_a_transcript_of_long_messages_is_read_to_its_beginning(page: Page, gateway: Gateway) -> None:
-    """L24: a page that the gateway ended early, because its messages are long, is not taken for the beginning."""
+    """L24: a short page of long messages is not taken for the beginning of the transcript."""
     say(page, "say the very first")
     address_of_conversation(page)
     body = {"session": page.url.rpartition("/")[2], "busy": "queue"}
@@ -288,7 +288,7 @@ def test_a_transcript_of_long_messages_is_read_to_its_beginning(page: Page, gate
 
 
 def test_the_end_stays_visible_when_the_transcript_shrinks(page: Page) -> None:
-    """While a long message is written, and when something is told above it; who reads further up stays there."""
+    """While a long message is typed, and when a note appears above it; a user who has scrolled up stays there."""
     say(page, "say " + "\n\n".join(f"line {number}" for number in range(60)))
     last, first = page.get_by_text("line 59", exact=True), page.locator(".mine")
     expect(last).to_be_in_viewport()
@@ -307,7 +307,7 @@ def test_the_end_stays_visible_when_the_transcript_shrinks(page: Page) -> None:
 
 
 def test_scrolling_up_during_a_change_of_size_is_kept(page: Page) -> None:
-    """The browser reports both at once, and only one of them was the reader."""
+    """The browser reports both at once, and only one of them was the user."""
     say(page, "say " + "\n\n".join(f"line {number}" for number in range(60)))
     expect(page.get_by_text("line 59", exact=True)).to_be_in_viewport()
     page.evaluate(

@@ -1,4 +1,4 @@
-"""Who talks to the demo model is told so, and how to have a real one."""
+"""A notice for users of the demo model, with the way to configure a real one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ TOY = '[models.toy]\napi = "demo"\n[agents.main]\nmodel = "main"\n[agents.toy]\n
 
 
 def test_a_line_says_that_the_demo_model_answers_and_how_to_configure_another(page: Page) -> None:
-    """From the beginning on, in a conversation too, and once."""
+    """From the beginning, in a conversation too, and once."""
     line = page.locator(".demo")
     expect(line).to_contain_text("demo model")
     expect(line.locator("code")).to_have_text(["[models.main]", "tidegate.toml"])
@@ -31,7 +31,7 @@ def mixed(tmp_path: Path) -> Gateway:
 
 
 def test_the_line_is_there_only_where_the_demo_model_answers(mixed: Gateway, new_visit: Callable[..., Visit]) -> None:
-    """S05: for the agent that is chosen, and for the model that was chosen in a conversation."""
+    """S05: for the selected agent, and for the model chosen in a conversation."""
     mixed.start()
     try:
         visit = new_visit()

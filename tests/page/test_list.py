@@ -1,4 +1,4 @@
-"""The list of conversations: searching it, and coming to its end."""
+"""The list of conversations: searching it, and reading it to its end."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.page import browser as chromium
-from tests.page.conftest import leave, say, send
+from tests.page.conftest import check_and_close, say, send
 from tests.page.gateway import Gateway
 
 MANY = 53
@@ -16,7 +16,7 @@ MANY = 53
 
 @pytest.fixture(scope="module")
 def own_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One with many conversations, live and ended."""
+    """A gateway with many conversations, active and ended."""
     gateway = Gateway(tmp_path_factory.mktemp("own"))
     try:
         gateway.start()
@@ -36,12 +36,12 @@ def open_page(browser: Browser, own_gateway: Gateway) -> Iterator[Page]:
     visit.page.goto(own_gateway.new_link())
     expect(visit.page.locator("#composer")).to_be_visible()
     yield visit.page
-    leave(visit, own_gateway.origin)
+    check_and_close(visit, own_gateway.origin)
     visit.context.close()
 
 
 def test_a_search_finds_conversations_by_what_was_said_and_by_their_title(open_page: Page) -> None:
-    """Live and ended ones; a result opens; Escape leaves the search, and a message can be written at once."""
+    """Active and ended ones; a result opens; Escape leaves the search, and a message can be typed immediately."""
     page = open_page
     entries = page.locator(".entries a")
     expect(page.locator("#composer")).to_be_focused()
@@ -67,7 +67,7 @@ def test_a_search_finds_conversations_by_what_was_said_and_by_their_title(open_p
 
 
 def test_both_lists_can_be_read_to_their_end(open_page: Page) -> None:
-    """Nothing is left out without a word."""
+    """Nothing is left out silently."""
     page = open_page
     live, ended = page.locator(".entries > ul a"), page.locator(".over a")
     expect(live).to_have_count(50)
@@ -82,7 +82,7 @@ def test_both_lists_can_be_read_to_their_end(open_page: Page) -> None:
 
 
 def test_every_command_is_in_the_list_of_commands(page: Page, gateway: Gateway) -> None:
-    """A slash alone shows all of them, and the chosen one is in sight."""
+    """A slash alone shows all of them, and the selected one is visible."""
     names = [command["name"] for command in gateway.call("GET", "/api/commands")["commands"]]
     page.locator("#composer").fill("/")
     options = page.get_by_role("option")
@@ -95,7 +95,7 @@ def test_every_command_is_in_the_list_of_commands(page: Page, gateway: Gateway) 
 
 
 def test_only_the_last_failure_offers_a_retry(page: Page) -> None:
-    """S13: trying again works the last message; it must not look as if it were an earlier one."""
+    """S13: a retry repeats the last message, so an earlier failure must not offer it."""
     send(page, "fail")
     again = page.locator(".note.error").get_by_role("button", name="Try again")
     expect(again).to_have_count(1)

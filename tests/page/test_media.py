@@ -1,5 +1,5 @@
-"""Pictures, sounds and documents on the page and in the terminal: shown where they stand, played or downloaded when
-somebody wants to."""
+"""Pictures, sounds and documents on the page and in the terminal: shown in their row, played or downloaded on
+request."""
 
 import base64
 import os
@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import Visit
-from tests.page.conftest import answers, leave, say
+from tests.page.conftest import answers, check_and_close, say
 from tests.page.gateway import START_SECONDS, Gateway
 from tests.spool.pictures import plain, saved
 from tests.spool.sounds import mp3, wav
@@ -77,7 +77,7 @@ def page(browser: Browser, sounding: Gateway) -> Iterator[Page]:
     visit.page.goto(sounding.new_link())
     expect(visit.page.locator("#composer")).to_be_visible()
     yield visit.page
-    leave(visit, sounding.origin)
+    check_and_close(visit, sounding.origin)
     visit.context.close()
 
 
@@ -93,7 +93,7 @@ PLAYED = """async (audio) => {
 
 
 def played(page: Page) -> Any:
-    """That a sound is not fetched until it is played, how long it is to a real browser, and that one can seek in it."""
+    """Checks that a sound is not loaded before it is played, its duration in a real browser, and seeking."""
     assert page.locator("audio").count() == 0
     with page.expect_request("**/media/*"):
         page.get_by_role("button", name="Play sound").click()
@@ -101,7 +101,7 @@ def played(page: Page) -> Any:
 
 
 def test_a_sound_of_a_tool_can_be_played_and_stays_so_after_a_reload(page: Page) -> None:
-    """D6, D3: one of the user's own tools, spooled; with controls, a label, and not by itself."""
+    """D6, D3: from one of the user's own tools, spooled; with controls and a label, and not played automatically."""
     say(page, 'call hum {"seconds": 12}')
     assert answers(page)[-1].endswith("I was given a sound (wav, 384044 bytes).")
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_a_sound_of_a_tool_can_be_played_and_stays_so_after_a_reload(page: Page)
 
 
 def test_an_mp3_and_a_picture_of_the_workspace_are_shown_in_their_row(page: Page) -> None:
-    """D6: beside each other, under the tool that brought them."""
+    """D6: next to each other, below their tool."""
     say(page, "read file song.mp3")
     say(page, "read file red.png")
     assert page.locator(".media figcaption").all_inner_texts() == [
@@ -133,7 +133,7 @@ def test_an_mp3_and_a_picture_of_the_workspace_are_shown_in_their_row(page: Page
 def test_a_callers_media_are_shown_with_their_message_on_the_page_and_in_the_terminal(
     page: Page, sounding: Gateway
 ) -> None:
-    """D6, H05: over the chat API; the terminal names it in words."""
+    """D6, H05: sent over the chat API; the terminal describes it in words."""
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav(3.2)).decode(), "format": "wav"}}
     body = {"model": "main", "messages": [{"role": "user", "content": [part]}]}
     answer = sounding.call("POST", "/v1/chat/completions", body, X_Session_Id="brought")
@@ -147,7 +147,7 @@ def test_a_callers_media_are_shown_with_their_message_on_the_page_and_in_the_ter
 
 
 def test_a_document_is_downloaded_by_its_name(page: Page, sounding: Gateway) -> None:
-    """D6, H05: by its name, never opened or shown as a picture; the terminal names it in words."""
+    """D6, H05: by its name, never opened or shown as a picture; the terminal describes it in words."""
     data = b"%PDF-1.7\n" + bytes(300_000)
     file = {"filename": "<b>tides.pdf", "file_data": "data:application/pdf;base64," + base64.b64encode(data).decode()}
     body = {"model": "main", "messages": [{"role": "user", "content": [{"type": "file", "file": file}]}]}
@@ -165,7 +165,7 @@ def test_a_document_is_downloaded_by_its_name(page: Page, sounding: Gateway) -> 
 
 
 def tidegate(home: Path, *arguments: str, said: str = "") -> str:
-    """What the program says, beside its answer too."""
+    """The program's output, and its notices."""
     command = [sys.executable, "-m", "tidegate", *arguments, "--home", str(home)]
     environment = {**os.environ, "NO_COLOR": "1"}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""What an agent asks, on the page: cards that stay until they are answered, here or anywhere."""
+"""Approvals and questions on the page: cards that stay until they are answered, here or elsewhere."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import PATIENCE, Visit
-from tests.page.conftest import address_of_conversation, answers, leave, say, send
+from tests.page.conftest import address_of_conversation, answers, check_and_close, say, send
 from tests.page.gateway import Gateway
 
 CAREFUL = """
@@ -34,7 +34,7 @@ CHOICES = "ask me Tea or coffee? tea, coffee"
 
 @pytest.fixture(scope="module")
 def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway whose agent asks before it looks at a European clock."""
+    """A gateway whose agent asks before it reads a European clock."""
     gateway = started(tmp_path_factory.mktemp("careful"))
     yield gateway
     gateway.stop()
@@ -55,7 +55,7 @@ def started(home: Path) -> Gateway:
 
 @pytest.fixture
 def profile(browser: Browser, careful: Gateway) -> Iterator[BrowserContext]:
-    """One person's browser, signed in."""
+    """One user's browser, signed in."""
     visit = chromium.visit(browser)
     visit.page.goto(careful.new_link())
     expect(visit.page.locator("#composer")).to_be_visible()
@@ -76,7 +76,7 @@ def new_page(profile: BrowserContext, careful: Gateway) -> Iterator[Callable[...
 
     yield make
     for visit in visits:
-        leave(visit, careful.origin)
+        check_and_close(visit, careful.origin)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def waiting(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 def test_an_approval_is_a_card_that_shows_the_action(page: Page) -> None:
-    """S29: it is shown whole; approving it lets the turn go on, and the card goes."""
+    """S29: it is shown completely; approving it continues the turn and removes the card."""
     send(page, CLOCK)
     card = page.locator(".question")
     expect(card.locator("pre")).to_have_text("clock\nzone: Europe/Paris", use_inner_text=True)
@@ -108,7 +108,7 @@ def test_an_approval_is_a_card_that_shows_the_action(page: Page) -> None:
 
 
 def test_an_approval_for_the_owner_reaches_the_owners_page(new_page: Callable[..., Visit], careful: Gateway) -> None:
-    """X11, S29: a command outside the sandbox, shown whole however long it is, first in the list."""
+    """X11, S29: a command outside the sandbox, shown completely however long it is, first in the list."""
     key = careful.call("POST", "/api/keys", {"name": "mallory"})["key"]
     command = "echo " + "x" * 9000 + " | wc -c"
     said = {"text": f"call terminal {json.dumps({'command': command})}", "attended": True}
@@ -130,7 +130,7 @@ def test_an_approval_for_the_owner_reaches_the_owners_page(new_page: Callable[..
 
 
 def test_a_denial_may_say_why(page: Page) -> None:
-    """S29: the agent is told, and goes on."""
+    """S29: the agent gets the reason and continues."""
     send(page, CLOCK)
     card = page.locator(".question")
     card.get_by_label("Reason (optional)").fill("not on a Friday")
@@ -140,7 +140,7 @@ def test_a_denial_may_say_why(page: Page) -> None:
 
 
 def test_a_question_is_answered_by_a_button_or_in_words(page: Page) -> None:
-    """S29: as the demo model's own examples say it; an empty answer is none."""
+    """S29: as in the demo model's own examples; an empty answer is ignored."""
     send(page, CHOICES)
     expect(page.locator(".question pre")).to_have_text("Tea or coffee?")
     expect(page.locator(".tool-state").last).to_have_text("waiting for you")
@@ -156,7 +156,7 @@ def test_a_question_is_answered_by_a_button_or_in_words(page: Page) -> None:
 
 
 def test_everything_can_be_answered_by_keyboard_and_nothing_by_accident(page: Page) -> None:
-    """X14: keys count while the card has the focus, and only there; Escape in it stops nothing."""
+    """X14: keys work only while the card has the focus; Escape in it stops nothing."""
     keys = page.keyboard
     send(page, CLOCK)
     card = page.locator(".question")
@@ -193,7 +193,7 @@ def test_everything_can_be_answered_by_keyboard_and_nothing_by_accident(page: Pa
 
 
 def test_two_calls_side_by_side_are_two_cards(page: Page) -> None:
-    """X14: each is its own."""
+    """X14: each is answered separately."""
     send(page, BOTH)
     cards = page.locator(".question")
     expect(cards).to_have_count(2)
@@ -207,7 +207,7 @@ def test_two_calls_side_by_side_are_two_cards(page: Page) -> None:
 
 
 def test_a_reload_and_a_second_browser_show_open_questions(page: Page, new_page: Callable[..., Visit]) -> None:
-    """S29: whoever comes later sees it; an answer anywhere closes it everywhere."""
+    """S29: a later visitor sees it; an answer anywhere closes it everywhere."""
     send(page, CLOCK)
     expect(page.locator(".question")).to_be_visible()
     address_of_conversation(page)
@@ -224,7 +224,7 @@ def test_a_reload_and_a_second_browser_show_open_questions(page: Page, new_page:
 
 
 def test_a_command_answers_too_and_a_plain_message_does_not(page: Page, careful: Gateway) -> None:
-    """S29, S13: what is said meanwhile is queued, and says so."""
+    """S29, S13: a message in the meantime is queued and marked as such."""
     send(page, CLOCK)
     expect(page.locator(".question")).to_be_visible()
     send(page, "say yes")
@@ -237,7 +237,7 @@ def test_a_command_answers_too_and_a_plain_message_does_not(page: Page, careful:
 
 
 def test_a_stop_takes_the_card_away(page: Page, careful: Gateway) -> None:
-    """S30: and the conversation goes on."""
+    """S30: the conversation continues."""
     send(page, CLOCK)
     expect(page.locator(".question")).to_be_visible()
     page.locator("#stop").click()
@@ -248,8 +248,8 @@ def test_a_stop_takes_the_card_away(page: Page, careful: Gateway) -> None:
 
 
 def test_a_question_survives_a_restart_of_the_gateway(browser: Browser, tmp_path: Path) -> None:
-    """S29, S31, F4: killed in mid-question, the page comes back with the same card, and the tool runs once; what was
-    answered while the page was away is gone when it is back."""
+    """S29, S31, F4: killed during a question, the page reconnects with the same card, and the tool runs once; a
+    question answered meanwhile is removed."""
     gateway = started(tmp_path)
     visit = chromium.visit(browser)
     page = visit.page
@@ -260,7 +260,7 @@ def test_a_question_survives_a_restart_of_the_gateway(browser: Browser, tmp_path
             card = page.locator(".question")
             expect(card).to_be_visible()
             gateway.stop(how)
-            expect(page.locator(".banner .note")).to_contain_text("taken up again by itself")
+            expect(page.locator(".banner .note")).to_contain_text("Reconnecting…")
             gateway.start()
             expect(page.locator(".banner .note")).to_have_count(0)
             expect(card).to_have_count(1)
@@ -281,15 +281,16 @@ def test_a_question_survives_a_restart_of_the_gateway(browser: Browser, tmp_path
         page.unroute("**/events")
         expect(card).to_have_count(0)
         expect(page.locator(".answer .markdown").last).to_contain_text("from elsewhere")
-        visit.forgive("net::ERR")
-        leave(visit, gateway.origin)
+        visit.ignore_errors("net::ERR")
+        check_and_close(visit, gateway.origin)
     finally:
         visit.context.close()
         gateway.stop()
 
 
 def test_by_default_the_page_asks_only_when_the_mode_requires_it(visit: Visit) -> None:
-    """X11: nothing is configured: reading, writing in the workspace and questions work, and nothing needs leave."""
+    """X11: without any configuration, reading, writing in the workspace and questions work, and nothing needs
+    approval."""
     page = visit.page
     send(page, "ask me Tea or coffee? tea, coffee")
     page.locator(".question").get_by_role("button", name="tea").click()
@@ -320,7 +321,7 @@ def ended(turn: str) -> dict[str, Any]:
 
 
 def test_a_question_is_shown_once_however_often_it_is_received(page_of_record: Page) -> None:
-    """S29: before its turn, in its place, and again; it goes with its answer or with its own turn."""
+    """S29: before its turn, in its place, and again; it disappears with its answer or its turn."""
     told = [
         chat_body("a"),
         STARTED,
@@ -344,7 +345,7 @@ def test_a_question_is_shown_once_however_often_it_is_received(page_of_record: P
 
 
 def test_the_output_of_a_tool_is_bounded_and_its_end_is_kept(page_of_record: Page) -> None:
-    """D7: the newest part of it, while it runs, and once when it is told again."""
+    """D7: the newest part, while it runs, and once when it is received again."""
 
     def live(events: list[Any]) -> Any:
         return page_of_record.evaluate(WALK, events)["live"]["c"]
@@ -362,8 +363,8 @@ def test_the_output_of_a_tool_is_bounded_and_its_end_is_kept(page_of_record: Pag
 
 
 def test_a_running_command_shows_its_output(page: Page, careful: Gateway) -> None:
-    """D6, X11: without a sandbox it asks first; then its output is in a box under its line, the end of it in sight, and
-    gone when the command has ended."""
+    """D6, X11: without a sandbox it asks first; then its output is in a box below its line, scrolled to the end, and
+    removed when the command has ended."""
     send(page, "run seq 200; until [ -e go ]; do sleep 0.1; done; echo built")
     card = page.locator(".question")
     expect(card.locator("pre")).to_contain_text("command: seq 200; until")

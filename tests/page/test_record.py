@@ -1,4 +1,4 @@
-"""What the page makes of events: the same events told twice show everything once, and what is kept is bounded."""
+"""The page's record of events: repeated events show everything once, and the record is bounded."""
 
 from typing import Any
 
@@ -46,7 +46,8 @@ TURN = [
 
 @pytest.mark.parametrize("cut", range(1, len(TURN)))
 def test_a_resumed_stream_shows_everything_once(page_of_record: Page, cut: int) -> None:
-    """Wherever it broke, the replayed turn ends in the same record; rows that were seen may be left out of it."""
+    """Wherever it was interrupted, the replayed turn gives the same record; rows already received may be missing from
+    it."""
     page = page_of_record
     whole = walk(page, TURN)
     seen = max((event.get("seq", 0) for event in TURN[:cut]), default=0)
@@ -59,13 +60,13 @@ def test_a_resumed_stream_shows_everything_once(page_of_record: Page, cut: int) 
 
 
 def test_a_reset_removes_the_shown_text(page_of_record: Page) -> None:
-    """The draft begins again."""
+    """The draft is restarted."""
     told = [STARTED, text("wrong"), {"type": "text_reset", "reason": "the stream broke"}, text("right")]
     assert walk(page_of_record, told)["draft"] == "right"
 
 
 def test_a_failed_turn_leaves_its_unfinished_text_and_one_sentence(page_of_record: Page) -> None:
-    """What is not kept is marked as such."""
+    """Text that is not saved is marked as such."""
     outcome = {"turn": "t_1", "session": "s", "state": "failed", "error": {"message": "It broke; try again."}}
     record = walk(page_of_record, [STARTED, text("half"), {"type": "turn_ended", "outcome": outcome}])
     told = [(note["kind"], note["text"]) for note in record["notes"]]
@@ -74,7 +75,7 @@ def test_a_failed_turn_leaves_its_unfinished_text_and_one_sentence(page_of_recor
 
 
 def test_an_interrupted_tool_is_not_shown_as_failed(page_of_record: Page) -> None:
-    """P05: its effect is unknown, which is another thing."""
+    """P05: its effect is unknown, which is different."""
     started = {"type": "tool_started", "call_id": "c", "name": "clock", "arguments": "{}"}
     ended = {"type": "tool_ended", "call_id": "c", "name": "clock", "excerpt": "no", "failed": True}
     for more, state in (({}, "failed"), ({"interrupted": True}, "interrupted")):
@@ -82,12 +83,12 @@ def test_an_interrupted_tool_is_not_shown_as_failed(page_of_record: Page) -> Non
 
 
 def test_an_unknown_event_changes_nothing(page_of_record: Page) -> None:
-    """A newer gateway may tell more."""
+    """A newer gateway may send more events."""
     assert walk(page_of_record, [*TURN, {"type": "later"}]) == walk(page_of_record, TURN)
 
 
 def test_a_sent_message_is_shown_once_whichever_comes_first(page_of_record: Page) -> None:
-    """S14: by its row; two equal ones are two."""
+    """S14: it is matched with its row; two equal ones are two."""
     script = """async ([rows]) => {
         const known = await import('/static/record.js');
         let record = known.apply(known.EMPTY, { type: 'message', seq: 1, message: { role: 'user', text: 'hi' } });
@@ -115,7 +116,7 @@ def test_the_record_is_bounded(page_of_record: Page) -> None:
 
 
 def test_rows_stay_contiguous_after_loading_earlier_ones(page_of_record: Page) -> None:
-    """Rows that arrive meanwhile are left for `to the latest`; the stream still knows how far it came."""
+    """Rows that arrive in the meantime are left for "Jump to latest"; the stream still knows its position."""
     script = """async () => {
         const known = await import('/static/record.js');
         const row = (seq) => ({ seq, message: { role: 'user', text: 'x' } });
@@ -130,17 +131,17 @@ def test_rows_stay_contiguous_after_loading_earlier_ones(page_of_record: Page) -
 
 
 def test_acknowledgements_match_the_gateways_response(page_of_record: Page) -> None:
-    """S13: queued is never called anything else."""
+    """S13: a queued message is always called queued."""
     script = "async (items) => items.map((await import('/static/record.js')).acknowledgement)"
     cases = (("started", 0), ("queued", 1), ("queued", 3), ("steered", 0), ("interrupting", 1))
     told = page_of_record.evaluate(script, [{"state": "accepted", "how": how, "ahead": ahead} for how, ahead in cases])
     assert told[0] == ""
     assert told[1].startswith("Queued") and "3 messages" in told[2]
-    assert "running answer" in told[3] and told[4].startswith("Stops")
+    assert told[3].startswith("Will join") and told[4].startswith("Stopping")
 
 
 def test_a_stream_is_parsed_however_it_is_split(page_of_record: Page) -> None:
-    """Pieces of the network are not events."""
+    """Network packets are not events."""
     script = """async ([text, size]) => {
         const { eventParser } = await import('/static/stream.js');
         const found = [];

@@ -1,4 +1,4 @@
-"""The page over a restart of its gateway: it comes back by itself and shows each thing once."""
+"""The page during a restart of its gateway: it reconnects and shows everything once."""
 
 import signal
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.page import browser as chromium
 from tests.page.browser import Visit
-from tests.page.conftest import answers, leave, mine, say, send
+from tests.page.conftest import answers, check_and_close, mine, say, send
 from tests.page.gateway import Gateway
 
 
 @pytest.fixture
 def own_gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One that the test may stop and start."""
+    """A gateway that the test may stop and start."""
     gateway = Gateway(tmp_path / "home")
     try:
         gateway.start()
@@ -30,13 +30,13 @@ def open_page(browser: Browser, own_gateway: Gateway) -> Iterator[Page]:
     visit.page.goto(own_gateway.link)
     expect(visit.page.locator("#composer")).to_be_visible()
     yield visit.page
-    visit.forgive("net::ERR")
-    leave(visit, own_gateway.origin)
+    visit.ignore_errors("net::ERR")
+    check_and_close(visit, own_gateway.origin)
     visit.context.close()
 
 
 def test_a_running_answer_continues_on_the_page_after_a_kill(own_gateway: Gateway, open_page: Page) -> None:
-    """F4, S16, S19: rows of before, the interrupted answer, and what is said afterwards: once each."""
+    """F4, S16, S19: earlier rows, the interrupted answer, and later messages, once each."""
     page = open_page
     say(page, "say before")
     words = " ".join(f"word{number}" for number in range(1, 16))
@@ -55,7 +55,7 @@ def test_a_running_answer_continues_on_the_page_after_a_kill(own_gateway: Gatewa
 
 
 def test_a_new_configuration_is_loaded_without_a_page_reload(own_gateway: Gateway, open_page: Page) -> None:
-    """S05: the open conversation's model and the agents to choose from are those of the gateway that came back."""
+    """S05: the conversation's model and the list of agents are those of the restarted gateway."""
     page = open_page
     say(page, "say before")
     expect(page.locator(".demo")).to_be_visible()
@@ -75,13 +75,13 @@ def test_a_new_configuration_is_loaded_without_a_page_reload(own_gateway: Gatewa
 def test_a_message_written_while_the_gateway_is_stopped_is_kept_and_sent_again(
     own_gateway: Gateway, open_page: Page
 ) -> None:
-    """S14: it stays on the page until it is accepted, and is then one."""
+    """S14: it stays on the page until it is accepted, and is accepted once."""
     page = open_page
     say(page, "say before")
     own_gateway.stop()
     send(page, "say from the gap")
     failed = page.locator(".pending[data-state=failed]")
-    expect(failed).to_contain_text("cannot be reached")
+    expect(failed).to_contain_text("Cannot reach the gateway")
     own_gateway.start()
     expect(page.locator(".banner .note")).to_have_count(0)
     failed.get_by_role("button", name="Send again").click()
@@ -91,7 +91,7 @@ def test_a_message_written_while_the_gateway_is_stopped_is_kept_and_sent_again(
 
 
 def test_a_message_delivered_twice_is_accepted_once(page: Page, visit: Visit) -> None:
-    """S14: when the answer to its delivery is lost on the way, delivering it again changes nothing."""
+    """S14: when the response to its delivery is lost, delivering it again changes nothing."""
     say(page, "say before")
     bodies: list[tuple[str | None, str | None]] = []
 
@@ -117,11 +117,11 @@ def test_a_message_delivered_twice_is_accepted_once(page: Page, visit: Visit) ->
     expect(page.locator("#stop")).to_have_count(0)
     say(page, "say the end")
     assert mine(page) == ["say before", "say only once", "say the end"]
-    visit.forgive("net::ERR_FAILED")
+    visit.ignore_errors("net::ERR_FAILED")
 
 
 def test_a_turn_whose_events_were_missed_is_shown_in_its_place(page: Page, visit: Visit) -> None:
-    """S14, S19: its end may be known before its rows are; neither vanishes, and a failure stands under its message."""
+    """S14, S19: its end may be known before its rows; neither is lost, and a failure is shown below its message."""
     say(page, "say before")
     silent = {"status": 200, "content_type": "text/event-stream", "body": ": open\n\n"}
     page.route("**/events", lambda route: route.fulfill(**silent))  # type: ignore[arg-type]

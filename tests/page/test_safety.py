@@ -1,4 +1,4 @@
-"""Text stays text: what a model writes can neither run, nor load, nor disguise itself."""
+"""Text stays text: a model's output can neither run, nor load anything, nor disguise itself."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ ATTEMPTS = [
 
 
 def test_a_script_in_an_answer_stays_text(page: Page) -> None:
-    """Every attempt, in one answer, is shown as written and does nothing; no request is made for it."""
+    """Every attempt, in one answer, is shown as text and has no effect; no request is made for it."""
     say(page, "say " + "\n\n".join(ATTEMPTS))
     answer = page.locator(".answer .markdown")
     expect(answer).to_contain_text("<script>window.broken = 1</script>")
@@ -46,14 +46,14 @@ def test_a_script_in_an_answer_stays_text(page: Page) -> None:
 
 
 def test_a_users_text_is_shown_unchanged(page: Page) -> None:
-    """The sender's own text is never markup."""
+    """The user's own text is never markup."""
     say(page, "say <b>x</b> **y**")
     assert page.locator(".mine .plain").inner_text() == "say <b>x</b> **y**"
     assert page.locator(".mine b, .mine strong").count() == 0
 
 
 def test_a_title_is_text_too(page: Page) -> None:
-    """Also in the list and the header."""
+    """In the list and the header too."""
     say(page, "say x")
     page.locator("#composer").fill("/title <img src=x onerror=window.broken=1>")
     page.locator("#composer").press("Enter")
@@ -116,7 +116,7 @@ def test_the_usual_markdown_is_understood(page_of_record: Page) -> None:
 
 
 def test_an_unfinished_code_block_is_shown_as_code(page_of_record: Page) -> None:
-    """Text is drawn while it comes."""
+    """Text is rendered while it arrives."""
     assert [block["kind"] for block in parsed(page_of_record, "so:\n```js\nlet x")] == ["paragraph", "pre"]
 
 
@@ -143,7 +143,7 @@ def test_an_unfinished_code_block_is_shown_as_code(page_of_record: Page) -> None
     ids=lambda text: text[:6].replace("\n", " "),
 )
 def test_no_text_blocks_the_page(page_of_record: Page, text: str) -> None:
-    """Work is about linear in the text, whatever it is."""
+    """The time is about linear in the text, whatever it is."""
     spent = """async (text) => {
         const { parse, inline } = await import('/static/markdown.js');
         const spend = (text) => {

@@ -7,16 +7,16 @@ import pytest
 from playwright.sync_api import Page, Request, expect
 
 from tests.page.browser import Visit
-from tests.page.conftest import leave, say
+from tests.page.conftest import check_and_close, say
 from tests.page.gateway import Gateway
 
-REFUSED = "status of 401"  # the browser's own remark about a response that the test asks for
+REFUSED = "status of 401"  # the browser's own console message about the response
 
 
 def test_the_link_signs_in_and_the_code_is_removed_from_the_url(
     new_visit: Callable[..., Visit], gateway: Gateway
 ) -> None:
-    """X04: the code is exchanged by POST for a http-only, same-site cookie and stands in no request's address."""
+    """X04: the code is exchanged by POST for an http-only, same-site cookie and is in no request's URL."""
     visit = new_visit()
     link = gateway.new_link()
     code = link.partition("#code=")[2]
@@ -40,7 +40,7 @@ def test_the_link_signs_in_and_the_code_is_removed_from_the_url(
 
 
 def test_a_code_works_once_and_a_new_one_can_be_typed(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
-    """X04: the second opener of a link is told so, and signs in with another code."""
+    """X04: the second user of a link is told so, and signs in with another code."""
     link = gateway.new_link()
     first = new_visit()
     first.page.goto(link)
@@ -53,7 +53,7 @@ def test_a_code_works_once_and_a_new_one_can_be_typed(new_visit: Callable[..., V
     second.page.keyboard.type(gateway.new_link().partition("#code=")[2])
     second.page.keyboard.press("Enter")
     expect(second.page.locator("#composer")).to_be_visible()
-    second.forgive(REFUSED)
+    second.ignore_errors(REFUSED)
 
 
 def test_a_visitor_sees_a_form_and_an_invalid_code_is_explained(
@@ -66,24 +66,24 @@ def test_a_visitor_sees_a_form_and_an_invalid_code_is_explained(
     visit.page.get_by_role("button", name="Sign in").click()
     expect(visit.page.get_by_role("alert")).to_have_text(re.compile(r"\w.*\."))
     expect(visit.page.locator(".sidebar")).to_have_count(0)
-    visit.forgive(REFUSED)
+    visit.ignore_errors(REFUSED)
 
 
 def test_opening_a_used_link_again_while_signed_in_just_opens_the_page(
     new_visit: Callable[..., Visit], gateway: Gateway
 ) -> None:
-    """X04: a dead code does no harm to somebody who is in."""
+    """X04: a used code does not affect a user who is signed in."""
     visit = new_visit()
     link = gateway.new_link()
     for _ in range(2):
         visit.page.goto("about:blank")
         visit.page.goto(link)
         expect(visit.page.locator("#composer")).to_be_visible()
-    visit.forgive(REFUSED)
+    visit.ignore_errors(REFUSED)
 
 
 def test_signing_out_ends_the_cookie(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
-    """X04: what was a valid cookie opens nothing afterwards."""
+    """X04: the old cookie no longer works."""
     visit = new_visit()
     with visit.page.expect_response("**/api/commands"):  # what is under way at that moment would be refused
         visit.page.goto(gateway.new_link())
@@ -91,7 +91,7 @@ def test_signing_out_ends_the_cookie(new_visit: Callable[..., Visit], gateway: G
     expect(visit.page.get_by_label("One-time code")).to_be_visible()
     visit.page.reload()
     expect(visit.page.get_by_label("One-time code")).to_be_visible()
-    visit.forgive(REFUSED)
+    visit.ignore_errors(REFUSED)
 
 
 def test_the_page_may_load_nothing_but_its_own_files(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
@@ -109,7 +109,7 @@ def test_the_page_may_load_nothing_but_its_own_files(new_visit: Callable[..., Vi
 def test_a_browser_that_lost_its_page_token_is_told_how_to_sign_in(
     new_visit: Callable[..., Visit], gateway: Gateway
 ) -> None:
-    """X05: the cookie is still there and opens nothing; a new link mends it."""
+    """X05: the cookie alone does not work; a new link restores the sign-in."""
     visit = new_visit()
     visit.page.goto(gateway.new_link())
     expect(visit.page.locator("#composer")).to_be_visible()
@@ -119,11 +119,11 @@ def test_a_browser_that_lost_its_page_token_is_told_how_to_sign_in(
     assert len(visit.context.cookies()) == 1
     visit.page.goto(gateway.new_link())
     expect(visit.page.locator("#composer")).to_be_visible()
-    visit.forgive(REFUSED)
+    visit.ignore_errors(REFUSED)
 
 
 def test_tabs_share_signing_in_and_out(new_visit: Callable[..., Visit], gateway: Gateway) -> None:
-    """X05: another tab that signs in anew replaces both parts for all of them."""
+    """X05: a new sign-in in another tab replaces both parts for all tabs."""
     visit = new_visit()
     first, second = Visit(visit.context), Visit(visit.context)
     first.page.goto(gateway.new_link())
@@ -140,8 +140,8 @@ def test_tabs_share_signing_in_and_out(new_visit: Callable[..., Visit], gateway:
     first.page.goto(gateway.new_link())
     for tab in (first, second):
         expect(tab.page.locator("#composer")).to_be_visible()
-        tab.forgive(REFUSED)
-        leave(tab, gateway.origin)
+        tab.ignore_errors(REFUSED)
+        check_and_close(tab, gateway.origin)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,6 @@ def test_tabs_share_signing_in_and_out(new_visit: Callable[..., Visit], gateway:
     ],
 )
 def test_a_browser_is_listed_by_a_familiar_name(page_of_record: Page, agent: str, name: str) -> None:
-    """Its program and its system, as far as they are known."""
+    """By program and system, as far as they are known."""
     asked = "async (agent) => (await import('/static/signin.js')).browserName(agent)"
     assert page_of_record.evaluate(asked, agent) == name

@@ -1,4 +1,4 @@
-"""A hostile server on another port of the gateway's host: browsers send it the cookie, for cookies ignore ports."""
+"""A hostile server on another port of the gateway's host: browsers send it the cookie, because cookies ignore ports."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ from tests.page.gateway import START_SECONDS, Gateway
 
 
 class Preview(ThreadingHTTPServer):
-    """What an agent might start as a "preview". It keeps the cookies that visitors bring."""
+    """A server that an agent might start as a "preview". It records the cookies of its visitors."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Visitor)
@@ -52,7 +52,7 @@ def preview() -> Iterator[Preview]:
 
 @pytest.fixture
 def stolen(browser: Browser, gateway: Gateway, preview: Preview) -> Iterator[str]:
-    """The cookie of a person who is signed in, handed to the preview by a real browser."""
+    """The cookie of a signed-in user, sent to the preview by a real browser."""
     context = browser.new_context()
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
@@ -94,7 +94,7 @@ def replayed(gateway: Gateway, method: str, path: str, body: Any, headers: dict[
 
 
 def test_a_server_on_another_port_gets_the_cookie_and_can_do_nothing_with_it(gateway: Gateway, stolen: str) -> None:
-    """X04, X05: nothing can be read and no key made, whatever is sent beside it."""
+    """X04, X05: it can read nothing and create no key, whatever it sends along."""
     name, _, value = stolen.partition("=")
     assert name == f"tidegate_{gateway.port}"  # or there would be nothing to be tested
     before = gateway.call("GET", "/api/keys")

@@ -1,4 +1,4 @@
-"""Tasks of an agent's, on the page: what is seen of them, and what they ask."""
+"""Tasks of an agent on the page: how they are shown, and their questions."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.page import browser as chromium
-from tests.page.conftest import leave, send
+from tests.page.conftest import check_and_close, send
 from tests.page.gateway import Gateway
 from tests.tasks import ASKING, ASKING_TASK
 
@@ -29,12 +29,12 @@ def page(browser: Browser, delegating: Gateway) -> Iterator[Page]:
     visit.page.goto(delegating.new_link())
     expect(visit.page.locator("#composer")).to_be_visible()
     yield visit.page
-    leave(visit, delegating.origin)
+    check_and_close(visit, delegating.origin)
     visit.context.close()
 
 
 def test_a_question_of_a_task_is_a_card_with_the_agents_name(page: Page) -> None:
-    """S29: in the conversation that it works for, which the list marks; it goes when the turn is stopped, too."""
+    """S29: in the conversation that it works for, which the list marks; it disappears when the turn is stopped, too."""
     send(page, ASKING_TASK)
     card = page.locator(".question")
     expect(card).to_contain_text("The agent helper asks for your approval")

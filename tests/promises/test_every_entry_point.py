@@ -126,9 +126,8 @@ async def api(h: InProcessGateway, model: ScriptedModel, number: int) -> None:
                 async with stranger(h) as client, anyio.create_task_group() as group:
 
                     async def leave(client: aiohttp.ClientSession, stream: bool, name: dict[str, str]) -> None:
-                        async with client.post(
-                            CHAT, json=chat_body("[hold there]", stream=stream), headers=name
-                        ) as reply:
+                        body = chat_body("[hold there]", stream=stream)
+                        async with client.post(CHAT, json=body, headers=name) as reply:
                             await reply.read()
 
                     group.start_soon(leave, client, stream, name)

@@ -1,4 +1,4 @@
-"""How the tests of this room talk to a gateway."""
+"""A client for the tests of this package."""
 
 import contextlib
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def chat_body(text: str = "hello", **fields: Any) -> dict[str, Any]:
 
 
 class Reply:
-    """A whole response."""
+    """A complete response."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status = status
@@ -32,7 +32,7 @@ class Reply:
 
     @property
     def error(self) -> Any:
-        """The error, after a check that it has its whole shape."""
+        """The error, after checking that it has all members."""
         error = self.json["error"]
         assert set(error) == {"message", "type", "param", "code"}, error
         assert error["message"] and error["type"]
@@ -44,7 +44,7 @@ class Reply:
 
     @property
     def chunks(self) -> list[Any]:
-        """The data of a stream's unnamed events, without the end mark."""
+        """The data of a stream's unnamed events, without the end marker."""
         found = []
         for block in self.body.decode().split("\n\n"):
             lines = block.split("\n")
@@ -75,7 +75,7 @@ class Reply:
 
 
 async def raw(h: InProcessGateway, request: bytes) -> tuple[bytes, bytes]:
-    """Bytes on the wire, as they are; head and body of what came back until the gateway hung up."""
+    """Send raw bytes. Returns head and body of the response, read until the gateway hangs up."""
     with anyio.fail_after(WAIT):
         async with await anyio.connect_tcp("127.0.0.1", int(h.url.rpartition(":")[2])) as stream:
             await stream.send(request)
@@ -103,14 +103,21 @@ async def call(h: InProcessGateway, method: str, path: str, **options: Any) -> R
 
 
 async def signed_in(h: InProcessGateway) -> dict[str, str]:
-    """What a browser that is signed in as the owner sends: its cookie and its page token."""
+    """The headers of a browser that is signed in as the owner: its cookie and its page token."""
     reply = await call(h, "POST", "/api/login", json={"code": await h.code()}, headers={"Origin": h.url}, key="")
     assert reply.status == 200, reply.body
     return {"Cookie": reply.headers["Set-Cookie"].split(";")[0], "X-Page-Token": reply.json["page_token"]}
 
 
-async def chat(h: InProcessGateway, text: str = "hello", *, headers: Mapping[str, str] | None = None, key: str | None = None,
-               session: str | None = None, **fields: Any) -> Reply:  # fmt: skip
+async def chat(
+    h: InProcessGateway,
+    text: str = "hello",
+    *,
+    headers: Mapping[str, str] | None = None,
+    key: str | None = None,
+    session: str | None = None,
+    **fields: Any,
+) -> Reply:
     """A chat request with one user message, or with `messages`."""
     sent = dict(headers or {})
     if session is not None:

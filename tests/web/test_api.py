@@ -1,4 +1,4 @@
-"""/api: conversations, messages, turns, and following them."""
+"""`/api`: conversations, messages, turns and event streams."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def ended(h: InProcessGateway, turn: str) -> None:
 async def following(
     h: InProcessGateway, session: str, last: int | None = None
 ) -> AsyncIterator[AsyncIterator[tuple[int | None, Any]]]:
-    """The events of a conversation, as they come."""
+    """The events of a conversation, as they arrive."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     async with h.client.get(f"/api/sessions/{session}/events", headers=headers) as response:
         assert response.status == 200
@@ -54,7 +54,7 @@ async def following(
 async def test_a_message_begins_a_conversation_and_the_next_continues_it(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """S13, S14: 202 with turn, session and what happens; then the same conversation by its id."""
+    """S13, S14: 202 with the turn, the session and how it is handled; then the same conversation by its id."""
     first = await say(gateway, "one")
     assert first["how"] == "started" and first["ahead"] == 0
     await ended(gateway, first["turn"])
@@ -69,7 +69,7 @@ async def test_a_message_begins_a_conversation_and_the_next_continues_it(
 
 
 async def test_the_api_takes_the_busy_mode_as_a_field(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H12, H13: queue, steer and interrupt, with honest words for each."""
+    """H12, H13: queue, steer and interrupt, each reported as what it is."""
     first = await say(gateway, "one [hold there]")
     await model.held("there")
     queued = await say(gateway, "two", session=first["session"])
@@ -84,7 +84,7 @@ async def test_the_api_takes_the_busy_mode_as_a_field(gateway: InProcessGateway,
 
 
 async def test_a_message_has_an_idempotency_key_too(gateway: InProcessGateway) -> None:
-    """H17, H18: a page that does not know whether it was heard sends it again."""
+    """H17, H18: a page that did not get a response sends the message again."""
     headers = {"Idempotency-Key": "m1"}
     body = {"text": "one"}
     first = await call(gateway, "POST", "/api/messages", json=body, headers=headers)
@@ -119,7 +119,7 @@ async def test_a_slash_is_a_command_and_its_reply_comes_at_once(
 
 
 async def test_a_message_is_recorded_with_its_channel(gateway: InProcessGateway) -> None:
-    """H21, X20: a key is the API's, whatever its holder claims to be; a signed-in browser is the page."""
+    """H21, X20: a key is the API's, whatever its holder claims; a signed-in browser is the page."""
 
     async def channel(**said: str) -> tuple[str, str]:
         accepted = await say(gateway, "one", **said)
@@ -151,14 +151,14 @@ async def test_a_message_is_recorded_with_its_channel(gateway: InProcessGateway)
     ],
 )
 async def test_a_wrong_message_is_refused_by_field(gateway: InProcessGateway, body: Any, param: str) -> None:
-    """H20: 400 with its name."""
+    """H20: 400 with the name of the field."""
     reply = await call(gateway, "POST", "/api/messages", json=body)
     assert reply.status == 400
     assert reply.error["param"] == param
 
 
 async def test_unknown_sessions_and_agents_are_404(gateway: InProcessGateway) -> None:
-    """H21: what is not there, or not yours."""
+    """H21: one that does not exist, or belongs to another user."""
     for body in (
         {"text": "x", "session": "s_nothing"},
         {"text": "x", "agent": "nobody"},
@@ -168,7 +168,7 @@ async def test_unknown_sessions_and_agents_are_404(gateway: InProcessGateway) ->
 
 
 async def test_conversations_are_listed_page_by_page_and_searched(gateway: InProcessGateway) -> None:
-    """H21: the last used first; `next` leads on; words find the conversation they were said in."""
+    """H21: the most recently used first; `next` leads to the next page; a search finds words of messages."""
     for number in range(5):
         await chat(gateway, f"about subject{number}", session=f"talk {number}")
     seen: list[str] = []
@@ -188,7 +188,7 @@ async def test_conversations_are_listed_page_by_page_and_searched(gateway: InPro
 
 
 async def test_a_search_finds_titles_and_names_too(gateway: InProcessGateway) -> None:
-    """H21, X06: the caller's own only, unless the owner asks for everyone's; an ended one where those are asked for."""
+    """H21, X06: only the caller's own, or everyone's for the owner; ended ones when they are requested."""
     anna = await gateway.add_key("anna")
     await chat(gateway, "nothing of note", session="holiday-2026", key=anna)
     await chat(gateway, "nothing of note", session="other", key=anna)
@@ -216,7 +216,7 @@ async def test_a_search_finds_titles_and_names_too(gateway: InProcessGateway) ->
     "query", ["limit=0", "limit=501", "limit=x", "limit=%ff", "before=x", "ended=perhaps", "q=" + "x" * 2000]
 )
 async def test_a_wrong_query_is_refused(gateway: InProcessGateway, query: str) -> None:
-    """H20: 400 with its name."""
+    """H20: 400 with the name of the field."""
     import yarl
 
     reply = await call(gateway, "GET", yarl.URL(f"{gateway.url}/api/sessions?{query}", encoded=True))  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ async def test_a_wrong_query_is_refused(gateway: InProcessGateway, query: str) -
 
 
 async def test_a_transcript_is_read_from_either_end(gateway: InProcessGateway) -> None:
-    """H15: after a place in order; else the newest rows, or those before a place."""
+    """H15: the rows after a position in order, the newest rows, or those before a position."""
     for text in ("one", "two", "three"):
         await chat(gateway, text, session="n")
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -242,7 +242,7 @@ async def test_a_transcript_is_read_from_either_end(gateway: InProcessGateway) -
 
 
 async def test_a_conversation_is_exported_and_deleted(gateway: InProcessGateway) -> None:
-    """H21: as JSON lines; deleted, it is gone for everybody."""
+    """H21: exported as JSON lines; once deleted, it is gone for everyone."""
     await chat(gateway, "one", session="n")
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     path = f"/api/sessions/{view['id']}"
@@ -257,7 +257,7 @@ async def test_a_conversation_is_exported_and_deleted(gateway: InProcessGateway)
 
 
 async def test_a_running_turn_is_stopped(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """S13: and which one it was is told."""
+    """S13: the response names the turn."""
     first = await say(gateway, "one [hold there]")
     await model.held("there")
     stopped = await call(gateway, "POST", f"/api/sessions/{first['session']}/stop")
@@ -272,7 +272,7 @@ async def test_a_running_turn_is_stopped(gateway: InProcessGateway, model: Scrip
 async def test_a_stream_sends_a_conversations_rows_and_then_new_events(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """S14: rows with ids, then the running turn from its beginning, then what comes."""
+    """S14: rows with ids, then the running turn from its beginning, then new events."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])
     with anyio.fail_after(WAIT):
@@ -297,7 +297,7 @@ async def test_a_stream_sends_a_conversations_rows_and_then_new_events(
 
 
 async def test_a_stream_resumes_after_the_last_row_received(gateway: InProcessGateway) -> None:
-    """S14: no row is missed and none comes twice."""
+    """S14: no row is missed or repeated."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])
     with anyio.fail_after(WAIT):
@@ -312,7 +312,7 @@ async def test_a_stream_resumes_after_the_last_row_received(gateway: InProcessGa
 
 
 async def test_a_stream_opens_at_once_and_is_kept_alive(home: Path, model: ScriptedModel) -> None:
-    """H11: also when nothing has happened and nothing does."""
+    """H11: even when nothing happens in the conversation."""
     async with in_process_gateway(home, model=model, keep_alive=0.05) as h:
         first = await say(h, "one")
         await ended(h, first["turn"])
@@ -326,7 +326,7 @@ async def test_a_stream_opens_at_once_and_is_kept_alive(home: Path, model: Scrip
 
 
 async def test_a_head_request_does_not_open_a_stream(gateway: InProcessGateway) -> None:
-    """H11, L31: HEAD is answered at once."""
+    """H11, L31: the response to HEAD is immediate."""
     first = await say(gateway, "one")
     reply = await call(gateway, "HEAD", f"/api/sessions/{first['session']}/events")
     assert reply.status == 200
@@ -334,7 +334,7 @@ async def test_a_head_request_does_not_open_a_stream(gateway: InProcessGateway) 
 
 
 async def test_a_wrong_event_id_is_refused(gateway: InProcessGateway) -> None:
-    """H20: it is not an id of this stream."""
+    """H20: the id is not one of this stream."""
     first = await say(gateway, "one")
     for value in ("x", "-1", "1" * 30):
         path = f"/api/sessions/{first['session']}/events"
@@ -344,7 +344,7 @@ async def test_a_wrong_event_id_is_refused(gateway: InProcessGateway) -> None:
 
 @contextlib.asynccontextmanager
 async def streams(h: InProcessGateway, session: str, number: int, key: str | None = None) -> AsyncIterator[None]:
-    """So many event streams of a conversation, all open."""
+    """Open this number of event streams of a conversation."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(number):
@@ -364,7 +364,7 @@ STREAMS = "[limits]\nevent_streams = 6\nevent_streams_each = 2\n"
 
 
 async def test_one_principal_cannot_take_all_event_streams(home: Path, model: ScriptedModel) -> None:
-    """H20, L21: beyond their share, 429 with the limit and when to come back; with one closed there is room again."""
+    """H20, L21: beyond their share, 429 with the limit and a retry time; closing one makes space again."""
     async with in_process_gateway(home, STREAMS, model=model) as h:
         keys = [await h.add_key("anna"), await h.add_key("bert")]
         rooms = [await conversation(h, key) for key in keys]
@@ -384,7 +384,7 @@ async def test_one_principal_cannot_take_all_event_streams(home: Path, model: Sc
 
 
 async def test_the_owner_can_open_a_stream_when_all_others_are_in_use(home: Path, model: ScriptedModel) -> None:
-    """H20, L21: the last ones are the owner's; others are told of the limit of all."""
+    """H20, L21: the last ones are reserved for the owner; others get the total limit in the error."""
     async with in_process_gateway(home, STREAMS, model=model) as h:
         keys = [await h.add_key(name) for name in ("anna", "bert", "cleo")]
         rooms = [await conversation(h, key) for key in keys]
@@ -399,7 +399,7 @@ async def test_the_owner_can_open_a_stream_when_all_others_are_in_use(home: Path
 
 
 async def test_a_stream_ends_when_its_reader_leaves(gateway: InProcessGateway) -> None:
-    """L31: no stream is held for who is gone."""
+    """L31: no stream is held for a reader that has left."""
     first = await say(gateway, "one")
     await ended(gateway, first["turn"])
     async with following(gateway, first["session"]) as events:

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_every_event_is_on_one_page(gateway: InProcessGateway) -> None:
-    """X24: whatever the size of a page; `next` is null at the end."""
+    """X24: with any page size; `next` is null on the last page."""
     for number in range(7):
         await gateway.add_key(f"anna {number}")
     whole = (await call(gateway, "GET", "/api/audit?limit=1000")).json
@@ -28,7 +28,7 @@ async def test_every_event_is_on_one_page(gateway: InProcessGateway) -> None:
 
 
 async def test_a_wrong_query_is_refused_in_one_sentence(gateway: InProcessGateway) -> None:
-    """H19: with 400 and the name of the field; a kind that does not exist with those that do."""
+    """H19: 400 with the name of the field; for an unknown kind, with the known ones."""
     for query, word in (
         ("kind=colour", "'setting', 'sign_in', 'sign_out' or 'tool', not 'colour'"),
         ("since=soon", "since must be a time span"),
@@ -47,7 +47,7 @@ async def test_a_wrong_query_is_refused_in_one_sentence(gateway: InProcessGatewa
 
 
 async def test_only_the_owner_can_read_the_audit_log(gateway: InProcessGateway) -> None:
-    """X24, X06."""
+    """X24, X06: everyone else gets 403."""
     anna = await gateway.add_key("anna")
     assert (await call(gateway, "GET", "/api/audit", key=anna)).status == 403
     assert (await call(gateway, "GET", "/api/audit", key="")).status == 401

@@ -1,4 +1,4 @@
-"""Who calls: keys, principals, and what each may see."""
+"""Authentication over HTTP: keys, principals and their rights."""
 
 import hashlib
 from pathlib import Path
@@ -42,7 +42,7 @@ async def test_a_rotated_key_finds_the_conversations_of_its_principal(
 async def test_the_same_session_name_of_two_principals_is_two_conversations(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H01, X06: nobody continues or sees somebody else's conversation by its name or id."""
+    """H01, X06: users cannot continue or see each other's conversations by name or id."""
     anna, bert = await gateway.add_key("anna"), await gateway.add_key("bert")
     await chat(gateway, "a secret of Anna", key=anna, session="notes")
     await chat(gateway, "hello from Bert", key=bert, session="notes")
@@ -73,7 +73,7 @@ async def test_the_same_session_name_of_two_principals_is_two_conversations(
 
 
 async def test_the_owner_can_read_other_users_conversations_but_not_write_in_them(gateway: InProcessGateway) -> None:
-    """H21, X06: read, end, delete; neither a message nor a command in somebody else's name."""
+    """H21, X06: the owner may read, end and delete them, but send neither messages nor commands."""
     anna = await gateway.add_key("anna")
     await chat(gateway, key=anna, session="notes")
     [session] = (await call(gateway, "GET", "/api/sessions?everyone=true")).json["sessions"]
@@ -85,7 +85,7 @@ async def test_the_owner_can_read_other_users_conversations_but_not_write_in_the
 
 
 async def test_a_turn_is_shown_to_its_principal_and_the_owner_only(gateway: InProcessGateway) -> None:
-    """H21, X06: what a principal may not know is 404."""
+    """H21, X06: anyone else gets 404."""
     anna, bert = await gateway.add_key("anna"), await gateway.add_key("bert")
     turn = (await chat(gateway, key=anna, session="notes")).headers["X-Turn-Id"]
     assert (await call(gateway, "GET", f"/api/turns/{turn}", key=anna)).json["state"] == "answered"
@@ -94,7 +94,7 @@ async def test_a_turn_is_shown_to_its_principal_and_the_owner_only(gateway: InPr
 
 
 async def test_models_are_the_agents_that_the_key_may_use(home: Path, model: ScriptedModel) -> None:
-    """H02: the list shows the agents of this key; another one is unknown, and the answer names those there are."""
+    """H02: the list has the agents of this key; another one is unknown, and the error names the available ones."""
     async with in_process_gateway(home, TWO_AGENTS, model=model) as h:
         limited = await h.add_key("anna", ("writer",))
         everything = (await call(h, "GET", "/v1/models")).json
@@ -135,7 +135,7 @@ async def test_models_are_the_agents_that_the_key_may_use(home: Path, model: Scr
 async def test_a_key_that_is_missing_or_wrong_is_401_whatever_its_bytes(
     gateway: InProcessGateway, value: bytes | None
 ) -> None:
-    """H21, X01: any bytes, the same answer, and nothing was read or run."""
+    """H21, X01: the same response for any bytes, and nothing is read or run."""
     sent = b"" if value is None else b"Authorization: " + value + b"\r\n"
     for path in (b"POST /v1/chat/completions", b"GET /v1/models", b"GET /api/sessions", b"GET /metrics"):
         head, body = await raw(
@@ -147,7 +147,7 @@ async def test_a_key_that_is_missing_or_wrong_is_401_whatever_its_bytes(
 
 
 async def test_the_key_is_checked_before_the_body_is_read(gateway: InProcessGateway) -> None:
-    """H21: a stranger's body is not even waited for."""
+    """H21: without a valid key, the body is not waited for."""
     head, body = await raw(
         gateway,
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n",
@@ -157,7 +157,7 @@ async def test_the_key_is_checked_before_the_body_is_read(gateway: InProcessGate
 
 
 async def test_keys_are_stored_and_looked_up_as_digests(gateway: InProcessGateway) -> None:
-    """H21, X01: no key is in the store, so that no comparison of keys can leak one."""
+    """H21, X01: the store contains no key, so that no comparison of keys can leak one."""
     key = await gateway.add_key("anna")
     rows = await gateway.store.read(lambda db: db.execute("SELECT digest FROM keys").fetchall())
     assert (hashlib.sha256(key.encode()).digest(),) in [tuple(row) for row in rows]
@@ -168,7 +168,7 @@ async def test_keys_are_stored_and_looked_up_as_digests(gateway: InProcessGatewa
 
 
 async def test_a_revoked_key_is_refused_at_once(gateway: InProcessGateway) -> None:
-    """H01: although it was in use a moment ago."""
+    """H01: even if it was used a moment ago."""
     key = await gateway.add_key("anna")
     assert (await call(gateway, "GET", "/v1/models", key=key)).status == 200
     listed = (await call(gateway, "GET", "/api/keys")).json["keys"]
@@ -179,7 +179,7 @@ async def test_a_revoked_key_is_refused_at_once(gateway: InProcessGateway) -> No
 
 
 async def test_endpoints_about_all_users_are_for_the_owner_only(gateway: InProcessGateway) -> None:
-    """H21: 403 for what a principal may not do."""
+    """H21: 403 for everyone else."""
     anna = await gateway.add_key("anna")
     for method, path, body in (
         ("GET", "/api/status", None),
@@ -209,7 +209,7 @@ async def test_a_key_can_be_made_for_some_agents_and_a_wrong_one_is_refused(gate
 
 
 async def test_a_second_key_cannot_restrict_its_principal(home: Path, model: ScriptedModel) -> None:
-    """X01, X06: agents that differ from what the principal may use are 409, and no key is made."""
+    """X01, X06: agents that differ from the principal's are 409, and no key is created."""
     async with in_process_gateway(home, '[agents.writer]\nmodel = "main"\nprompt = "Write."\n', model=model) as h:
         await h.add_key("anna", ("main", "writer"))
         await h.add_key("bert")

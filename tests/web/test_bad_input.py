@@ -56,7 +56,7 @@ DEEP = 200_000
     ids=lambda body: repr(body[:40]),
 )
 async def test_an_invalid_chat_request_is_400(gateway: InProcessGateway, model: ScriptedModel, body: bytes) -> None:
-    """H20: malformed, of another type, not UTF-8, too deep, out of range, ambiguous: never a 500, and nothing runs."""
+    """H20: malformed, of another type, not UTF-8, too deep, out of range, ambiguous; never a 500, and nothing runs."""
     reply = await call(gateway, "POST", CHAT, data=body, headers={"Content-Type": "application/json"})
     assert reply.status == 400, reply.body
     assert reply.error["type"] == "invalid_request_error"
@@ -84,7 +84,7 @@ async def test_an_invalid_chat_request_is_400(gateway: InProcessGateway, model: 
 async def test_a_repeated_name_is_refused_however_it_is_escaped(
     gateway: InProcessGateway, model: ScriptedModel, body: bytes, name: str
 ) -> None:
-    """H20: with escapes, with spaces, with null, anywhere in the body: what was meant cannot be known."""
+    """H20: with escapes, spaces or null, anywhere in the body: the intended value is unknown."""
     reply = await call(gateway, "POST", CHAT, data=body)
     assert reply.status == 400, reply.body
     assert reply.error["param"] == name
@@ -94,7 +94,7 @@ async def test_a_repeated_name_is_refused_however_it_is_escaped(
 
 @pytest.mark.anyio
 async def test_names_and_texts_may_be_spelled_with_escapes(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H20: once is not twice, and text may look like names, or hold numbers that nobody could read."""
+    """H20: a name that occurs once is accepted; text may look like names or contain huge numbers."""
     said = '"model" "role":"content" \\u0061 "messages":'
     body = json.dumps(chat_body(said)).replace('"model"', '"\\u006dodel"', 1).encode()
     body = body[:-1] + b', "unknown": ' + b"9" * 5000 + b"}"
@@ -104,7 +104,7 @@ async def test_names_and_texts_may_be_spelled_with_escapes(gateway: InProcessGat
 
 @pytest.mark.anyio
 async def test_a_repeated_name_is_refused_by_the_api_too(gateway: InProcessGateway) -> None:
-    """H20: every endpoint that takes a body."""
+    """H20: the check applies to every endpoint with a body."""
     reply = await call(gateway, "POST", "/api/messages", data=rb'{"text":"a","te\u0078t":"b"}')
     assert reply.status == 400
     assert reply.error["param"] == "text"
@@ -160,7 +160,7 @@ def user(content: Any) -> list[dict[str, Any]]:
 async def test_invalid_messages_are_named_by_their_path(
     gateway: InProcessGateway, model: ScriptedModel, messages: Any, param: str
 ) -> None:
-    """H20, H04: wrong types, no text, no user message, parts that are not text, orphans among tool calls."""
+    """H20, H04: wrong types, no text, no user message, parts other than text, unmatched tool calls."""
     reply = await chat(gateway, messages=messages)
     assert reply.status == 400, reply.body
     assert reply.error["param"] == param, reply.error
@@ -197,7 +197,7 @@ async def test_invalid_messages_are_named_by_their_path(
 async def test_validation_errors_are_plain_sentences(
     gateway: InProcessGateway, fields: dict[str, Any], sentence: str
 ) -> None:
-    """H20: what it must be and what it was, in words that do not come from a programming language."""
+    """H20: they say what the value must be and what it was, without terms of a programming language."""
     reply = await chat(gateway, **fields)
     assert reply.status == 400
     assert reply.error["message"] == sentence
@@ -207,7 +207,7 @@ async def test_validation_errors_are_plain_sentences(
 
 @pytest.mark.anyio
 async def test_validation_errors_of_other_bodies_and_queries_are_plain_sentences(gateway: InProcessGateway) -> None:
-    """H20: a body that is no object; a query, in which everything is a text; a value of any length."""
+    """H20: a body that is not an object; a query, whose values are all strings; a very long value."""
     body = await call(gateway, "POST", CHAT, data=b"[1]")
     assert body.error["message"] == "The body must be an object, not a list."
     query = await call(gateway, "GET", "/api/sessions?limit=many")
@@ -220,7 +220,7 @@ async def test_validation_errors_of_other_bodies_and_queries_are_plain_sentences
 
 @pytest.mark.anyio
 async def test_a_refused_part_says_its_type(gateway: InProcessGateway) -> None:
-    """H20: which part, of which type, and what is taken instead."""
+    """H20: the error names the part, its type and the supported types."""
     reply = await chat(
         gateway, messages=user([{"type": "text", "text": "see"}, {"type": "video_url", "video_url": {}}])
     )
@@ -230,7 +230,7 @@ async def test_a_refused_part_says_its_type(gateway: InProcessGateway) -> None:
 
 @pytest.mark.anyio
 async def test_a_body_over_the_limit_is_413_with_the_limits_name(home: Path, model: ScriptedModel) -> None:
-    """H20, H21: by its length before it is read, and by counting when it has none; never a silent cut."""
+    """H20, H21: by its Content-Length before it is read, or by counting without one; it is never cut silently."""
     async with in_process_gateway(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
         large = json.dumps(chat_body("x" * 9000)).encode()
         declared = await call(h, "POST", CHAT, data=large)
@@ -258,7 +258,7 @@ async def test_a_body_over_the_limit_is_413_with_the_limits_name(home: Path, mod
 
 @pytest.mark.anyio
 async def test_a_message_of_ten_megabytes_within_the_limit_is_accepted(home: Path, model: ScriptedModel) -> None:
-    """H20: and reaches the model byte for byte, and the transcript."""
+    """H20: it reaches the model and the transcript unchanged."""
     text = "".join(f'tide {number} "é"\n' for number in range(600_000))
     assert len(text.encode()) > 10_000_000
     async with in_process_gateway(home, model=model) as h:
@@ -274,7 +274,7 @@ async def test_a_message_of_ten_megabytes_within_the_limit_is_accepted(home: Pat
 
 @pytest.mark.anyio
 async def test_a_repeated_header_is_refused(gateway: InProcessGateway) -> None:
-    """H20: which one was meant cannot be known."""
+    """H20: the intended value is unknown."""
     body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
     head, answer = await raw(
         gateway,
@@ -291,7 +291,7 @@ async def test_a_repeated_header_is_refused(gateway: InProcessGateway) -> None:
     "path", ["/nope", "/v1/nope", "/api/nope", "/v1/chat/completions/x", "/static/nope.js", "/api/sessions/"]
 )
 async def test_an_unknown_path_has_openais_error_shape(gateway: InProcessGateway, path: str) -> None:
-    """H20: the bare 404 too, with a key and without."""
+    """H20: every 404, with a key and without."""
     for key in (None, ""):
         reply = await call(gateway, "GET", path, key=key)
         assert reply.status == 404
@@ -313,7 +313,7 @@ async def test_an_unknown_path_has_openais_error_shape(gateway: InProcessGateway
 async def test_a_wrong_method_has_openais_error_shape(
     gateway: InProcessGateway, method: str, path: str, allowed: str
 ) -> None:
-    """H20: the bare 405 too, with what is allowed."""
+    """H20: every 405, with the allowed methods."""
     reply = await call(gateway, method, path)
     assert reply.status == 405
     assert reply.error["code"] == "method_not_allowed"
@@ -324,7 +324,7 @@ async def test_a_wrong_method_has_openais_error_shape(
 async def test_an_unexpected_exception_is_an_incident_with_an_id(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H20: OpenAI's shape, an id that is in the log, and nothing of the error itself."""
+    """H20: OpenAI's format, an incident id that is in the log, and no details of the exception."""
 
     async def broken(*_: object, **__: object) -> None:
         raise ValueError("password=hunter2")
@@ -370,7 +370,7 @@ fields = st.fixed_dictionaries(
 @settings(max_examples=100)
 @given(st.binary(max_size=200) | anything.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_accepted_or_refused(body: bytes) -> None:
-    """H20: nothing else can come out of reading a body."""
+    """H20: decoding a body has no other outcome."""
     try:
         assert isinstance(decode(body, DECODER), ChatRequest)
     except Refused as refused:
@@ -381,7 +381,7 @@ def test_any_bytes_are_accepted_or_refused(body: bytes) -> None:
 @settings(max_examples=100)
 @given(fields, st.booleans())
 def test_any_request_is_accepted_or_refused(request: dict[str, Any], named: bool) -> None:
-    """H20, H04, H05: a conversation that comes out is well formed; everything else is refused."""
+    """H20, H04, H05: an accepted conversation is well formed; everything else is refused."""
     try:
         typed = decode(json.dumps(request).encode(), DECODER)
         parse_call(typed, "merge")

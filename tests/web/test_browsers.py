@@ -1,4 +1,4 @@
-"""Signed-in browsers: listed, signed out one by one or everywhere, from that moment on."""
+"""Signed-in browsers: listing them and signing them out, one by one or everywhere."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def signed_in_as(h: InProcessGateway, name: str) -> dict[str, str]:
-    """A browser of that user, who exists."""
+    """Sign in a browser as an existing user."""
     code = make_code()
 
     def add(db: principals.Db) -> None:
@@ -44,7 +44,7 @@ async def browsers(h: InProcessGateway, browser: dict[str, str]) -> list[tuple[s
 
 
 async def test_users_see_and_sign_out_their_own_browsers_and_the_owner_all(gateway: InProcessGateway) -> None:
-    """X05, X06: another's browser is not there; none of its secrets is shown."""
+    """X05, X06: another user's browser is 404; no secrets are shown."""
     await gateway.add_key("dora")
     dora, owner = await signed_in_as(gateway, "dora"), await signed_in_as(gateway, "owner")
     assert await browsers(gateway, dora) == [("Browser of dora", True)]
@@ -63,7 +63,7 @@ async def test_users_see_and_sign_out_their_own_browsers_and_the_owner_all(gatew
 
 
 async def test_signing_out_everywhere_ends_all_of_a_users_sign_ins_and_no_key(gateway: InProcessGateway) -> None:
-    """X05: everyone's, when the owner says so."""
+    """X05: for the owner, everyone's sign-ins on request."""
     key = await gateway.add_key("dora")
     doras = [await signed_in_as(gateway, "dora") for _ in range(2)]
     owner = await signed_in_as(gateway, "owner")
@@ -79,7 +79,7 @@ async def test_signing_out_everywhere_ends_all_of_a_users_sign_ins_and_no_key(ga
 
 
 async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: InProcessGateway) -> None:
-    """X05: others go on."""
+    """X05: other streams continue."""
     session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
     first, other = await signed_in(gateway), await signed_in(gateway)
     made = (await call(gateway, "POST", "/api/keys", json={"name": "owner"})).json
@@ -110,12 +110,12 @@ async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: InProc
 async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X05: whoever asks for it again and again has no better chance: at whichever await the sign-in ends."""
+    """X05: whichever await the sign-in ends at, repeated attempts do not help."""
     session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
     events = f"/api/sessions/{session}/events"
 
     async def read_while_signed_out(await_of: str, sign_in: dict[str, str]) -> tuple[int, bytes]:
-        """What is read with that sign-in, if all end at this await of the request."""
+        """The response with that sign-in if all sign-ins end at this await of the request."""
         whose, name = (gateway.service, "session") if await_of == "session" else (gateway.store, "write")
         original = getattr(whose, name)
 
@@ -142,7 +142,7 @@ async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(
 async def test_a_request_has_no_effect_if_its_sign_in_ends_while_its_body_arrives(
     gateway: InProcessGateway, path: str
 ) -> None:
-    """X05: somebody with a stolen sign-in holds back the last byte until its owner has signed out everywhere."""
+    """X05: an attacker with a stolen sign-in delays the last byte until its user has signed out everywhere."""
     thief = {**await signed_in(gateway), "Origin": gateway.url}
     body = msgspec.json.encode({"name": "owner", "text": "hello", **chat_body()})
     head = "".join(f"{name}: {value}\r\n" for name, value in {**thief, "Content-Length": str(len(body))}.items())
@@ -153,7 +153,7 @@ async def test_a_request_has_no_effect_if_its_sign_in_ends_while_its_body_arrive
     with anyio.fail_after(WAIT):
         async with await anyio.connect_tcp("127.0.0.1", int(gateway.url.rpartition(":")[2])) as stream:
             await stream.send(start.encode())
-            assert (await stream.receive()).startswith(b"HTTP/1.1 100")  # it is asked for: the caller is known
+            assert (await stream.receive()).startswith(b"HTTP/1.1 100")  # the caller is authenticated
             await stream.send(body[:-1])
             assert (await call(gateway, "DELETE", "/api/browsers")).json == {"signed_out": 1}
             await stream.send(body[-1:])

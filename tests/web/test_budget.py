@@ -1,4 +1,4 @@
-"""The day's cap and the cost of a stopped turn, as a caller sees them."""
+"""The daily cap and the cost of a stopped turn, as a client sees them."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SMALL = "[limits]\nday_tokens = 10"
 
 
 async def test_at_the_cap_clients_get_429_with_the_limit_and_a_retry_time(home: Path, model: ScriptedModel) -> None:
-    """X22, H20, H21: in OpenAI's shape, whole and streamed; reading goes on, and the operator sees it."""
+    """X22, H20, H21: in OpenAI's format, complete and streamed; reading continues, and the operator sees it."""
     async with in_process_gateway(home, SMALL, model=model) as h:
         assert (await chat(h, "one", session="n")).status == 200
         for stream in (False, True):
@@ -35,7 +35,7 @@ async def test_at_the_cap_clients_get_429_with_the_limit_and_a_retry_time(home: 
 
 
 async def test_the_official_client_does_not_retry_at_the_cap(home: Path, model: ScriptedModel) -> None:
-    """X22, H19: it is told to come back in hours, so that one call is one turn."""
+    """X22, H19: it is told to retry in hours, so one call is one turn."""
     async with in_process_gateway(home, SMALL, model=model) as h:
         await chat(h, "one")
         async with openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key, timeout=WAIT, max_retries=2) as client:
@@ -48,7 +48,7 @@ async def test_the_official_client_does_not_retry_at_the_cap(home: Path, model: 
 async def test_the_usage_of_a_stopped_answer_is_marked_as_estimated(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H10, H13: what was shown was paid for."""
+    """H10, H13: the text that was sent is charged."""
     replies: list[Reply] = []
 
     async def say() -> None:

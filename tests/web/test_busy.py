@@ -18,7 +18,7 @@ FIRST = "one [hold there] [say first answer]"
 async def both(
     h: InProcessGateway, model: ScriptedModel, second: str, *, first: str = FIRST, **headers: str
 ) -> tuple[Reply, Reply]:
-    """A first message that is held at the model, and a second one sent meanwhile."""
+    """A first message that is held at the model, and a second one sent in the meantime."""
     replies: dict[str, Reply] = {}
 
     async def say(place: str, text: str, headers: dict[str, str]) -> None:
@@ -39,7 +39,7 @@ async def both(
 
 
 async def test_a_second_message_waits_and_gets_its_own_turn(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H12, S13: queued by default; each response is its own turn's."""
+    """H12, S13: it is queued by default; each response belongs to its own turn."""
     first, second = await both(gateway, model, "two [say second answer]")
     assert (first.status, second.status) == (200, 200)
     assert first.text == "first answer" and second.text == "second answer"
@@ -49,7 +49,7 @@ async def test_a_second_message_waits_and_gets_its_own_turn(gateway: InProcessGa
 
 
 async def test_steering_joins_the_running_turn(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H13, S14: 202 says which turn it joined; the model reads it in the next step of that turn, which answers both."""
+    """H13, S14: 202 names the turn; the model reads the message in that turn's next step, which answers both."""
     steered = "and another thing [say both answered]"
     working = "one [tool clock {}] [hold there step=0]"
     first, second = await both(gateway, model, steered, first=working, **{"X-Busy": "steer"})
@@ -68,7 +68,7 @@ async def test_steering_joins_the_running_turn(gateway: InProcessGateway, model:
 async def test_a_steering_message_that_comes_too_late_becomes_the_next_turn(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H13, S14: nothing is lost; it is said once, and answered in the conversation."""
+    """H13, S14: nothing is lost; the message appears once and is answered."""
     first, second = await both(gateway, model, "and another thing", **{"X-Busy": "steer"})
     assert (first.text, second.status) == ("first answer", 202)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -80,13 +80,13 @@ async def test_a_steering_message_that_comes_too_late_becomes_the_next_turn(
 
 
 async def test_steering_an_idle_session_is_an_ordinary_message(gateway: InProcessGateway) -> None:
-    """H13: there is nothing to join, and the answer comes as always."""
+    """H13: there is no turn to join, so it is answered as usual."""
     reply = await chat(gateway, session="n", headers={"X-Busy": "steer"})
     assert reply.status == 200
 
 
 async def test_interrupting_stops_the_running_turn_first(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H13: the first caller is told truly, the second gets its answer."""
+    """H13: the first client is told that it was stopped, the second gets its answer."""
     first, second = await both(gateway, model, "two [say second answer]", **{"X-Busy": "interrupt"})
     assert second.status == 200 and second.text == "second answer"
     assert first.status == 409
@@ -95,7 +95,7 @@ async def test_interrupting_stops_the_running_turn_first(gateway: InProcessGatew
 
 
 async def test_a_stopped_turn_returns_the_text_it_had_produced(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H13: what was said is the answer, marked as stopped."""
+    """H13: the text is the answer, marked as stopped."""
     replies: list[Reply] = []
 
     async def say() -> None:
@@ -122,7 +122,7 @@ def _running(h: InProcessGateway):  # type: ignore[no-untyped-def]
 
 
 async def test_a_full_queue_is_429_with_a_retry_time(home: Path, model: ScriptedModel) -> None:
-    """H14, L21: the limit is named with its value."""
+    """H14, L21: the error names the limit and its value."""
     async with in_process_gateway(home, "[limits]\nqueue_length = 1", model=model) as h:
         with anyio.fail_after(WAIT):
             async with anyio.create_task_group() as group:
@@ -142,7 +142,7 @@ async def test_a_full_queue_is_429_with_a_retry_time(home: Path, model: Scripted
 
 
 async def test_an_invalid_header_value_is_refused(gateway: InProcessGateway) -> None:
-    """H13, H16, H20: by the header's name."""
+    """H13, H16, H20: the error names the header."""
     for name in ("X-Busy", "X-On-Disconnect"):
         reply = await chat(gateway, headers={name: "perhaps"})
         assert reply.status == 400

@@ -82,7 +82,7 @@ async def test_a_callers_tools_follow_the_agents_own_and_each_runs_where_it_belo
 async def test_a_step_that_calls_both_runs_the_agents_calls_and_returns_the_callers(
     gateway: InProcessGateway, model: ScriptedModel, session: str | None, stream: bool
 ) -> None:
-    """H09, H10: only what the caller runs is returned, live, from the store and under an idempotency key."""
+    """H09, H10: only the caller's calls are returned: live, from the store and under an idempotency key."""
     headers = {"Idempotency-Key": "one"}
     wish = "go [together clock {} weather {}]"
     first = await chat(gateway, wish, session=session, tools=[WEATHER], stream=stream, headers=headers)
@@ -102,7 +102,7 @@ async def test_a_step_that_calls_both_runs_the_agents_calls_and_returns_the_call
 
 
 async def test_tool_results_continue_a_named_session(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H05, H09: the history is ours, also between a call and its result; the request only grows at its end."""
+    """H05, H09: the gateway has the history, even between a call and its result; the request only grows at its end."""
     first = await chat(gateway, "go [together clock {} weather {}]", session="notes", tools=[WEATHER])
     before = model.recorded[-1].decoded()
     result = {"role": "tool", "tool_call_id": call_id(first), "content": "sunny"}
@@ -151,7 +151,7 @@ async def test_tool_results_are_accepted_after_a_restart(home: Path, model: Scri
 async def test_an_unanswered_call_gets_a_result_that_says_so(
     gateway: InProcessGateway, model: ScriptedModel, tools: list[Any]
 ) -> None:
-    """H09: no provider sees a call without a result, whatever comes next."""
+    """H09: no provider sees a call without a result, whatever follows."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
     second = await chat(gateway, "never mind", session="notes", tools=tools)
     assert second.status == 200
@@ -162,7 +162,7 @@ async def test_an_unanswered_call_gets_a_result_that_says_so(
 async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H09, A5: /undo brings an open call back to the end, where the caller may no longer have that tool."""
+    """H09, A5: after /undo, an open call is last again, and the caller may no longer have that tool."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
     await chat(gateway, "never mind", session="notes")
     [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -177,7 +177,7 @@ async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
 async def test_no_undo_or_retry_leaves_a_result_without_its_call_or_a_call_with_two_results(
     gateway: InProcessGateway, model: ScriptedModel, commands: list[str], answer: bool
 ) -> None:
-    """H09, A5: results belong to a turn, and are undone or sent again with it."""
+    """H09, A5: results belong to a turn and are undone or resent with it."""
     first = await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
     result = {"role": "tool", "tool_call_id": call_id(first), "content": "sunny"}
     await chat(gateway, messages=[*([result] if answer else ()), {"role": "user", "content": "so?"}], session="notes")
@@ -196,7 +196,7 @@ async def test_no_undo_or_retry_leaves_a_result_without_its_call_or_a_call_with_
 
 
 async def test_a_resumed_conversation_has_no_open_call(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H09: a new conversation that begins with an ended one's transcript is legal too."""
+    """H09: a new conversation that begins with an ended one's transcript is valid too."""
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
     [old] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     await call(gateway, "POST", f"/api/sessions/{old['id']}/end")
@@ -219,7 +219,7 @@ async def test_a_resumed_conversation_has_no_open_call(gateway: InProcessGateway
 async def test_a_different_set_of_tools_rebuilds_the_prefix_and_is_reported(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H09, A4: a header and a notice tell that the provider's cache was lost."""
+    """H09, A4: a header and a notice report that the provider's cache was lost."""
     first = await chat(gateway, session="notes", tools=[WEATHER])
     same = await chat(gateway, session="notes", tools=[WEATHER])
     assert "x-caller-tools" not in first.headers and "x-caller-tools" not in same.headers
@@ -236,7 +236,7 @@ async def test_a_different_set_of_tools_rebuilds_the_prefix_and_is_reported(
 async def test_a_retried_turn_uses_the_tools_of_its_conversation(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H09, A4: the set of an earlier request is gone; no request with that set later does without its tools."""
+    """H09, A4: the earlier set is replaced; a later request with that set has its tools again."""
     await chat(gateway, "one", session="notes", tools=[WEATHER])
     await chat(gateway, "two", session="notes", tools=[TIDES])
     [session] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -252,7 +252,7 @@ async def test_a_retried_turn_uses_the_tools_of_its_conversation(
 async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H09, A4: the turn that it becomes has no request of its own, so the frozen set stays."""
+    """H09, A4: the turn it becomes has no request of its own, so the frozen set stays."""
 
     async def send() -> None:
         await chat(gateway, "go [hold gate]", session="notes", tools=[WEATHER])
@@ -270,7 +270,7 @@ async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
 
 
 async def test_a_queued_turn_uses_its_own_tools_when_it_starts(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H09: the running turn keeps the tools that it began with."""
+    """H09: the running turn keeps its tools."""
     replies: dict[str, Reply] = {}
 
     async def send(name: str, text: str, tools: list[Any]) -> None:
@@ -291,7 +291,7 @@ async def test_a_queued_turn_uses_its_own_tools_when_it_starts(gateway: InProces
 async def test_the_tools_header_of_a_queued_turn_compares_with_the_turn_before_it(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H09, A4: header and notice say the same, however many turns wait."""
+    """H09, A4: header and notice agree, however many turns are queued."""
     replies: dict[int, Reply] = {}
 
     async def send(number: int, tools: list[Any]) -> None:
@@ -323,7 +323,8 @@ async def test_on_a_name_clash_the_agents_tool_wins_and_a_header_says_so(
 
 
 async def test_each_mode_of_caller_tools_works_as_documented(home: Path, model: ScriptedModel) -> None:
-    """H09: `only` hides the agent's tools, `ignore` says so in a header, `refuse` answers 400; files of before hold."""
+    """H09: `only` hides the agent's tools, `ignore` says so in a header, `refuse` gets 400; older configurations still
+    work."""
     async with in_process_gateway(home, MODES, model=model) as h:
         only = await chat(h, "go [tool clock {}]", model="only", tools=[CLOCK])
         assert (calls(only), offered(model)) == (["clock"], ["clock"])
@@ -340,7 +341,7 @@ async def test_each_mode_of_caller_tools_works_as_documented(home: Path, model: 
 
 
 async def test_a_prompt_does_not_mention_tools_that_the_caller_replaced(home: Path, model: ScriptedModel) -> None:
-    """H09: not when the conversation begins, and not after /reload."""
+    """H09: neither at the beginning of the conversation nor after /reload."""
     delegating = """
 [agents.boss]
 model = "main"
@@ -377,7 +378,7 @@ async def test_a_forced_tool_choice_applies_to_the_first_step(gateway: InProcess
 async def test_a_choice_must_name_a_tool_that_is_offered(
     gateway: InProcessGateway, model: ScriptedModel, session: str | None
 ) -> None:
-    """H09, H20: the caller's mistake, not the provider's."""
+    """H09, H20: it is the caller's error, not the provider's."""
 
     def named(name: str) -> dict[str, Any]:
         return {"type": "function", "function": {"name": name}}
@@ -400,7 +401,7 @@ async def test_the_response_format_is_forwarded_to_every_provider(
 
 
 async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gateway: InProcessGateway) -> None:
-    """H09, L20: a page sends its whole list of tools with every message."""
+    """H09, L20: a page sends its complete list of tools with every message."""
     large = {"type": "function", "function": {"name": "large", "description": "x" * 50_000}}
     for _ in range(3):
         assert (await chat(gateway, session="notes", tools=[large])).status == 200
@@ -412,7 +413,7 @@ async def test_the_definitions_are_stored_once_however_many_turns_bring_them(gat
 async def test_a_turn_that_fails_after_calls_in_its_history_is_reported_as_failed(
     gateway: InProcessGateway, stream: bool
 ) -> None:
-    """H22: the calls in what a caller sends are not calls of this turn."""
+    """H22: calls in the history that the caller sends are not calls of this turn."""
     asked = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     history = [
         {"role": "user", "content": "What is the weather?"},

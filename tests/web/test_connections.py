@@ -1,4 +1,4 @@
-"""What happens on the wire: answers that come before the request has, half-closed connections, old clients."""
+"""HTTP connections: early responses, half-closed connections, HTTP/1.0 clients."""
 
 import asyncio
 import json
@@ -29,14 +29,14 @@ async def connect(h: InProcessGateway) -> anyio.abc.SocketStream:
 def request(
     h: InProcessGateway, text: str = "hello", *, version: str = "1.1", headers: str = "", stream: bool = False
 ) -> bytes:
-    """A whole chat request, as bytes."""
+    """A complete chat request as bytes."""
     body = json.dumps(chat_body(text, stream=stream)).encode()
     head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nAuthorization: Bearer {h.key}\r\n{headers}"
     return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def upload(h: InProcessGateway, *, key: str, length: bool) -> bytes:
-    """The head of an upload after which the client wants to be hung up on."""
+    """The head of an upload with `Connection: close`."""
     size = f"Content-Length: {UPLOAD}" if length else "Transfer-Encoding: chunked"
     return (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n{size}"
@@ -45,7 +45,7 @@ def upload(h: InProcessGateway, *, key: str, length: bool) -> bytes:
 
 
 async def rest(stream: anyio.abc.SocketStream) -> bytes:
-    """Everything until the gateway has said its last."""
+    """Read until the gateway hangs up."""
     data = b""
     try:
         while True:
@@ -98,7 +98,7 @@ CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
 async def test_an_ambiguous_request_is_refused_and_its_connection_closed(
     gateway: InProcessGateway, sent: bytes, code: str
 ) -> None:
-    """H20: 400 in OpenAI's shape: no host, two hosts, an invalid one, two lengths, foreign line ends."""
+    """H20: 400 in OpenAI's format: no host, two hosts, an invalid one, two lengths, invalid line endings."""
     head, body = await raw(gateway, sent)
     assert head.startswith(b"HTTP/1.1 400 "), head
     assert b"\r\nconnection: close" in head.lower()
@@ -118,7 +118,7 @@ async def test_an_ambiguous_request_is_refused_and_its_connection_closed(
     ],
 )
 async def test_every_valid_form_of_a_host_is_accepted(gateway: InProcessGateway, sent: bytes) -> None:
-    """H20: HTTP/1.0 may go without; an absolute address must name the same host."""
+    """H20: HTTP/1.0 does not need one; an absolute URL must have the same host."""
     head, body = await raw(gateway, sent)
     assert head.startswith(b"HTTP/1.1 200 "), head
     assert json.loads(body) == {"status": "ok"}
@@ -127,7 +127,7 @@ async def test_every_valid_form_of_a_host_is_accepted(gateway: InProcessGateway,
 async def test_a_refusal_waits_for_the_answers_to_the_requests_before_it(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H20: on one connection a client takes answers in the order of its requests, so that none may overtake."""
+    """H20: a client matches responses to requests by their order, so none may overtake another."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
             await wire.send(request(gateway, "one [hold there] [say whole]") + b"GET / HTTP/1.1\r\n\r\n")
@@ -146,8 +146,8 @@ async def test_a_refusal_waits_for_the_answers_to_the_requests_before_it(
 async def test_a_client_that_sends_everything_first_still_reads_an_early_refusal(
     gateway: InProcessGateway, known: bool, status: bytes
 ) -> None:
-    """H20, H21: with Connection: close; what is still on its way is read and dropped, so that no reset takes the
-    answer away."""
+    """H20, H21: with Connection: close; the rest of the request is read and discarded, so that no reset destroys the
+    response."""
     with anyio.fail_after(WAIT):
         for _ in range(3):
             async with await connect(gateway) as stream:
@@ -162,7 +162,7 @@ async def test_a_client_that_sends_everything_first_still_reads_an_early_refusal
 async def test_an_upload_without_a_length_that_turns_out_too_large_is_refused_readably(
     home: Path, model: ScriptedModel
 ) -> None:
-    """H20: 413 in the middle of it."""
+    """H20: 413 in the middle of the upload."""
     async with in_process_gateway(home, "[limits]\nbody_bytes = 8192\nmessage_bytes = 2048", model=model) as h:
         with anyio.fail_after(WAIT):
             async with await connect(h) as stream:
@@ -178,7 +178,7 @@ async def test_an_upload_without_a_length_that_turns_out_too_large_is_refused_re
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 async def test_an_early_refusal_is_readable_over_tls_too(home: Path, model: ScriptedModel) -> None:
-    """H20, H21: where no half of a connection can be closed, the answer's length says where it ends."""
+    """H20, H21: TLS has no half-close, so the response's length marks its end."""
     home.mkdir(mode=0o700)
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
     await anyio.run_process([*made, "-keyout", str(home / "key.pem"), "-out", str(home / "cert.pem")])
@@ -198,7 +198,7 @@ async def test_an_early_refusal_is_readable_over_tls_too(home: Path, model: Scri
 
 
 async def test_endless_headers_are_refused_readably(gateway: InProcessGateway) -> None:
-    """H20, L21: 431, however much the client had wanted to say."""
+    """H20, L21: 431, however much the client sends."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
             await stream.send(b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * UPLOAD)
@@ -209,7 +209,7 @@ async def test_endless_headers_are_refused_readably(gateway: InProcessGateway) -
 async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_bytes(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L21: who sends for ever is cut off."""
+    """L21: a client that sends forever is cut off."""
     monkeypatch.setattr(transport, "LINGER_BYTES", 256 * 1024)
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
@@ -224,7 +224,7 @@ async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_bytes
 async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_time(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L11, L21: who neither sends nor hangs up is let go."""
+    """L11, L21: a client that neither sends nor hangs up is dropped."""
     monkeypatch.setattr(transport, "LINGER_SECONDS", 0.1)
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
@@ -235,7 +235,7 @@ async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_time(
 
 
 async def test_a_lingering_connection_does_not_delay_the_stop(home: Path, model: ScriptedModel) -> None:
-    """F1: nothing of it is left when the server has stopped."""
+    """F1: no connection is left when the server has stopped."""
     with anyio.fail_after(WAIT):
         async with in_process_gateway(home, model=model) as h:
             stream = await connect(h)
@@ -255,7 +255,8 @@ async def test_a_lingering_connection_does_not_delay_the_stop(home: Path, model:
 async def test_a_half_closed_connection_gets_its_answer(
     gateway: InProcessGateway, model: ScriptedModel, stream: bool, headers: str, version: str
 ) -> None:
-    """H15, H16: only who hangs up wholly has left; the answer is whole, and then the gateway hangs up too."""
+    """H15, H16: only a client that hangs up completely has left; the answer is complete, then the gateway hangs up
+    too."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
             text = "one [hold there] [say whole]"
@@ -275,7 +276,7 @@ async def test_a_half_closed_connection_gets_its_answer(
 
 
 async def test_a_stream_continues_after_its_reader_half_closes(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H16: also when it had begun."""
+    """H16: even when it has already begun."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
             await wire.send(request(gateway, "one [words 5] [tool clock {}] [hold there step=1]", stream=True))
@@ -291,7 +292,7 @@ async def test_a_stream_continues_after_its_reader_half_closes(gateway: InProces
 
 
 def unchunked(body: bytes) -> bytes:
-    """The content of a chunked body, which must be whole."""
+    """The content of a chunked body, which must be complete."""
     found = b""
     while True:
         size, _, body = body.partition(b"\r\n")
@@ -307,7 +308,7 @@ def unchunked(body: bytes) -> bytes:
 async def test_a_client_that_hangs_up_has_left_however_it_does_so(
     gateway: InProcessGateway, model: ScriptedModel, begun: bool
 ) -> None:
-    """H16: first one half and then the other; before its answer has begun, and in the middle of it."""
+    """H16: first its sending side, then the other; before the response has begun and in the middle of it."""
     text = "one [tool clock {}] [hold there step=1]" if begun else "one [hold there]"
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
@@ -325,7 +326,7 @@ async def test_a_client_that_hangs_up_has_left_however_it_does_so(
 
 
 async def test_an_incomplete_request_is_not_processed(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """L11: nothing more can come; the connection is closed and nothing runs."""
+    """L11: nothing more can arrive; the connection is closed and nothing runs."""
     whole = request(gateway)
     with anyio.fail_after(WAIT):
         for cut in (20, len(whole) - 5):
@@ -339,7 +340,7 @@ async def test_an_incomplete_request_is_not_processed(gateway: InProcessGateway,
 
 
 async def test_a_reset_connection_is_a_reader_that_left(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H16: the rudest way of leaving."""
+    """H16: it counts as a disconnect."""
     with anyio.fail_after(WAIT):
         sock = socket.socket()
         sock.setblocking(False)
@@ -358,7 +359,7 @@ async def test_a_reset_connection_is_a_reader_that_left(gateway: InProcessGatewa
 
 
 async def test_a_stream_over_http_1_0_is_not_chunked_and_ends_with_the_connection(gateway: InProcessGateway) -> None:
-    """H10, H11: such a client knows no chunks."""
+    """H10, H11: HTTP/1.0 clients do not know chunks."""
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
             await wire.send(request(gateway, "x [words 50]", version="1.0", stream=True))
@@ -371,7 +372,7 @@ async def test_a_stream_over_http_1_0_is_not_chunked_and_ends_with_the_connectio
 
 
 async def test_a_complete_response_over_http_1_0_has_a_length(gateway: InProcessGateway) -> None:
-    """H10: and so has a refusal."""
+    """H10: an error too."""
     with anyio.fail_after(WAIT):
         for headers, status in (("", b"200"), ("X-Busy: never\r\n", b"400")):
             async with await connect(gateway) as wire:
@@ -383,7 +384,7 @@ async def test_a_complete_response_over_http_1_0_has_a_length(gateway: InProcess
 
 
 async def test_an_export_over_http_1_0_is_not_chunked(gateway: InProcessGateway) -> None:
-    """H10: whatever is streamed."""
+    """H10: like every streamed response."""
     await gateway.chat("hello", "n")
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     head = f"GET /api/sessions/{view['id']}/export HTTP/1.0\r\nAuthorization: Bearer {gateway.key}\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Who answers with the built-in demo model is told."""
+"""The API says whether the built-in demo model answers."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ AGENT = '[models.toy]\napi = "demo"\n[agents.toy]\nmodel = "toy"\nprompt = "Play
 
 
 async def test_agents_and_conversations_say_whether_the_demo_model_answers(home: Path, model: ScriptedModel) -> None:
-    """S05: for an agent by its configuration, for a conversation by what was chosen there."""
+    """S05: for an agent by its configuration, for a conversation by the model chosen there."""
     async with in_process_gateway(home, toml=settings(model, AGENT)) as h:
         agents = (await call(h, "GET", "/api/agents")).json["agents"]
         assert {agent["name"]: (agent["model"], agent["demo"]) for agent in agents} == {

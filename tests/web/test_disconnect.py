@@ -1,4 +1,4 @@
-"""Callers that go away."""
+"""Clients that disconnect."""
 
 import anyio
 import pytest
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def leave(h: InProcessGateway, model: ScriptedModel, text: str, *, stream: bool, headers: dict[str, str]) -> str:
-    """Send a request, hang up while its model is held, and give the id of its turn."""
+    """Send a request, hang up while its model is held, and return the id of its turn."""
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
 
@@ -31,7 +31,7 @@ async def leave(h: InProcessGateway, model: ScriptedModel, text: str, *, stream:
 async def test_a_turn_of_a_named_session_continues_without_its_reader(
     gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
-    """H15: and its answer is there by turn, by session and under the same key."""
+    """H15: its answer is available by turn, by session and under the same key."""
     headers = {"X-Session-Id": "n", "Idempotency-Key": "k"}
     turn = await leave(gateway, model, "one [hold there]", stream=stream, headers=headers)
     assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "running"
@@ -53,7 +53,7 @@ async def test_a_turn_of_a_named_session_continues_without_its_reader(
 async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves(
     gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
-    """H16: nobody else could fetch it."""
+    """H16: no one else could fetch it."""
     turn = await leave(gateway, model, "one [hold there]", stream=stream, headers={})
     with anyio.fail_after(WAIT):
         while gateway.service.turn_log(turn) is not None:
@@ -76,7 +76,7 @@ async def test_an_ephemeral_turn_continues_on_request(gateway: InProcessGateway,
 async def test_a_named_turn_is_stopped_on_request(
     gateway: InProcessGateway, model: ScriptedModel, stream: bool
 ) -> None:
-    """H16: X-On-Disconnect: cancel; the session takes the next message."""
+    """H16: X-On-Disconnect: cancel; the session accepts the next message."""
     headers = {"X-Session-Id": "n", "X-On-Disconnect": "cancel"}
     turn = await leave(gateway, model, "one [hold there]", stream=stream, headers=headers)
     with anyio.fail_after(WAIT):
@@ -90,7 +90,7 @@ TALKING = "one [words 30] [hold there after=5]"
 
 
 async def leave_after_words(h: InProcessGateway, model: ScriptedModel, headers: dict[str, str]) -> str:
-    """Ask for a stream, read its first words, hang up in the middle, and give the id of its turn."""
+    """Start a stream, read its first words, hang up, and return the id of its turn."""
     with anyio.fail_after(WAIT):
         async with h.client.post(CHAT, json=chat_body(TALKING, stream=True), headers=headers) as response:
             await model.held("there")
@@ -112,7 +112,7 @@ async def until_ended(h: InProcessGateway, turn: str) -> None:
 async def test_a_named_turn_continues_when_its_reader_leaves_in_mid_stream(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H15: and its whole answer is stored, the words after the last that was read too."""
+    """H15: its complete answer is stored, including the words after the last one read."""
     turn = await leave_after_words(gateway, model, {"X-Session-Id": "n"})
     assert (await call(gateway, "GET", f"/api/turns/{turn}")).json["state"] == "running"
     model.release("there")
@@ -126,7 +126,7 @@ async def test_a_named_turn_continues_when_its_reader_leaves_in_mid_stream(
 async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves_in_mid_stream(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H16: and so is its call to the model, which nobody would read."""
+    """H16: its model call is stopped too, since no one would read it."""
     turn = await leave_after_words(gateway, model, {})
     await until_ended(gateway, turn)
     assert gateway.service.status().turns.stopped == 1
@@ -138,7 +138,7 @@ async def test_an_ephemeral_turn_is_stopped_when_its_reader_leaves_in_mid_stream
 async def test_a_named_turn_is_stopped_in_mid_stream_on_request(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H16: X-On-Disconnect: cancel; what it had said is kept."""
+    """H16: X-On-Disconnect: cancel; the text so far is kept."""
     turn = await leave_after_words(gateway, model, {"X-Session-Id": "n", "X-On-Disconnect": "cancel"})
     await until_ended(gateway, turn)
     fetched = (await call(gateway, "GET", f"/api/turns/{turn}")).json
@@ -150,7 +150,7 @@ async def test_a_named_turn_is_stopped_in_mid_stream_on_request(
 async def test_an_ephemeral_turn_with_a_key_or_on_request_continues_in_mid_stream(
     gateway: InProcessGateway, model: ScriptedModel, headers: dict[str, str]
 ) -> None:
-    """H16, H18: by choice, or because a key of his own says so; under the key the whole answer is there."""
+    """H16, H18: on request, or because it has an idempotency key, under which the complete answer is available."""
     turn = await leave_after_words(gateway, model, headers)
     assert gateway.service.census()["turns_running"] == 1
     row = await gateway.store.read(turns.get, turn)

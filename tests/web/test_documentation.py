@@ -27,7 +27,7 @@ BLOCKS = [
 
 
 async def test_every_example_of_the_documentation_works(home: Path) -> None:
-    """H10, H18: as a reader would run them, one after the other, against one gateway."""
+    """H10, H18: run in order against one gateway, as a reader would."""
     assert len(BLOCKS) >= (8 if shutil.which("curl") else 2)
     async with in_process_gateway(home) as h:
         environment = {**os.environ, "TIDEGATE": h.url, "TIDEGATE_KEY": h.key}
@@ -48,7 +48,7 @@ def run(command: list[str], environment: dict[str, str]) -> "subprocess.Complete
 
 
 async def test_the_readmes_program_talks_to_a_gateway(home: Path, tmp_path: Path) -> None:
-    """H10, H02: with the home folder and the address of this gateway, and nothing else changed."""
+    """H10, H02: only the home folder and the address are adapted."""
     (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     async with in_process_gateway(home) as h:
         folder = tmp_path / ".tidegate"
@@ -64,7 +64,7 @@ async def test_the_readmes_program_talks_to_a_gateway(home: Path, tmp_path: Path
 
 
 def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
-    """X22: every key of it is known, and the model's key is a reference."""
+    """X22: every setting is known, and the model's key is a reference."""
     (toml,) = re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     config = read(toml, tmp_path)
     assert config.models["main"].key == "env:OPENAI_API_KEY" and not config.demo

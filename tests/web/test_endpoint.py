@@ -1,4 +1,4 @@
-"""Which endpoints answer at a path."""
+"""Routing of paths to endpoints."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events"
 
 @pytest.fixture
 def routes() -> Routes:
-    credentials: Credentials = None  # type: ignore[assignment]  # nobody is asked who calls
+    credentials: Credentials = None  # type: ignore[assignment]  # no test authenticates
     return Routes(
         {
             path: PathApp([Endpoint(method="GET", path=path, summary="")], credentials, RequestBodies(1))
@@ -35,7 +35,7 @@ def routes() -> Routes:
 def test_a_path_leads_to_its_declared_endpoint(
     routes: Routes, path: str, template: str, values: dict[str, str]
 ) -> None:
-    """H20: and what stands in the place of a name is handed over as it came."""
+    """H20: the values of parameters are passed unchanged."""
     found = routes.find(path)
     assert found is not None
     assert (found.path, found.values) == (template, values)
@@ -45,7 +45,7 @@ def test_a_path_leads_to_its_declared_endpoint(
     "path", ["", "/api", "/api/sessions/", "/api/sessions//events", "/api/sessions/a/b/events", "/static", "/v1/aXb"]
 )
 def test_an_undeclared_path_has_no_route(routes: Routes, path: str) -> None:
-    """H20: nothing is completed, redirected or guessed."""
+    """H20: paths are never completed, redirected or guessed."""
     assert routes.find(path) is None
 
 

@@ -1,4 +1,4 @@
-"""Falling back as callers over HTTP see it: streams, sessions, status, metrics."""
+"""Fallback to another model, as HTTP clients see it: streams, sessions, status, metrics."""
 
 import base64
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ async def test_a_failure_before_any_text_is_invisible(
 async def test_an_invalid_parameter_is_not_passed_to_another_model(
     gateway: InProcessGateway, server: Moody, wish: str
 ) -> None:
-    """H22: the failure is told as any other."""
+    """H22: the failure is reported like any other."""
     server.moods = dict.fromkeys(NAMES, f"[status 429 retry-after={wish}]")
     reply = await chat(gateway, "x")
     assert reply.status == 429 and "rate" in reply.error["message"]
@@ -59,7 +59,7 @@ async def test_an_invalid_parameter_is_not_passed_to_another_model(
 async def test_a_plain_stream_ends_with_an_error_after_visible_text_and_the_turn_continues(
     gateway: InProcessGateway, server: Moody
 ) -> None:
-    """H22, S19: nothing is taken back that a client has shown; the answer is in the conversation."""
+    """H22, S19: text that a client has shown is not withdrawn; the new answer is in the conversation."""
     server.moods["first"] = BROKEN
     reply = await chat(gateway, "x", session="talk", stream=True)
     assert reply.status == 200
@@ -118,7 +118,7 @@ async def test_a_session_shows_which_model_answers_and_why(gateway: InProcessGat
 
 
 async def test_status_and_metrics_show_the_state_of_models(gateway: InProcessGateway, server: Moody) -> None:
-    """X15: by closed labels, and without a secret."""
+    """X15: with closed labels and without secrets."""
     server.moods = {"first": "[status 402]", "second": "[status 400]"}
     await chat(gateway, "x")
     async with gateway.client.get("/api/status") as response:
@@ -146,7 +146,7 @@ async def test_status_and_metrics_show_the_state_of_models(gateway: InProcessGat
 async def test_a_callers_tools_are_sent_to_the_model_that_answers(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...]
 ) -> None:
-    """In the format of each, and the calls come back in the caller's."""
+    """Tools are sent in each provider's format, and calls are returned in the caller's."""
     monkeypatch.setenv(KEY, "sesame")
     text = toml(server.base_url, "caller_tools = true", formats=FORMATS)
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -171,7 +171,7 @@ async def test_a_callers_tools_are_sent_to_the_model_that_answers(
 async def test_a_fallback_model_without_vision_gets_a_description_of_the_picture(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """A note instead of an error; and the model that can see gets it again when it is back."""
+    """It gets a note instead of an error; the model with vision gets the picture again later."""
     monkeypatch.setenv(KEY, "sesame")
     text = toml(server.base_url, "fallback_for = 0", formats=("openai-chat", other, "openai-chat"))
     text = text.replace("[models.first]", "[models.first]\nvision = true").replace(
@@ -214,7 +214,7 @@ CALLED_TWICE = [
 async def test_an_untidy_conversation_is_normalised_for_each_provider(
     tmp_path: Path, server: Moody, monkeypatch: pytest.MonkeyPatch, api: str
 ) -> None:
-    """A2, H22: it begins with a greeting, numbers its calls anew in each answer, and has called what is no tool."""
+    """A2, H22: it begins with an assistant message, reuses call ids, and has calls of unknown tools."""
     monkeypatch.setenv(KEY, "sesame")
     async with in_process_gateway(tmp_path / "home", toml=toml(server.base_url, formats=(api, *FORMATS[:2]))) as h:
         reply = await chat(h, messages=CALLED_TWICE)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_healthz_needs_no_key_and_reveals_nothing(gateway: InProcessGateway) -> None:
-    """X01: only that the process lives."""
+    """X01: only that the process is running."""
     reply = await call(gateway, "GET", "/healthz", key="")
     assert reply.status == 200
     assert reply.json == {"status": "ok"}
@@ -44,7 +44,7 @@ class Clock:
 
 
 async def test_readyz_fails_when_a_timer_stops(gateway: InProcessGateway) -> None:
-    """L21: and its next beat turns it green."""
+    """L21: its next beat makes it pass again."""
     clock = Clock()
     health = Health(gateway.store, clock=clock)
     health.expect("sweep", 60)
@@ -63,7 +63,7 @@ async def test_readyz_fails_when_a_timer_stops(gateway: InProcessGateway) -> Non
 async def test_readyz_fails_when_the_store_accepts_no_write(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L21: and says why; what needs no write goes on being answered."""
+    """L21: the check says why; requests without a write still work."""
 
     async def full(*_: Any) -> None:
         raise StoreFull("The disk is full.")
@@ -76,7 +76,7 @@ async def test_readyz_fails_when_the_store_accepts_no_write(
 
 
 async def test_a_full_disk_is_507_and_reads_continue(gateway: InProcessGateway) -> None:
-    """H20, L21: said in a sentence; when there is room again, so is everything else."""
+    """H20, L21: with a plain sentence; when there is space again, everything works again."""
     assert (await chat(gateway, session="n")).status == 200
 
     def limit(db: Any, pages: int) -> None:
@@ -95,7 +95,7 @@ async def test_a_full_disk_is_507_and_reads_continue(gateway: InProcessGateway) 
 
 
 async def test_a_blocked_loop_is_reported(gateway: InProcessGateway) -> None:
-    """L20: by how late it was."""
+    """L20: with the time by which it was late."""
     clock = Clock()
     health = Health(gateway.store, clock=clock)
     async with anyio.create_task_group() as group:
@@ -109,7 +109,7 @@ async def test_a_blocked_loop_is_reported(gateway: InProcessGateway) -> None:
 
 
 async def test_readyz_writes_to_the_store_at_most_once_a_second(gateway: InProcessGateway) -> None:
-    """L21: a probe that asks often costs nothing."""
+    """L21: frequent probes cost nothing."""
     before = gateway.store.stats().writes
     for _ in range(10):
         assert (await call(gateway, "GET", "/readyz")).status == 200
@@ -139,7 +139,7 @@ async def test_metrics_are_read_from_the_packages(gateway: InProcessGateway, mod
 async def test_metrics_are_read_on_the_loop_that_owns_what_they_read(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L04, H20: a scrape while turns come and go never meets a map in the middle of a change."""
+    """L04, H20: a scrape never reads a map while it is being changed."""
     threads: set[int] = set()
     status = gateway.service.status
 
@@ -164,7 +164,7 @@ async def test_metrics_are_read_on_the_loop_that_owns_what_they_read(
 
 
 async def test_metrics_show_every_cache_with_its_bytes_and_evictions(gateway: InProcessGateway) -> None:
-    """L04: each that the door and the web keep, by name."""
+    """L04: every cache of the sessions and web packages, by name."""
     await chat(gateway, session="n")
     assert (await call(gateway, "GET", "/", key="")).status == 200
     lines = (await call(gateway, "GET", "/metrics")).body.decode().splitlines()

@@ -21,7 +21,7 @@ KEY = {"Idempotency-Key": "order-7"}
 async def test_a_finished_turn_is_replayed(
     gateway: InProcessGateway, model: ScriptedModel, session: str | None, stream: bool
 ) -> None:
-    """H18: the same answer, the same turn, and the model is asked once; whitespace and key order do not matter."""
+    """H18: the same answer, the same turn, and one model call; whitespace and key order do not matter."""
     first = await chat(gateway, headers=KEY, session=session, stream=stream)
     headers = {**KEY, **({"X-Session-Id": session} if session else {}), "Content-Type": "application/json"}
     flag = str(stream).lower()
@@ -57,7 +57,7 @@ async def test_a_replay_has_the_same_header_about_caller_tools(
 
 
 async def test_a_running_turn_is_joined_from_its_start(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H18: both readers get the whole answer, streamed from the beginning."""
+    """H18: both readers get the complete answer, streamed from the beginning."""
     replies: list[Reply] = []
 
     async def say() -> None:
@@ -82,7 +82,7 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: InProcessGateway
 async def test_a_request_that_joins_a_running_turn_gets_its_text_from_the_beginning(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H18: what was said before he came, once, and then what follows."""
+    """H18: the text so far, once, and then the rest."""
     text = "x [words 30] [hold there after=5]"
     replies: list[Reply] = []
 
@@ -126,7 +126,7 @@ async def test_another_request_under_the_same_key_is_422(gateway: InProcessGatew
 
 
 async def test_an_idempotency_key_belongs_to_its_principal(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H17: two principals may choose the same one."""
+    """H17: two principals may use the same key."""
     anna = await gateway.add_key("anna")
     mine = await chat(gateway, headers=KEY)
     hers = await chat(gateway, headers=KEY, key=anna)
@@ -135,7 +135,7 @@ async def test_an_idempotency_key_belongs_to_its_principal(gateway: InProcessGat
 
 
 async def test_an_error_is_replayed_too(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H18: what cannot be helped by trying again is answered again as it was."""
+    """H18: an error that a retry cannot fix is returned again unchanged."""
     text = "x [status 400 code=bad_thing]"
     first = await chat(gateway, text, headers=KEY)
     again = await chat(gateway, text, headers=KEY)
@@ -146,7 +146,7 @@ async def test_an_error_is_replayed_too(gateway: InProcessGateway, model: Script
 
 
 async def test_a_temporary_error_is_not_replayed(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H18: trying again is what happens."""
+    """H18: the request is processed again."""
     text = "x [status 503 times=1]"
     first = await chat(gateway, text, headers=KEY)
     assert first.status == 503
@@ -157,7 +157,7 @@ async def test_a_temporary_error_is_not_replayed(gateway: InProcessGateway, mode
 
 
 async def test_a_refused_request_leaves_its_key_unused(gateway: InProcessGateway) -> None:
-    """H18: nothing was accepted, so nothing is remembered."""
+    """H18: nothing was accepted, so nothing is stored."""
     assert (await chat(gateway, n=2, headers=KEY)).status == 400
     assert (await chat(gateway, headers=KEY)).status == 200
 
@@ -171,7 +171,7 @@ async def test_a_key_must_be_printable_and_short(gateway: InProcessGateway, key:
 
 
 async def test_keys_are_kept_for_a_day_and_bounded_in_number(home: Path, model: ScriptedModel) -> None:
-    """H17, L04: after a day a key is free again; the oldest go when there are too many."""
+    """H17, L04: after a day a key can be reused; the oldest are dropped when there are too many."""
     async with in_process_gateway(home, "[limits]\nreceipts = 5", model=model) as h:
         first = await chat(h, headers=KEY)
         kept = await h.store.read(lambda db: db.execute("SELECT max(expires - at) FROM receipts").get)
@@ -207,7 +207,7 @@ async def test_the_official_clients_retry_joins_the_turn_of_its_first_attempt(
 
 
 async def test_the_same_words_said_twice_are_two_turns(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H19: only what says that it is a retry is taken for one."""
+    """H19: only a request that is marked as a retry is treated as one."""
     first = await chat(gateway, "yes", session="n", headers=FIRST)
     second = await chat(gateway, "yes", session="n", headers=FIRST)
     assert first.headers["X-Turn-Id"] != second.headers["X-Turn-Id"]
@@ -217,7 +217,7 @@ async def test_the_same_words_said_twice_are_two_turns(gateway: InProcessGateway
 
 
 async def test_a_retry_after_ten_minutes_is_a_new_turn(gateway: InProcessGateway) -> None:
-    """H19: marks are kept that long."""
+    """H19: attempts are remembered for ten minutes."""
     first = await chat(gateway, session="n", headers=FIRST)
     assert await gateway.store.read(
         lambda db: db.execute("SELECT max(expires - at) FROM receipts").get
@@ -228,7 +228,7 @@ async def test_a_retry_after_ten_minutes_is_a_new_turn(gateway: InProcessGateway
 
 
 async def test_a_plain_client_leaves_no_receipt(gateway: InProcessGateway) -> None:
-    """H19: who sends neither key nor mark pays for neither."""
+    """H19: a client without a key or a retry header costs nothing."""
     await chat(gateway)
     await chat(gateway, session="n")
     assert await gateway.store.read(lambda db: db.execute("SELECT count(*) FROM receipts").get) == 0

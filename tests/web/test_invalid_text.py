@@ -1,4 +1,4 @@
-"""What is no text, from a model, a tool or a caller: it reaches every client as valid JSON, or is refused."""
+"""Invalid text from a model, a tool or a client: it reaches clients as valid JSON, or is refused."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ GARBLED = "[saying l<xff>w] [tool odd {}] [say t<ud83d>de] [garbled chunk=3]"
 
 @tool(effect="read")
 async def odd(ctx: ToolContext) -> str:
-    """Say half a character."""
+    """Return half a character."""
     return "half \ud800"
 
 
 async def test_invalid_text_of_a_model_is_repaired_sent_and_stored(home: Path, model: ScriptedModel) -> None:
-    """A2, S33, H10: streamed and whole, over a restart, with a tool whose result is garbled too."""
+    """A2, S33, H10: streamed and complete, after a restart, and with an invalid tool result."""
     tools = '[agents.odd]\nmodel = "main"\ntools = ["odd"]\n'
     toolsets = {"odd": Toolset((odd,))}
     named = {"X-Session-Id": "talk"}
@@ -41,7 +41,7 @@ async def test_invalid_text_of_a_model_is_repaired_sent_and_stored(home: Path, m
 
 @pytest.mark.parametrize("text", [rb"\ud800", rb"a\ude00b", rb"\ud83d and more", b"\xed\xa0\x80"])
 async def test_a_lone_surrogate_in_a_request_is_refused_with_the_reason(gateway: InProcessGateway, text: bytes) -> None:
-    """H20: what a caller sends is not changed; 400 says what is wrong with it, and nothing is taken in."""
+    """H20: a client's text is not changed; 400 says what is wrong, and nothing is stored."""
     for path, body in (
         (CHAT, b'{"model":"main","messages":[{"role":"user","content":"%b"}]}'),
         ("/api/messages", b'{"agent":"main","text":"%b"}'),

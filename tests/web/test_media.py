@@ -1,4 +1,4 @@
-"""Pictures and sounds over HTTP: in users' messages as OpenAI's clients send them, and out of a transcript again."""
+"""Pictures and sounds over HTTP: in users' messages as OpenAI's clients send them, and in transcripts."""
 
 import base64
 import io
@@ -96,7 +96,7 @@ async def test_media_reach_the_model_unchanged_even_after_a_restart(home: Path, 
 async def test_a_call_without_a_session_may_have_media_anywhere_and_leaves_none(
     home: Path, gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H04, D3: the whole conversation is the caller's; the spool is as empty as before."""
+    """H04, D3: the caller has the complete conversation; the spool stays empty."""
     messages = [
         {"role": "system", "content": "You hear."},
         {"role": "user", "content": [sound(LARGE)]},
@@ -111,7 +111,7 @@ async def test_a_call_without_a_session_may_have_media_anywhere_and_leaves_none(
 
 
 async def test_the_official_client_sends_sounds(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H04: as its documentation shows."""
+    """H04: as OpenAI's documentation shows."""
     async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key=gateway.key) as client:
         answer = await client.chat.completions.create(
             model="main",
@@ -133,7 +133,7 @@ DEAF = "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]
 
 
 async def test_a_model_without_audio_input_gets_a_description(home: Path, model: ScriptedModel) -> None:
-    """D3: a note, not an error."""
+    """D3: it gets a note, not an error."""
     settings = core.settings(model).replace("audio = true\n", "")
     async with in_process_gateway(home, toml=settings) as gateway:
         assert (await call(gateway, "POST", CHAT, json=said("listen", sound(LARGE)))).status == 200
@@ -164,7 +164,7 @@ DATA = f"{PART}.input_audio.data"
         (sound(wav(3700, rate=8, hertz=1)), PART, "lasts 3700 s"),
         (picture(PICTURE, "image/jpeg"), f"{PART}.image_url.url", "is not JPEG data"),
         (picture(PICTURE, "image/svg+xml"), f"{PART}.image_url.url", "must be a data URL"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "not fetched from URLs"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "not fetched"),
         (picture(saved(noise(300, 300), "PNG")[:5000]), PART, "is damaged"),
         (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is not UTF-8 text, a PDF, a picture or a sound"),
         ({"type": "file", "file": {"file_data": "%PDF-1.7"}}, f"{PART}.file.file_data", "not valid base64"),
@@ -174,7 +174,7 @@ DATA = f"{PART}.input_audio.data"
 async def test_media_of_the_wrong_type_are_refused_with_their_path(
     home: Path, gateway: InProcessGateway, model: ScriptedModel, part: dict[str, Any], param: str, why: str
 ) -> None:
-    """H20, X08: 400 and one sentence; the model is not asked and nothing is kept."""
+    """H20, X08: 400 and one sentence; no model is called and nothing is stored."""
     answer = await call(gateway, "POST", CHAT, json=said("listen", part), headers={"X-Session-Id": "x"})
     assert (answer.status, answer.error["param"]) == (400, param), answer.error
     assert why in answer.error["message"] and answer.error["message"].endswith(".")
@@ -182,7 +182,7 @@ async def test_media_of_the_wrong_type_are_refused_with_their_path(
 
 
 async def test_media_that_are_too_large_or_too_many_are_413(home: Path, model: ScriptedModel) -> None:
-    """H20: by its own bound, by the number, by the conversation's quota; what was begun is removed."""
+    """H20: by size, by number, by the conversation's quota; partial files are removed."""
     async with in_process_gateway(
         home, '[limits]\nbody_bytes = "64 MiB"\nspool_bytes = "1 MiB"\n', model=model
     ) as gateway:
@@ -203,7 +203,7 @@ async def test_media_that_are_too_large_or_too_many_are_413(home: Path, model: S
 async def test_a_repeated_request_stores_its_media_once(
     home: Path, gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H18, D4: under its key it is the same turn."""
+    """H18, D4: the same key is the same turn."""
     headers = {"X-Session-Id": "ears", "Idempotency-Key": "k"}
     first = await call(gateway, "POST", CHAT, json=said(sound(LARGE)), headers=headers)
     again = await call(gateway, "POST", CHAT, json=said(sound(LARGE)), headers=headers)
@@ -216,7 +216,7 @@ async def test_a_repeated_request_stores_its_media_once(
 
 
 async def test_a_sound_can_be_fetched_completely_or_in_part_with_safe_headers(gateway: InProcessGateway) -> None:
-    """D6: the row tells of it without its bytes; a browser that plays it asks for parts."""
+    """D6: the row describes it without its bytes; a browser that plays it requests parts."""
     await call(gateway, "POST", CHAT, json=said(sound(LARGE), sound(SMALL)), headers={"X-Session-Id": "ears"})
     session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
     path = f"/api/sessions/{session}/messages"
@@ -240,7 +240,7 @@ async def test_a_sound_can_be_fetched_completely_or_in_part_with_safe_headers(ga
 
 @pytest.mark.parametrize("data", [b"%PDF-1.7 small", b"%PDF-1.7" + bytes(300_000)], ids=["inline", "spooled"])
 async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: InProcessGateway, data: bytes) -> None:
-    """D6: never opened in the gateway's own origin, whatever it holds and whatever its name is."""
+    """D6: it never opens in the gateway's own origin, whatever its content and name."""
     name = 'high "tide"\r\nX-Evil: ö.pdf'
     await post(gateway, said(document(data, name)), headers={"X-Session-Id": "papers"})
     session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
@@ -277,14 +277,14 @@ async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: InP
 def test_a_single_range_is_served_and_anything_else_gets_the_complete_resource(
     header: bytes | None, part: tuple[int, int] | None
 ) -> None:
-    """As HTTP has it."""
+    """As HTTP specifies."""
     found = parse_range(header, 100)
     assert (None if found is None else found[:2]) == part
 
 
 @given(st.binary(max_size=30) | st.from_regex(rb"bytes=\d*-\d*", fullmatch=True), st.integers(0, 50))
 def test_any_range_header_is_served_or_refused(header: bytes, size: int) -> None:
-    """H20: whatever it says."""
+    """H20: whatever the header contains."""
     try:
         part = parse_range(header, size)
     except Refused as refused:
@@ -297,7 +297,7 @@ def test_any_range_header_is_served_or_refused(header: bytes, size: int) -> None
 
 
 async def test_media_beyond_the_quota_stay_with_their_message_after_a_restart(home: Path, model: ScriptedModel) -> None:
-    """D5: up to a limit; beyond it the caller is told what was left out, why, and what the limit is."""
+    """D5: up to a limit; beyond it the client is told what was left out, why, and the limit."""
     home.mkdir(parents=True)
     (home / "spool").write_text("in the way")
     named = {"X-Session-Id": "talk"}
@@ -320,7 +320,7 @@ async def test_media_beyond_the_quota_stay_with_their_message_after_a_restart(ho
 async def test_over_the_quota_media_of_one_message_are_kept_while_there_is_space(
     home: Path, model: ScriptedModel
 ) -> None:
-    """D4, D5: the first lies in the spool, the second in its message; neither is refused for the other."""
+    """D4, D5: the first is in the spool, the second in its message; neither is refused because of the other."""
     async with in_process_gateway(home, "[limits]\nspool_bytes = 1_048_576\n", model=model) as h:
         reply = await post(h, said(sound(wav(25)), sound(wav(26)), "listen"))
         assert reply.status == 200, reply.body

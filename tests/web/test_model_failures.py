@@ -1,4 +1,4 @@
-"""What a caller is told when the model's side fails."""
+"""Error responses when a model fails."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
     gateway: InProcessGateway, script: str, status: int, code: str, stream: bool
 ) -> None:
     """H22: 502, 503 or 504 (400 for what the caller can change, 429 as the endpoint says); OpenAI's own codes; whether
-    a retry is of use; the session takes the next message."""
+    a retry helps; the session accepts the next message."""
     reply = await chat(gateway, f"x {script}", session="n", stream=stream)
     assert reply.status == status, reply.body
     assert reply.error["code"] == code
@@ -66,7 +66,7 @@ async def test_a_model_that_hangs_is_504(home: Path, model: ScriptedModel) -> No
 
 
 async def test_a_model_that_drops_in_mid_stream_ends_the_stream_with_an_error(gateway: InProcessGateway) -> None:
-    """H22: after visible text there is no status left to send; without it there is."""
+    """H22: after visible text there is no status to send; before it there is."""
     begun = await chat(gateway, "x [words 40] [cut after=4]", stream=True)
     assert begun.status == 200
     assert begun.chunks[-1]["error"]["code"] == "model_network"
@@ -79,7 +79,7 @@ async def test_a_model_that_drops_in_mid_stream_ends_the_stream_with_an_error(ga
 async def test_invalid_tool_calls_are_reported_to_the_model(
     gateway: InProcessGateway, model: ScriptedModel, script: str
 ) -> None:
-    """H22: the model hears of its mistake and the caller gets an answer."""
+    """H22: the model gets the error, and the client gets an answer."""
     reply = await chat(gateway, f"x {script}", session="n")
     assert reply.status == 200, reply.body
     results = [m for m in model.recorded[-1].decoded()["messages"] if m["role"] == "tool"]
@@ -89,7 +89,7 @@ async def test_invalid_tool_calls_are_reported_to_the_model(
 async def test_a_credential_that_a_provider_echoes_does_not_reach_the_caller(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H22, X15: what happened is told, without the key."""
+    """H22, X15: the error says what happened, without the key."""
     monkeypatch.setenv("TEST_PROVIDER_KEY", "sk-verysecretproviderkey42")
     async with ScriptedModel(key="sk-verysecretproviderkey42") as model:
         toml = core.settings(model).replace("retries = 0", 'retries = 0\nkey = "env:TEST_PROVIDER_KEY"')
@@ -100,7 +100,7 @@ async def test_a_credential_that_a_provider_echoes_does_not_reach_the_caller(
 
 
 async def test_the_gateways_retries_and_the_clients_do_not_multiply(home: Path, model: ScriptedModel) -> None:
-    """H22: what the gateway has tried again itself, a client is told not to."""
+    """H22: a client is told not to retry what the gateway has already retried."""
     toml = core.settings(model).replace("retries = 0", "retries = 2")
     async with (
         in_process_gateway(home, toml=toml) as h,
@@ -119,7 +119,7 @@ async def test_the_gateways_retries_and_the_clients_do_not_multiply(home: Path, 
 async def test_the_retries_of_a_whole_chain_and_the_clients_do_not_multiply(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H22: also when the models that stand in have failed as well."""
+    """H22: even when the fallback models have failed too."""
     monkeypatch.setenv(random_model.KEY, "sesame")
     async with Moody() as server:
         toml = random_model.toml(server.base_url).replace("retries = 0", "retries = 1")

@@ -1,4 +1,4 @@
-"""Conversations by the caller's own name, and without one."""
+"""Conversations with and without a session name."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 def sent(model: ScriptedModel) -> list[tuple[str, Any]]:
-    """What the model was last told, without the agent's own prompt."""
+    """The last messages sent to the model, without the agent's own prompt."""
     messages = model.recorded[-1].decoded()["messages"]
     return [(message["role"], message.get("content")) for message in messages]
 
@@ -21,7 +21,7 @@ def sent(model: ScriptedModel) -> list[tuple[str, Any]]:
 async def test_a_session_name_continues_a_conversation_with_an_opaque_id(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H03, X07: the name is the caller's, the id is opaque and not made from it."""
+    """H03, X07: the name is the client's; the id is opaque and not derived from it."""
     await chat(gateway, "one", session="my notes")
     await chat(gateway, "two", session="my notes")
     assert [text for role, text in sent(model) if role == "user"] == ["one", "two"]
@@ -35,7 +35,7 @@ async def test_a_session_name_continues_a_conversation_with_an_opaque_id(
     "name", [b"x", b"x" * 200, "Gespräch über Ölfelder 🌊".encode(), b"../../etc/passwd", b"' OR 1=1; --", b"a  b"]
 )
 async def test_any_printable_name_is_accepted_unchanged(gateway: InProcessGateway, name: bytes) -> None:
-    """H03, X07: 1 to 200 printable characters, also those that would mean something elsewhere."""
+    """H03, X07: 1 to 200 printable characters, including those with a meaning elsewhere."""
     await raw_chat(gateway, name)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     assert view["name"] == name.decode()
@@ -53,7 +53,7 @@ async def raw_chat(h: InProcessGateway, name: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", [b"", b"   ", b"x" * 201, b"tab\there", "zero​width".encode(), b"\xc2\x85"])
 async def test_a_name_that_is_empty_too_long_or_unprintable_is_refused(gateway: InProcessGateway, name: bytes) -> None:
-    """H03, H20: 400, naming the header."""
+    """H03, H20: 400 with the name of the header."""
     answer = await raw_chat(gateway, name)
     assert answer.startswith(b"400 "), answer
     assert b'"param":"X-Session-Id"' in answer
@@ -63,7 +63,7 @@ async def test_a_name_that_is_empty_too_long_or_unprintable_is_refused(gateway: 
 async def test_without_a_name_the_messages_are_the_whole_conversation(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H04: nothing is added from before and nothing is kept."""
+    """H04: no earlier messages are added and none are stored."""
     history = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one"},
@@ -83,7 +83,7 @@ async def test_without_a_name_the_messages_are_the_whole_conversation(
 async def test_with_a_name_what_follows_the_last_assistant_message_is_new(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H05: a client that sends its own history along does not have it counted twice."""
+    """H05: the history of a client that sends it along is not counted twice."""
     first = await chat(gateway, "one", session="notes")
     history = [
         {"role": "user", "content": "one"},
@@ -102,7 +102,7 @@ async def test_with_a_name_what_follows_the_last_assistant_message_is_new(
 async def test_the_first_requests_system_message_is_the_extra_prompt(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H06: the same one later is ignored, none is fine, a different one contradicts the session."""
+    """H06: the same one later is ignored, none is fine, a different one is a conflict."""
 
     def with_system(text: str, said: str) -> list[dict[str, str]]:
         return [{"role": "system", "content": text}, {"role": "user", "content": said}]
@@ -134,7 +134,7 @@ async def test_a_developer_message_is_a_system_message(gateway: InProcessGateway
 
 
 async def test_the_name_of_an_ended_session_begins_a_new_one(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H07, S02: the ended one is never opened again."""
+    """H07, S02: the ended one is never reopened."""
     await chat(gateway, "one", session="notes")
     [old] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     assert (await call(gateway, "POST", f"/api/sessions/{old['id']}/end")).json == {"ended": True}
@@ -148,7 +148,7 @@ async def test_the_name_of_an_ended_session_begins_a_new_one(gateway: InProcessG
 
 
 async def test_a_named_session_keeps_its_agent(home: Path, model: ScriptedModel) -> None:
-    """H03: another model name under the same session name is a contradiction, not a new conversation."""
+    """H03: another model name under the same session name is a conflict, not a new conversation."""
     async with in_process_gateway(home, '[agents.writer]\nmodel = "main"\nprompt = "You write."', model=model) as h:
         assert (await chat(h, session="notes")).status == 200
         reply = await chat(h, session="notes", model="writer")

@@ -31,7 +31,7 @@ def user(text: str | None) -> list[dict[str, str | None]]:
 
 
 async def test_it_sends_and_streams(gateway: InProcessGateway) -> None:
-    """H10: whole and streamed, with usage."""
+    """H10: complete and streamed, with usage."""
     async with client(gateway) as openai_client:
         whole = await openai_client.chat.completions.create(model="main", messages=user("hello"))  # type: ignore[call-overload]
         assert whole.choices[0].message.content == ANSWER
@@ -75,7 +75,7 @@ async def test_the_synchronous_client_works_as_well(gateway: InProcessGateway) -
 
 
 async def test_errors_become_its_own_exceptions(gateway: InProcessGateway) -> None:
-    """H20, H21, H22: each status is the exception that a program expects, with our sentence in it."""
+    """H20, H21, H22: each status raises the exception that a program expects, with the gateway's message."""
     async with client(gateway) as good, client(gateway, api_key="wrong") as bad:
         create = good.chat.completions.create
         with pytest.raises(openai.AuthenticationError, match="key"):
@@ -99,7 +99,7 @@ async def test_errors_become_its_own_exceptions(gateway: InProcessGateway) -> No
 
 
 async def test_an_error_in_a_begun_stream_is_raised(gateway: InProcessGateway) -> None:
-    """H22: after text was shown, as an event that the client raises."""
+    """H22: after text was sent, as an event that the client raises."""
     async with client(gateway) as openai_client:
         stream = await openai_client.chat.completions.create(  # type: ignore[call-overload]
             model="main", messages=user("x [words 40] [cut after=5]"), stream=True
@@ -110,7 +110,7 @@ async def test_an_error_in_a_begun_stream_is_raised(gateway: InProcessGateway) -
 
 
 async def test_a_stream_that_fails_before_it_began_has_its_status(gateway: InProcessGateway) -> None:
-    """H22: the response begins with the first thing said."""
+    """H22: the response begins with the first text."""
     async with client(gateway) as openai_client:
         with pytest.raises(openai.InternalServerError) as failed:
             await openai_client.chat.completions.create(  # type: ignore[call-overload]
@@ -161,8 +161,8 @@ IMPATIENCE = 1.0
 
 
 async def timed_out(h: InProcessGateway, model: ScriptedModel, headers: dict[str, str], *, stream: bool = False) -> str:
-    """What the client gets whose first attempt ran out of time while the model was held, and who tried again by itself.
-    The model is let go when the second attempt has come."""
+    """The client's result when its first attempt times out while the model is held and it retries. The model is
+    released when the second attempt has arrived."""
     answers: list[str] = []
 
     async def ask(impatient: AsyncOpenAI) -> None:
@@ -195,7 +195,7 @@ async def timed_out(h: InProcessGateway, model: ScriptedModel, headers: dict[str
 async def test_its_retry_after_a_timeout_joins_a_turn_that_continued(
     gateway: InProcessGateway, model: ScriptedModel, headers: dict[str, str], stream: bool
 ) -> None:
-    """H15, H19: the turn did not notice; the message is there once, and the model was asked once."""
+    """H15, H19: the turn continued; the message is stored once, and the model was called once."""
     assert await timed_out(gateway, model, headers, stream=stream) == ANSWER
     assert len(model.recorded) == 1
     assert gateway.service.status().turns.answered == 1
@@ -209,7 +209,7 @@ async def test_its_retry_after_a_timeout_joins_a_turn_that_continued(
 async def test_its_retry_after_a_timeout_restarts_a_turn_that_was_stopped(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H16, H19: a call without a name ends with its reader, its request to the model too; the retry is a new turn."""
+    """H16, H19: a call without a session ends with its reader, including its model request; the retry is a new turn."""
     assert await timed_out(gateway, model, {}) == ANSWER
     assert len(model.recorded) == 2
     turns = gateway.service.status().turns

@@ -1,4 +1,4 @@
-"""The description that is served, and that what is served keeps to it."""
+"""The OpenAPI description, and that the endpoints conform to it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -91,7 +91,7 @@ def _try_everything(described: dict[str, Any], h: InProcessGateway) -> int:
 
 
 async def test_the_types_of_the_page_and_the_terminal_are_described(gateway: InProcessGateway) -> None:
-    """H20: what `how` and `state` can be is in the description."""
+    """H20: the values of `how` and `state` are described."""
     schemas = (await call(gateway, "GET", "/openapi.json")).json["components"]["schemas"]
     assert set(schemas["AcceptedAnswer"]["properties"]["how"]["enum"]) >= {"started", "queued", "steered"}
     assert "answered" in schemas["Outcome"]["properties"]["state"]["enum"]
@@ -103,7 +103,7 @@ async def test_the_types_of_the_page_and_the_terminal_are_described(gateway: InP
 
 
 async def test_a_chat_request_is_described_with_its_headers(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H03, H13, H16, H17: and its body's types."""
+    """H03, H13, H16, H17: with the types of its body."""
     operation = (await call(gateway, "GET", "/openapi.json")).json["paths"]["/v1/chat/completions"]["post"]
     names = {parameter["name"] for parameter in operation["parameters"]}
     assert names == {"X-Session-Id", "X-Busy", "X-On-Disconnect", "X-Events", "Idempotency-Key"}

@@ -50,7 +50,7 @@ async def test_parameters_apply_to_their_call_only(
 
 
 async def test_max_tokens_is_accepted_and_nulls_are_ignored(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H08: the older name; and clients send null for what they leave out."""
+    """H08: the older name works; clients send null for omitted fields."""
     assert (await chat(gateway, max_tokens=9)).status == 200
     asked = model.recorded[-1].decoded()
     assert 9 in (asked.get("max_tokens"), asked.get("max_completion_tokens"))
@@ -113,7 +113,7 @@ async def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(
 
 
 async def test_a_text_response_format_and_empty_tools_have_no_effect(gateway: InProcessGateway) -> None:
-    """H09: what asks for nothing is refused nowhere, however the client writes it."""
+    """H09: values without an effect are accepted everywhere, however the client writes them."""
     assert (await chat(gateway, session="n", tools=[], response_format={"type": "text"})).status == 200
     spaced = b'{"model": "main", "messages": [{"role": "user", "content": "hello"}], "tools": [\n  ]}'
     again = await call(gateway, "POST", CHAT, data=spaced, headers={"X-Session-Id": "n"})
@@ -123,7 +123,7 @@ async def test_a_text_response_format_and_empty_tools_have_no_effect(gateway: In
 async def test_a_tool_choice_without_tools_applies_to_the_agents_own(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:
-    """H09: checked and passed on, not dropped."""
+    """H09: it is validated and forwarded, not dropped."""
     assert (await chat(gateway, tool_choice="none")).status == 200
     assert model.recorded[-1].decoded()["tool_choice"] == "none"
     refused = await chat(gateway, tool_choice="sometimes")
@@ -131,7 +131,7 @@ async def test_a_tool_choice_without_tools_applies_to_the_agents_own(
 
 
 async def test_function_parameters_must_be_an_object(gateway: InProcessGateway) -> None:
-    """H09, H20: under the name of the field that they came in."""
+    """H09, H20: the error names the field of the request."""
     function = {"name": "weather", "parameters": []}
     for field, value in (("functions", [function]), ("tools", [{"type": "function", "function": function}])):
         reply = await chat(gateway, **{field: value})
@@ -139,7 +139,7 @@ async def test_function_parameters_must_be_an_object(gateway: InProcessGateway) 
 
 
 async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path, model: ScriptedModel) -> None:
-    """H09, H10: OpenAI's own loop, driven by the caller, streamed and not, in the old form and the new."""
+    """H09, H10: OpenAI's tool loop, run by the caller, streamed and not, in the old form and the new."""
     async with in_process_gateway(home, OPEN_AGENT, model=model) as h:
         wish = "go [tool weather {}]"
         whole = await chat(h, wish, model="open", tools=[TOOL])
@@ -200,7 +200,7 @@ async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path,
 async def test_caller_tools_must_be_valid(
     home: Path, model: ScriptedModel, field: str, value: Any, param: str, said: str
 ) -> None:
-    """H09, H20: refused by us, with its path, before a model sees it."""
+    """H09, H20: refused with its path before a model is called."""
     async with in_process_gateway(home, OPEN_AGENT, model=model) as h:
         fields = {"tools": [TOOL], field: value} if field == "tool_choice" else {field: value}
         reply = await chat(h, model="open", **fields)

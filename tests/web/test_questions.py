@@ -1,4 +1,4 @@
-"""Approvals and questions over HTTP: listed, answered once, and nobody's but his who may answer."""
+"""Approvals and questions over HTTP: listed, answered once, and only by the users who may answer."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def deeds() -> Deeds:
 
 @pytest.fixture
 async def careful(home: Path, model: ScriptedModel, deeds: Deeds) -> AsyncIterator[InProcessGateway]:
-    """A gateway whose agent asks before it executes something."""
+    """A gateway whose agent asks before it runs a command."""
     async with in_process_gateway(
         home, toml=configured(model), model=model, toolsets={"deeds": deeds.toolset()}
     ) as running:
@@ -34,7 +34,7 @@ async def careful(home: Path, model: ScriptedModel, deeds: Deeds) -> AsyncIterat
 
 
 async def begin(h: InProcessGateway, text: str, key: str | None = None, **fields: Any) -> tuple[str, str, Any]:
-    """A turn that waits: its session, its id, and what it asks."""
+    """A waiting turn: its session, its id and its question."""
     sent = {"text": text, "attended": True, **fields}
     accepted = (await call(h, "POST", "/api/messages", json=sent, key=key)).json
     with anyio.fail_after(WAIT):
@@ -59,7 +59,7 @@ async def outcome(h: InProcessGateway, turn: str) -> str:
 
 
 async def test_an_approval_is_listed_and_answered(careful: InProcessGateway, deeds: Deeds) -> None:
-    """S29: with what is to be run in full; the same answer again is the same, another is refused."""
+    """S29: it shows the action in full; repeating the answer changes nothing, another answer is refused."""
     session, turn, row = await begin(careful, PUSH)
     assert (row["session"], row["turn"], row["kind"], row["tool"]) == (session, turn, "approval", "push")
     assert row["summary"] == "push\nwhat: a" and row["state"] == "open" and row["expires"] > row["asked"]
@@ -78,7 +78,7 @@ async def test_an_approval_is_listed_and_answered(careful: InProcessGateway, dee
 
 
 async def test_a_question_is_answered_by_a_choice_or_its_number(careful: InProcessGateway) -> None:
-    """S29: anything else is refused with what there is."""
+    """S29: any other answer is refused with the choices."""
     _, turn, row = await begin(careful, QUESTION)
     assert row["choices"] == ["red", "blue"] and row["summary"] == "Which?"
     for body, param in (
@@ -100,7 +100,7 @@ async def test_a_question_is_answered_by_a_choice_or_its_number(careful: InProce
 
 
 async def test_other_users_questions_are_404(careful: InProcessGateway, deeds: Deeds) -> None:
-    """X14, X06: 404 and the same words as for what does not exist, for the owner of the gateway too; never 403."""
+    """X14, X06: 404 with the same words as for an unknown id, even for the gateway's owner; never 403."""
     anna, bert = await careful.add_key("anna"), await careful.add_key("bert")
     session, turn, row = await begin(careful, PUSH, anna)
     for stranger in (bert, None):
@@ -130,7 +130,7 @@ async def test_a_list_is_bounded_and_says_whether_there_are_more(careful: InProc
 
 
 async def test_a_stop_closes_open_questions(careful: InProcessGateway, deeds: Deeds) -> None:
-    """S30: an answer that comes too late says what happened."""
+    """S30: a late answer gets the reason."""
     session, turn, row = await begin(careful, PUSH)
     assert (await call(careful, "POST", f"/api/sessions/{session}/stop")).json["stopped"] == turn
     await outcome(careful, turn)
@@ -139,7 +139,7 @@ async def test_a_stop_closes_open_questions(careful: InProcessGateway, deeds: De
 
 
 async def test_commands_can_answer_questions_during_a_turn(careful: InProcessGateway, deeds: Deeds) -> None:
-    """S29, V19: the reply names the turn that goes on."""
+    """S29, V19: the reply names the turn that continues."""
     session, turn, _ = await begin(careful, PUSH)
     said = await call(careful, "POST", "/api/messages", json={"text": "/approve", "session": session})
     assert said.status == 200 and said.json["reply"]["turn"] == turn
@@ -167,7 +167,7 @@ async def test_a_stream_begins_with_open_questions(careful: InProcessGateway) ->
 
 
 async def test_the_openai_api_does_not_wait_for_answers(careful: InProcessGateway, deeds: Deeds) -> None:
-    """X11: a program is told at once, and a named session of its own keeps nothing open."""
+    """X11: a program gets an error immediately, and its named session keeps no open question."""
     for session in (None, "named"):
         assert (await chat(careful, PUSH, session=session)).text == "done"
         assert (await chat(careful, PUSH, session=session, stream=True)).streamed == "done"
@@ -175,7 +175,7 @@ async def test_the_openai_api_does_not_wait_for_answers(careful: InProcessGatewa
 
 
 async def test_a_stream_of_all_events_includes_the_output_of_tools(careful: InProcessGateway) -> None:
-    """D6: as an event of its own; a plain client is not bothered."""
+    """D6: as a named event; a plain client does not get it."""
     note = '[tool note {"what": "n"}] [say done]'
     full = await chat(careful, note, stream=True, headers={"X-Events": "full"})
     told = [event["text"] for name, event in full.events if name == "tool_progress"]
@@ -185,7 +185,7 @@ async def test_a_stream_of_all_events_includes_the_output_of_tools(careful: InPr
 
 
 async def test_status_and_metrics_count_open_questions(careful: InProcessGateway) -> None:
-    """L31: turns that ask have no place among those that run."""
+    """L31: waiting turns do not occupy slots."""
     _, turn, row = await begin(careful, PUSH)
     with anyio.fail_after(WAIT):
         while careful.components.engine.asking == 0:

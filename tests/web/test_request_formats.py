@@ -66,8 +66,8 @@ async def gateway(
 async def test_requests_that_openai_accepts_are_accepted(
     gateway: InProcessGateway, server: Moody, messages: list[Any], stream: bool
 ) -> None:
-    """H04, H20: empty messages, a trailing assistant message, a system message alone; no model refuses what becomes of
-    it."""
+    """H04, H20: empty messages, a trailing assistant message, a system message alone; no provider refuses the
+    result."""
     reply = await chat(gateway, messages=messages, stream=stream)
     assert reply.status == 200, reply.body
     assert (reply.streamed if stream else reply.text) == ANSWER
@@ -76,7 +76,7 @@ async def test_requests_that_openai_accepts_are_accepted(
 
 
 async def test_an_empty_answer_can_be_sent_back(gateway: InProcessGateway, server: Moody) -> None:
-    """H04: it used to break every later call."""
+    """H04: it must not break later calls."""
     empty = await chat(gateway, "hello [say]")
     assert (empty.status, empty.text) == (200, "")
     again = await chat(gateway, messages=[USER, empty.json["choices"][0]["message"], USER])
@@ -87,7 +87,7 @@ async def test_an_empty_answer_can_be_sent_back(gateway: InProcessGateway, serve
 async def test_a_named_session_refuses_a_last_assistant_message_and_accepts_a_system_message_alone(
     gateway: InProcessGateway, server: Moody
 ) -> None:
-    """H05, H20: the history is ours."""
+    """H05, H20: the gateway has the history."""
     trailing = await chat(gateway, messages=[USER, {"role": "assistant", "content": "The"}], session="n")
     assert (trailing.status, trailing.error["param"]) == (400, "messages[1].role")
     alone = await chat(gateway, messages=[{"role": "system", "content": "Say something."}], session="n")
@@ -99,7 +99,7 @@ async def test_a_named_session_refuses_a_last_assistant_message_and_accepts_a_sy
 async def test_an_empty_user_message_is_accepted_in_a_named_session(
     gateway: InProcessGateway, server: Moody, content: Any
 ) -> None:
-    """H04, H05: also after others, and what is said later has it in its history."""
+    """H04, H05: after other messages too, and later requests have it in their history."""
     for said in (content, "hello", content):
         reply = await chat(gateway, messages=[{"role": "user", "content": said}], session="n")
         assert (reply.status, reply.text) == (200, ANSWER), reply.body
@@ -111,7 +111,7 @@ async def test_an_empty_user_message_is_accepted_in_a_named_session(
 async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
     gateway: InProcessGateway, server: Moody, text: str | None, bare: bool
 ) -> None:
-    """H04: as compatible servers take it."""
+    """H04: as compatible servers accept it."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
     parts: list[Any] = [] if text is None else [{"type": "text", "text": text}]
     parts.append({"type": "image_url", "image_url": url if bare else {"url": url}})
@@ -121,14 +121,14 @@ async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
 
 
 async def test_loose_values_that_other_servers_accept_are_accepted(gateway: InProcessGateway, server: Moody) -> None:
-    """H08: no limit as -1, a number as the user, metadata that is no text."""
+    """H08: -1 for no limit, a number as the user, metadata that is not text."""
     reply = await chat(gateway, max_tokens=-1, user=17, metadata={"n": 1, "deep": {"a": [True]}})
     assert reply.status == 200, reply.body
     assert server.stats()["refusals"] == []
 
 
 async def test_a_stop_sequence_is_honoured_by_every_format(gateway: InProcessGateway, server: Moody, api: str) -> None:
-    """H08: where the provider has no place for it, the answer is cut here."""
+    """H08: where the provider does not support it, the gateway cuts the answer."""
     for stream in (False, True):
         reply = await chat(gateway, stop=["keeps", "gate"], stream=stream)
         assert reply.status == 200, reply.body
@@ -141,7 +141,7 @@ async def test_a_stop_sequence_is_honoured_by_every_format(gateway: InProcessGat
 async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
     gateway: InProcessGateway, server: Moody, api: str, stops: list[str]
 ) -> None:
-    """H08: OpenAI takes it and Anthropic does not, so there the answer is cut here."""
+    """H08: OpenAI supports it and Anthropic does not; there the gateway cuts the answer."""
     reply = await chat(gateway, stop=stops)
     assert reply.status == 200, reply.body
     assert api == "openai-chat" or reply.text == "The"
@@ -173,7 +173,7 @@ async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
 async def test_a_field_is_supported_or_refused_by_name(
     gateway: InProcessGateway, server: Moody, api: str, field: str, value: Any, refused_by: tuple[str, ...]
 ) -> None:
-    """H08, H20: a caller's mistake is 400 with `param`, and is not tried again or elsewhere."""
+    """H08, H20: a client error is 400 with `param`, and is not retried or sent to another model."""
     reply = await chat(gateway, **{field: value})
     if api in refused_by:
         assert reply.status == 400, reply.body
@@ -188,7 +188,7 @@ async def test_a_field_is_supported_or_refused_by_name(
 async def test_a_value_refused_by_the_provider_is_a_client_error(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
-    """H08, H20: 400 with the caller's own name for the field, asked once and of no other model; a good one works."""
+    """H08, H20: 400 with the client's own name for the field, after one call to one model; a valid value works."""
     field, wrong, right = {
         "openai-chat": ("service_tier", "warp", "flex"),
         "openai-responses": ("service_tier", "warp", "flex"),
@@ -218,7 +218,7 @@ async def test_a_value_refused_by_the_provider_is_a_client_error(
 async def test_an_extra_of_the_wrong_type_is_refused_before_any_model_is_asked(
     gateway: InProcessGateway, server: Moody, field: str, value: Any
 ) -> None:
-    """H08, H20: with every format, whatever the provider would have said of it."""
+    """H08, H20: with every format, whatever the provider would have responded."""
     reply = await chat(gateway, **{field: value})
     assert (reply.status, reply.error["param"]) == (400, field)
     assert server.asked == []
@@ -227,7 +227,7 @@ async def test_an_extra_of_the_wrong_type_is_refused_before_any_model_is_asked(
 async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
-    """H08: who asks, how long the beginning is cached, what the answer will probably be."""
+    """H08: the user, the cache's retention, the predicted output."""
     prediction = {"type": "content", "content": "The tide"}
     given = {"safety_identifier": "ada", "prompt_cache_retention": "24h", "prediction": prediction}
     assert (await chat(gateway, user="u-1", **given)).status == 200
@@ -243,7 +243,7 @@ async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
 async def test_a_schema_that_violates_strict_mode_is_a_client_error(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
-    """H08, H20: 400 with `param` and the provider's words; nobody else is asked."""
+    """H08, H20: 400 with `param` and the provider's message; no other model is called."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}}
     shape = {"type": "json_schema", "json_schema": {"name": "town", "strict": True, "schema": schema}}
     reply = await chat(gateway, response_format=shape)
@@ -261,7 +261,7 @@ async def test_a_schema_that_violates_strict_mode_is_a_client_error(
 async def test_json_mode_without_the_word_json_is_refused_where_the_provider_requires_it(
     gateway: InProcessGateway, server: Moody, api: str
 ) -> None:
-    """H08, H20: OpenAI gives no `json_object` for messages without that word; the mistake is the caller's."""
+    """H08, H20: OpenAI refuses `json_object` for messages without that word; this is a client error."""
     reply = await chat(gateway, response_format={"type": "json_object"})
     if api == "openai-responses":
         assert (reply.status, reply.error["param"]) == (400, "response_format")
@@ -285,7 +285,7 @@ async def test_a_refused_field_is_named_as_the_caller_named_it(
 
 
 async def test_a_message_name_reaches_the_model(gateway: InProcessGateway, server: Moody, api: str) -> None:
-    """H04: in the format that has a place for it, without the characters that OpenAI refuses."""
+    """H04: in the format that supports it, without the characters that OpenAI refuses."""
     messages = [
         {"role": "user", "name": "Ann Lee", "content": "hi"},
         {"role": "assistant", "name": "tide", "content": "Hello."},
@@ -302,7 +302,7 @@ async def test_a_message_name_reaches_the_model(gateway: InProcessGateway, serve
 
 
 async def test_a_tool_result_may_contain_a_picture(gateway: InProcessGateway, server: Moody) -> None:
-    """H04, D3: as LangChain sends what a tool has drawn."""
+    """H04, D3: as LangChain sends the pictures of a tool."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
     asked = {"id": "c1", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
     content = [{"type": "text", "text": "drawn"}, {"type": "image_url", "image_url": {"url": url}}]
@@ -318,7 +318,7 @@ async def test_a_tool_result_may_contain_a_picture(gateway: InProcessGateway, se
 
 @pytest.mark.parametrize("prefix", ["", "data:text/markdown;base64,"])
 async def test_a_file_of_text_becomes_text(gateway: InProcessGateway, server: Moody, prefix: str) -> None:
-    """H04: under its name, as a data URL or as the bytes alone."""
+    """H04: with its name, as a data URL or as base64 only."""
     file = {"filename": "tides.md", "file_data": prefix + base64.b64encode("# High tide at noön".encode()).decode()}
     parts = [{"type": "text", "text": "Read this."}, {"type": "file", "file": file}]
     reply = await chat(gateway, messages=[{"role": "user", "content": parts}])
@@ -355,7 +355,7 @@ def settings_with_vision(server: Moody, api: str) -> str:
 async def test_a_pdf_reaches_the_model_unchanged_even_after_a_restart(
     tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H04, D3, B4: under its name, small ones and large ones, in a named conversation and in a single call."""
+    """H04, D3, B4: with its name, small and large, in a named conversation and in a single call."""
     monkeypatch.setenv(KEY, "sesame")
     settings = settings_with_vision(server, api)
     parts = [{"type": "text", "text": "Read this."}, document(PDF), document(LARGE_PDF, "ebb & flöd.pdf", prefix="")]
@@ -377,7 +377,7 @@ async def test_a_pdf_reaches_the_model_unchanged_even_after_a_restart(
 async def test_a_pdf_without_a_name_or_in_a_tool_result_is_accepted(
     tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H04, D3: each format has a place for it."""
+    """H04, D3: each format supports it."""
     monkeypatch.setenv(KEY, "sesame")
     asked = {"id": "c1", "type": "function", "function": {"name": "print", "arguments": "{}"}}
     messages = [
@@ -393,7 +393,7 @@ async def test_a_pdf_without_a_name_or_in_a_tool_result_is_accepted(
 
 
 async def test_a_model_without_vision_gets_a_description_of_a_pdf(gateway: InProcessGateway, server: Moody) -> None:
-    """H04, D3: a note, not an error."""
+    """H04, D3: it gets a note, not an error."""
     reply = await chat(gateway, messages=[{"role": "user", "content": [document(LARGE_PDF, "a\nb.pdf")]}])
     assert reply.status == 200, reply.body
     sent = server.recorded[-1].body.decode()
@@ -403,7 +403,7 @@ async def test_a_model_without_vision_gets_a_description_of_a_pdf(gateway: InPro
 
 
 async def test_json_without_a_schema_is_supported_by_every_format(gateway: InProcessGateway, server: Moody) -> None:
-    """H09: in words, where the provider has no place for it."""
+    """H09: as an instruction, where the provider does not support it."""
     reply = await chat(gateway, "Say it as json.", response_format={"type": "json_object"})
     assert reply.status == 200, reply.body
     assert "one JSON object" in server.recorded[-1].body.decode() or "json_object" in server.recorded[-1].body.decode()
@@ -416,7 +416,7 @@ async def test_json_without_a_schema_is_supported_by_every_format(gateway: InPro
 async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_after_a_restart(
     tmp_path: Path, server: Moody, api: str, wish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A2, H09: whoever ran the tools, and whenever the results came; so the provider's cache holds."""
+    """A2, H09: whoever ran the tools, and whenever the results arrived, so that the provider's cache is used."""
     monkeypatch.setenv(KEY, "sesame")
     settings = toml(server.base_url, formats=(api, *FORMATS[:2]))
     tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "tides")]

@@ -1,4 +1,4 @@
-"""Answers: OpenAI's shape, whole and streamed."""
+"""Chat responses in OpenAI's format, complete and streamed."""
 
 import inspect
 import itertools
@@ -36,7 +36,7 @@ async def test_a_complete_answer_has_openais_format(gateway: InProcessGateway) -
 
 
 async def test_usage_is_summed_over_the_steps_of_the_turn(gateway: InProcessGateway, model: ScriptedModel) -> None:
-    """H10: a turn with a tool call has two model calls; the cached part and that of the reasoning are told."""
+    """H10: a turn with a tool call has two model calls; cached and reasoning tokens are reported."""
     await chat(gateway, "one", session="n")
     reply = await chat(gateway, "time please [think of it] [tool clock {}]", session="n")
     usage = reply.json["usage"]
@@ -57,7 +57,7 @@ async def _assistant_rows(h: InProcessGateway):  # type: ignore[no-untyped-def]
 
 
 async def test_a_streamed_answer_is_chunks_and_an_end_marker(gateway: InProcessGateway) -> None:
-    """H10: role first, then text, then the reason of the end; the same text as the whole answer."""
+    """H10: the role first, then text, then the finish reason; the same text as the complete answer."""
     reply = await chat(gateway, stream=True)
     assert reply.headers["Content-Type"].startswith("text/event-stream")
     assert reply.headers["X-Turn-Id"].startswith("t_")
@@ -88,7 +88,7 @@ async def test_the_models_finish_reason_reaches_the_client(gateway: InProcessGat
 
 
 async def test_tool_progress_is_comments_for_a_plain_client(gateway: InProcessGateway) -> None:
-    """H11: nothing but chunks and comments, so that no parser is disturbed."""
+    """H11: only chunks and comments, so that every parser works."""
     reply = await chat(gateway, "time [tool clock {}]", stream=True)
     assert [comment for comment in reply.comments if "clock" in comment] == ["tool clock started", "tool clock ended"]
     assert reply.events == []
@@ -112,7 +112,7 @@ async def test_tool_progress_is_named_events_on_request(gateway: InProcessGatewa
 
 
 async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: ScriptedModel) -> None:
-    """H11: while a model thinks, the stream is not silent; the answer follows undisturbed."""
+    """H11: comments while a model thinks; the answer follows unchanged."""
     async with in_process_gateway(home, model=model, keep_alive=0.05) as h:
         with anyio.fail_after(WAIT):
             async with h.client.post(CHAT, json=chat_body("x [hold there]", stream=True)) as response:
@@ -126,7 +126,7 @@ async def test_an_idle_stream_is_kept_alive_by_comments(home: Path, model: Scrip
 
 
 async def test_text_before_and_after_a_tool_is_separated(gateway: InProcessGateway) -> None:
-    """H10, H11: in a stream by an empty line; a whole answer is what was said last, and the transcript has both."""
+    """H10, H11: in a stream by an empty line; a complete answer is the last text, and the transcript has both."""
     script = "x [saying Let me look.] [tool clock {}] [tool clock {}] [say It is late.]"
     reply = await chat(gateway, script, stream=True, session="n")
     assert reply.streamed == "Let me look.\n\nLet me look.\n\nIt is late."
@@ -137,7 +137,7 @@ async def test_text_before_and_after_a_tool_is_separated(gateway: InProcessGatew
 
 
 async def test_an_idle_stream_gets_a_comment_every_fifteen_seconds() -> None:
-    """H11: at the latest, and not much more often; by a clock of the test's own."""
+    """H11: at the latest, and not much more often; with the test's own clock."""
     now = 0.0
     told: list[float] = []
 
@@ -155,14 +155,15 @@ async def test_an_idle_stream_gets_a_comment_every_fifteen_seconds() -> None:
 
 
 def test_fifteen_seconds_is_the_gateways_default_interval() -> None:
-    """H11: nobody has to ask for it."""
+    """H11: no setting is needed."""
     assert inspect.signature(create_app).parameters["keep_alive"].default == KEEP_ALIVE_SECONDS == 15
 
 
 async def test_a_plain_stream_ends_with_an_error_when_the_answer_restarts_after_visible_text(
     home: Path, model: ScriptedModel
 ) -> None:
-    """H11, H22: shown text is never taken back silently; who asked for all events is told and gets the new answer."""
+    """H11, H22: sent text is never withdrawn silently; a client that gets all events is told and gets the new
+    answer."""
     async with in_process_gateway(home, toml=core.settings(model).replace("retries = 0", "retries = 1")) as gateway:
         await _broken_off(gateway, model)
 
@@ -190,7 +191,7 @@ async def _broken_off(gateway: InProcessGateway, model: ScriptedModel) -> None:
     [("GET", "/healthz", 200), ("GET", "/v1/models", 200), ("GET", "/v1/nope", 404), ("PUT", "/v1/models", 405)],
 )
 async def test_every_response_has_its_own_id(gateway: InProcessGateway, method: str, path: str, status: int) -> None:
-    """H10: by which a person can name it to the operator."""
+    """H10: users can quote it to the operator."""
     replies = [await call(gateway, method, path) for _ in range(2)]
     assert {reply.status for reply in replies} == {status}
     first, second = (reply.headers["x-request-id"] for reply in replies)

@@ -1,4 +1,4 @@
-"""The server itself: bounds of a connection, and its orderly end."""
+"""The HTTP server: limits of a connection, and an orderly stop."""
 
 import asyncio
 import socket
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.anyio
 async def test_invalid_and_oversized_heads_are_refused(
     gateway: InProcessGateway, request_bytes: bytes, status: bytes, code: bytes
 ) -> None:
-    """H20, L21: in OpenAI's shape, and the connection is closed."""
+    """H20, L21: with an error in OpenAI's format, and the connection is closed."""
     head, body = await raw(gateway, request_bytes)
     assert head.split(b" ")[1] == status, head
     assert b'"code":"%b"' % code in body
@@ -47,7 +47,7 @@ async def test_invalid_and_oversized_heads_are_refused(
 
 
 async def test_an_unsupported_upgrade_is_an_ordinary_request(gateway: InProcessGateway) -> None:
-    """H20: h2c and websockets are offered by some clients along with a request that must still be answered."""
+    """H20: some clients offer h2c or websockets with a request that must still be answered."""
     body = b'{"model":"main","messages":[{"role":"user","content":"x"}]}'
     for upgrade in (b"h2c", b"websocket"):
         head, _ = await raw(
@@ -62,7 +62,7 @@ async def test_an_unsupported_upgrade_is_an_ordinary_request(gateway: InProcessG
 async def test_a_connection_without_a_request_is_closed(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L11, L21: not at its beginning, and not by sending its headers drop by drop."""
+    """L11, L21: whether it sends nothing or sends its headers byte by byte."""
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
     head, _ = await raw(gateway, b"")
     assert head == b""
@@ -76,7 +76,7 @@ async def test_a_connection_without_a_request_is_closed(
 
 
 async def test_a_body_that_stops_arriving_is_refused(gateway: InProcessGateway) -> None:
-    """L21: 408, and nothing of it is kept."""
+    """L21: 408, and none of it is kept."""
     gateway.app.bodies.seconds = 0.1
     head, body = await raw(
         gateway,
@@ -88,7 +88,7 @@ async def test_a_body_that_stops_arriving_is_refused(gateway: InProcessGateway) 
 
 
 async def test_large_bodies_that_arrive_together_are_bounded(home: Path, model: ScriptedModel) -> None:
-    """L21, L22: what is being received is counted; beyond the budget one is told to come back."""
+    """L21, L22: bodies being received are counted; beyond the budget a client is told to retry."""
     async with in_process_gateway(home, "[limits]\nbody_bytes = 131072\nmessage_bytes = 65536", model=model) as h:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n" % h.key.encode()
         streams: list[anyio.abc.SocketStream] = []
@@ -112,7 +112,8 @@ async def test_large_bodies_that_arrive_together_are_bounded(home: Path, model: 
 
 @pytest.mark.parametrize("path", [CHAT, "/api/messages"])
 async def test_large_bodies_that_wait_for_the_store_are_bounded(home: Path, model: ScriptedModel, path: str) -> None:
-    """L21, L22: what is received and not yet durable is counted too; beyond the budget one is told to come back."""
+    """L21, L22: bodies that are received and not yet durable are counted too; beyond the budget a client is told to
+    retry."""
     size = 1024 * 1024
     free = threading.Event()
 
@@ -155,7 +156,7 @@ async def _say(h: InProcessGateway, path: str, body: Any, number: int, replies: 
 
 
 async def test_a_refused_large_body_is_no_longer_counted(home: Path, model: ScriptedModel) -> None:
-    """L21, L23: whatever the reason."""
+    """L21, L23: whatever the reason of the refusal."""
     async with in_process_gateway(home, "[limits]\nbody_bytes = 262144\nmessage_bytes = 131072", model=model) as h:
         for data in (
             b"x" * 200_000,
@@ -170,7 +171,7 @@ async def test_a_refused_large_body_is_no_longer_counted(home: Path, model: Scri
 async def test_a_client_that_stops_reading_is_dropped(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L21, L31: its buffers are full and stay so; the turn itself goes on."""
+    """L21, L31: when its buffers stay full; the turn itself continues."""
     monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
     body = b'{"model":"main","stream":true,"messages":[{"role":"user","content":"x [words 100000]"}]}'
     sock = socket.socket()
@@ -196,7 +197,7 @@ async def test_a_client_that_stops_reading_is_dropped(
 async def test_a_client_that_does_not_read_the_rest_is_dropped(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L11, L21: also when the answer is complete and less is left than would fill the buffers."""
+    """L11, L21: even when the answer is complete and the rest would not fill the buffers."""
     monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
     gateway.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     body = b'{"model":"main","messages":[{"role":"user","content":"x [words 9000]"}]}'
@@ -218,7 +219,7 @@ async def test_a_client_that_does_not_read_the_rest_is_dropped(
 
 
 async def test_running_answers_are_finished_when_the_server_stops(home: Path, model: ScriptedModel) -> None:
-    """F1: no new connection, no new request; who is being answered gets his answer, event streams end."""
+    """F1: no new connections and requests; running requests get their answers, event streams end."""
     replies: list[Any] = []
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group, in_process_gateway(home, model=model) as h:
@@ -247,7 +248,7 @@ async def test_running_answers_are_finished_when_the_server_stops(home: Path, mo
 async def test_an_answer_that_cannot_finish_before_the_stop_gets_an_error(
     home: Path, model: ScriptedModel, stream: bool
 ) -> None:
-    """F1, H20: 503 with when to come back; the turn goes on after the next start and its answer is there."""
+    """F1, H20: 503 with a retry time; the turn continues after the next start and its answer is available."""
     replies: list[Reply] = []
     headers = {"X-Session-Id": "n"}
     with anyio.fail_after(WAIT):
@@ -288,7 +289,7 @@ async def test_a_request_during_a_stop_is_told_to_retry(home: Path, model: Scrip
 async def test_connections_beyond_the_share_are_shed_idle_first(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L11, L21: the one that has been idle longest is closed for a new one; none that was used just now."""
+    """L11, L21: the connection that has been idle longest is closed for a new one; recently used ones are kept."""
     async with in_process_gateway(home, model=model) as h:
         monkeypatch.setattr(h.server, "_most", 2)
         monkeypatch.setattr(server, "IDLE_SECONDS", 0)
@@ -313,7 +314,7 @@ async def test_connections_beyond_the_share_are_shed_idle_first(
 
 
 async def test_small_pieces_of_a_stream_are_sent_immediately(gateway: InProcessGateway) -> None:
-    """H11: no piece waits for the acknowledgement of the one before."""
+    """H11: no piece waits for the acknowledgement of the previous one."""
     assert (await chat(gateway, stream=True)).status == 200
     for connection in gateway.server._state.connections:
         sock = connection.transport.get_extra_info("socket")

@@ -1,4 +1,4 @@
-"""Settings of conversations for their operator, and prompts taken anew."""
+"""The settings of conversations, and reloading their configuration."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def session_of(h: InProcessGateway, name: str, key: str | None = None) -> str:
-    """A conversation of that name with one answered turn; its id."""
+    """Make a conversation with that name and one answered turn. Returns its id."""
     assert (await chat(h, session=name, key=key)).status == 200
     found = (await call(h, "GET", "/api/sessions", key=key)).json["sessions"]
     return str(next(view["id"] for view in found if view["name"] == name))
@@ -28,7 +28,7 @@ async def command(h: InProcessGateway, session: str, line: str, key: str | None 
 
 
 async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: InProcessGateway) -> None:
-    """S06, X06: whose they are does not matter to him; to anybody else they are not there."""
+    """S06, X06: of all users; anyone else gets 404."""
     anna, bert = await gateway.add_key("anna"), await gateway.add_key("bert")
     theirs, own = await session_of(gateway, "a", anna), await session_of(gateway, "o")
     await command(gateway, theirs, "/model other", anna)
@@ -56,7 +56,7 @@ async def test_the_owner_lists_and_clears_every_sessions_settings(gateway: InPro
 
 
 async def test_a_setting_that_has_expired_is_not_listed(gateway: InProcessGateway) -> None:
-    """S06: it does not hold any more, also before it is swept."""
+    """S06: it no longer applies, even before it is swept."""
     session = await session_of(gateway, "n")
     now = gateway.components.clock()
     for key, expires in (("past", now - 1), ("future", now + 1000)):
@@ -66,7 +66,7 @@ async def test_a_setting_that_has_expired_is_not_listed(gateway: InProcessGatewa
 
 
 async def test_settings_are_read_page_by_page_to_the_last(gateway: InProcessGateway) -> None:
-    """S06: more than one answer holds, also those chosen at the same moment; what has expired takes nobody's place."""
+    """S06: more than one page, even when made at the same moment; expired ones take no space on a page."""
     now = gateway.components.clock()
     session = await session_of(gateway, "n")
 
@@ -92,7 +92,7 @@ async def test_settings_are_read_page_by_page_to_the_last(gateway: InProcessGate
 
 
 async def test_a_conversation_reloads_its_prompt_on_request(home: Path, model: ScriptedModel) -> None:
-    """A4, P18, X06: by its principal or the owner, and only then; it says whether anything changed."""
+    """A4, P18, X06: by its principal or the owner, and only on request; the response says whether anything changed."""
     async with in_process_gateway(home, model=model) as h:
         anna = await h.add_key("anna")
         theirs = await session_of(h, "a", anna)
@@ -115,7 +115,7 @@ async def test_a_conversation_reloads_its_prompt_on_request(home: Path, model: S
 
 
 async def test_an_impossible_reload_is_a_conflict(home: Path, model: ScriptedModel) -> None:
-    """V19, H20: in mid-turn, after the end, and when the agent is not configured any more."""
+    """V19, H20: during a turn, after the end, and when the agent is no longer configured."""
     extra = '[agents.writer]\nmodel = "main"\nprompt = "Write."\n'
     async with in_process_gateway(home, extra, model=model) as h:
         accepted = (await call(h, "POST", "/api/messages", json={"text": "x [hold there]"})).json

@@ -1,4 +1,4 @@
-"""The page: signing in, its two parts, where requests come from, and its files."""
+"""Signing in to the page: its two parts, allowed origins, and the page's files."""
 
 import re
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def test_a_code_is_exchanged_for_a_cookie_once(gateway: InProcessGateway) 
 
 
 async def test_neither_part_of_a_sign_in_is_enough_alone(gateway: InProcessGateway) -> None:
-    """H23, X05: nor with a part of another sign-in; each refusal says what to do."""
+    """H23, X05: nor with a part of another sign-in; each error says what to do."""
     ours, other = await signed_in(gateway), await signed_in(gateway)
     cookie, token = {"Cookie": ours["Cookie"]}, {"X-Page-Token": ours["X-Page-Token"]}
     for given in (cookie, token, {**ours, "X-Page-Token": other["X-Page-Token"]}, {**token, "Cookie": "a=b"}):
@@ -49,8 +49,8 @@ OPEN = {"/", "/static/{name}", "/healthz", "/openapi.json", "/api/login"}
 
 
 async def test_no_route_accepts_half_a_sign_in(gateway: InProcessGateway) -> None:
-    """H23, X05: every route that is described, event streams and downloads included, in the disguise of the page; and
-    those that need no sign-in are known by name."""
+    """H23, X05: every described route, including event streams and downloads, even with the page's own headers; routes
+    without a sign-in are listed by name."""
     ours = await signed_in(gateway)
     session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
     paths = (await call(gateway, "GET", "/openapi.json", key="")).json["paths"]
@@ -67,7 +67,7 @@ async def test_no_route_accepts_half_a_sign_in(gateway: InProcessGateway) -> Non
 
 
 async def test_a_refused_code_says_why_and_how_long_links_work(gateway: InProcessGateway) -> None:
-    """H23: a link that somebody else has used is worth knowing."""
+    """H23: a user should know that a link was already used."""
     used, expired = await gateway.code(), await gateway.code(seconds=-1)
     await call(gateway, "POST", "/api/login", json={"code": used}, key="")
     for code, why in ((used, "was already used"), (expired, "for 15 minutes"), ("tgc_x", "for 15 minutes")):
@@ -77,7 +77,7 @@ async def test_a_refused_code_says_why_and_how_long_links_work(gateway: InProces
 
 
 async def test_signing_in_again_replaces_the_sign_in_of_that_browser(gateway: InProcessGateway) -> None:
-    """H23: so that the list of browsers is one of browsers."""
+    """H23: so that the list has each browser once."""
     before = await signed_in(gateway)
     headers = {**before, "Origin": gateway.url}
     await call(gateway, "POST", "/api/login", json={"code": await gateway.code()}, headers=headers, key="")
@@ -86,7 +86,7 @@ async def test_signing_in_again_replaces_the_sign_in_of_that_browser(gateway: In
 
 
 async def test_a_code_expires_and_a_key_or_cookie_is_no_code(gateway: InProcessGateway) -> None:
-    """H23, X05: each token is for its own purpose."""
+    """H23, X05: each token has its own purpose."""
     sent = await signed_in(gateway)
     token = sent["Cookie"].partition("=")[2]
     for code in (await gateway.code(seconds=-1), gateway.key, token, sent["X-Page-Token"], "", "x" * 501):
@@ -105,7 +105,7 @@ async def test_signing_out_ends_the_cookie(gateway: InProcessGateway) -> None:
 
 
 async def test_another_page_cannot_use_the_cookie(gateway: InProcessGateway) -> None:
-    """H23, X04: the origin is checked on what changes something, and wherever a browser tells it."""
+    """H23, X04: the origin is checked on every change, and wherever a browser sends it."""
     sent = await signed_in(gateway)
     message = {"text": "hello"}
     for origin in ("https://evil.example", "null", gateway.url.replace("http:", "https:"), gateway.url + "0", ""):
@@ -124,7 +124,7 @@ async def test_another_page_cannot_use_the_cookie(gateway: InProcessGateway) -> 
 
 
 async def test_another_origins_page_cannot_sign_in(gateway: InProcessGateway) -> None:
-    """H23, X04: and the code it tried is not spent."""
+    """H23, X04: the code it tried is not used up."""
     code = await gateway.code()
     headers = {"Origin": "https://evil.example"}
     assert (await call(gateway, "POST", "/api/login", json={"code": code}, headers=headers, key="")).status == 403
@@ -132,14 +132,14 @@ async def test_another_origins_page_cannot_sign_in(gateway: InProcessGateway) ->
 
 
 async def test_another_origins_page_is_refused_before_its_body_is_read(gateway: InProcessGateway) -> None:
-    """H23, X04: the answer comes although nothing of the body was sent."""
+    """H23, X04: the response comes although no part of the body was sent."""
     head = b"POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\nConnection: close\r\n"
     refused, body = await raw(gateway, head + b"Origin: https://evil.example\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 403") and b"origin_not_allowed" in body
 
 
 async def test_the_body_of_a_sign_in_is_limited_to_4_kib(gateway: InProcessGateway) -> None:
-    """H21: anybody may send them; said in advance or not."""
+    """H21: anyone may send one; with and without Content-Length."""
     code = await gateway.code()
     fits = b'{"code": "%b"%b}' % (code.encode(), b" " * (4096 - len(code) - 12))
     assert len(fits) == 4096
@@ -160,7 +160,7 @@ async def test_the_body_of_a_sign_in_is_limited_to_4_kib(gateway: InProcessGatew
 
 
 async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: InProcessGateway) -> None:
-    """X04: refusals, failures and what is not there included."""
+    """X04: including errors of every kind."""
     await chat(gateway, "hello", session="one")
     (session,) = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     for method, path, key in (
@@ -198,7 +198,7 @@ async def test_an_allowed_origin_may_use_the_cookie(home: Path, model: ScriptedM
 
 
 async def test_a_page_of_a_listed_origin_may_call_with_a_key(home: Path, model: ScriptedModel) -> None:
-    """H23, X04: browsers are told so for server.origins, never with the cookie; without them no page is."""
+    """H23, X04: CORS headers are sent for server.origins only, and never allow the cookie."""
     asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     async with in_process_gateway(home, '[server]\norigins = ["https://app.example"]', model=model) as h:
         for origin, allowed in (("https://app.example", True), ("https://evil.example", False)):
@@ -222,7 +222,7 @@ async def test_a_page_of_a_listed_origin_may_call_with_a_key(home: Path, model: 
 
 @pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8420", b"127.0.0.1.evil.example"])
 async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: InProcessGateway, host: bytes) -> None:
-    """H23, X04: on loopback only the gateway's own names count; a key needs no name."""
+    """H23, X04: on loopback only the gateway's own host names are accepted; a key works with any name."""
     sent = "".join(f"\r\n{name}: {value}" for name, value in (await signed_in(gateway)).items()).encode()
     for line in (b"GET / HTTP/1.1", b"GET /api/sessions HTTP/1.1" + sent):
         head, body = await raw(gateway, line + b"\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
@@ -234,14 +234,14 @@ async def test_a_rebound_name_gets_neither_page_nor_cookie(gateway: InProcessGat
 
 
 async def test_a_rebound_name_with_our_port_cannot_use_the_cookie(gateway: InProcessGateway) -> None:
-    """H23, X04: there the cookie has its right name, and the name of the host is what gives it away."""
+    """H23, X04: the cookie's name matches there, but the host name is refused."""
     headers = {**await signed_in(gateway), "Host": f"evil.example:{gateway.url.rpartition(':')[2]}"}
     reply = await call(gateway, "GET", "/api/sessions", headers=headers, key="")
     assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
 
 
 async def test_two_gateways_on_one_machine_do_not_share_a_cookie(gateway: InProcessGateway) -> None:
-    """H23: cookies know no ports, so the name has it."""
+    """H23: cookies ignore ports, so the name contains it."""
     name = (await signed_in(gateway))["Cookie"].partition("=")[0]
     assert name == f"tidegate_{gateway.url.rpartition(':')[2]}"
 
@@ -255,7 +255,7 @@ async def test_credentials_in_the_url_are_ignored(gateway: InProcessGateway) -> 
 
 
 async def test_page_files_have_content_types_and_security_headers(gateway: InProcessGateway) -> None:
-    """H23, X04: no foreign script, no frame, no sniffing; and it is revalidated, not loaded again."""
+    """H23, X04: no foreign script, no frame, no sniffing; files are revalidated, not loaded again."""
     page = await call(gateway, "GET", "/", key="")
     assert page.status == 200
     assert page.headers["Content-Type"].startswith("text/html")
@@ -292,7 +292,7 @@ async def test_page_files_have_content_types_and_security_headers(gateway: InPro
     ],
 )
 async def test_no_path_leads_out_of_the_static_folder(gateway: InProcessGateway, path: bytes) -> None:
-    """H23, X07: names are compared with what lies there, never joined to a path."""
+    """H23, X07: names are compared with the folder's files, never joined to a path."""
     head, body = await raw(gateway, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert head.split(b" ")[1] in (b"404", b"400"), head
     assert b'"error"' in body

@@ -1,4 +1,4 @@
-"""A transcript over HTTP: page by page, bounded in bytes as in rows, and never a message cut."""
+"""Transcripts over HTTP: paged, bounded in bytes and rows, with complete messages."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ ROWS = 8
 
 
 async def long_talk(h: InProcessGateway, *sizes: int) -> str:
-    """A conversation with rows of these sizes after its first turn's two; the path of its messages."""
+    """A conversation with rows of these sizes after the two of its first turn. Returns the path of its messages."""
     await chat(h, "one", session="n")
     [view] = (await call(h, "GET", "/api/sessions")).json["sessions"]
 
@@ -34,7 +34,7 @@ async def long_talk(h: InProcessGateway, *sizes: int) -> str:
 async def test_a_page_is_bounded_in_bytes_and_says_where_to_continue(
     gateway: InProcessGateway, first: str, parameter: str
 ) -> None:
-    """L24: in either direction `next` leads through all rows, each of them whole, and null says that it was all."""
+    """L24: in either direction `next` leads through all rows, each complete, and null marks the end."""
     path = await long_talk(gateway, *(LONG for _ in range(ROWS)))
     seen: list[tuple[int, int]] = []
     query = first
@@ -51,7 +51,7 @@ async def test_a_page_is_bounded_in_bytes_and_says_where_to_continue(
 
 
 async def test_a_message_larger_than_a_page_is_returned_alone_and_complete(gateway: InProcessGateway) -> None:
-    """L24: no limit is a silent cut."""
+    """L24: nothing is cut silently."""
     path = await long_talk(gateway, 2 * PAGE_BYTES, 10)
     one = (await call(gateway, "GET", f"{path}?after=2")).json
     assert [(row["seq"], len(row["message"]["text"])) for row in one["messages"]] == [(3, 2 * PAGE_BYTES + 2)]
@@ -62,7 +62,7 @@ async def test_a_message_larger_than_a_page_is_returned_alone_and_complete(gatew
 
 
 async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: InProcessGateway) -> None:
-    """H20: null means the end, so that nobody asks for an empty page; what was undone is not waited for."""
+    """H20: null means the end, so that no client requests an empty page; undone rows are not counted."""
     path = await long_talk(gateway, 10, 10)
     for query in ("", "after=0", "after=2&limit=2", "before=3&limit=2", "after=9", "before=1"):
         assert (await call(gateway, "GET", f"{path}?{query}")).json["next"] is None, query
@@ -71,7 +71,7 @@ async def test_the_last_page_has_no_next_also_when_it_is_full(gateway: InProcess
 
 
 async def test_a_page_lists_pictures_and_each_can_be_fetched(gateway: InProcessGateway) -> None:
-    """D6: a listing carries no payload; the bytes come one by one, to whoever may read the transcript."""
+    """D6: a listing has no media bytes; they are fetched one by one by users who may read the transcript."""
     path = await long_talk(gateway)
     session = path.split("/")[3]
     data = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 400

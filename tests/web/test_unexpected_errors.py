@@ -1,4 +1,4 @@
-"""A fault of our own inside a turn or a stream: told in OpenAI's shape, logged, and survived."""
+"""Unexpected errors inside a turn or a stream: reported in OpenAI's format, logged, and survived."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ SECRET = "password=hunter2"
 
 
 def told_and_logged(error: Any, logged: Any, event: str) -> None:
-    """One sentence with an incident; the log has the same incident, and what really happened."""
+    """One sentence with an incident id; the log has the same id and the exception."""
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["code"]) == ("server_error", "internal")
     assert SECRET not in error["message"] and error["message"].count(".") == 1
@@ -36,7 +36,7 @@ NAMED = {"X-Session-Id": "n"}
 async def begun_and_broken(
     h: InProcessGateway, text: str, goes_on: Callable[[], None], headers: Mapping[str, str] = NAMED
 ) -> Reply:
-    """A stream that says something, breaks when told to, and is read to its end."""
+    """A stream that sends text, fails on demand, and is read to its end."""
     with anyio.fail_after(WAIT):
         async with h.client.post(CHAT, json=chat_body(text, stream=True), headers=headers) as response:
             seen = b""
@@ -56,7 +56,7 @@ def has_ended_with_an_error(reply: Reply) -> Any:
 async def test_an_unexpected_error_in_a_turn_is_an_incident_and_the_session_continues(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """H20, H22, L23: with its status, before anything was said."""
+    """H20, H22, L23: with its status, before any text."""
 
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError(SECRET)
@@ -74,7 +74,7 @@ async def test_an_unexpected_error_in_a_turn_is_an_incident_and_the_session_cont
 async def test_an_unexpected_error_after_text_ends_the_stream_with_the_error(
     gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H20, H22, L23: as an event, and the session takes the next message."""
+    """H20, H22, L23: as an event; the session accepts the next message."""
     seen = anyio.Event()
 
     async def broken(*_: object, on_text: Callable[[str], None], **__: object) -> None:
@@ -92,7 +92,7 @@ async def test_an_unexpected_error_after_text_ends_the_stream_with_the_error(
 async def test_an_unexpected_error_of_a_stream_ends_the_stream_and_not_its_turn(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H15, H20, H22: the answer is stored all the same, and the session takes the next message."""
+    """H15, H20, H22: the answer is stored anyway, and the session accepts the next message."""
     tell = ChatStream.encode
 
     def broken(self: ChatStream, events: Any) -> bytes:
@@ -114,7 +114,7 @@ async def test_an_unexpected_error_of_a_stream_ends_the_stream_and_not_its_turn(
 async def test_an_ephemeral_turn_stops_when_its_stream_fails(
     gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H16: nobody is left who could read it."""
+    """H16: no one is left to read it."""
 
     def broken(self: ChatStream, events: Any) -> bytes:
         raise RuntimeError(SECRET)

@@ -1,4 +1,4 @@
-"""What models have used and cost, and what may be spent, as a caller sees it."""
+"""Usage, cost and budgets, as a client sees them."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ async def used(h: InProcessGateway, key: str | None = None, **query: Any) -> Any
 
 
 async def test_users_see_their_own_usage_and_the_owner_all(home: Path, model: ScriptedModel) -> None:
-    """X05, X22: tokens and dollars, by what is asked for."""
+    """X05, X22: tokens and dollars, by every grouping."""
     async with in_process_gateway(home, model=model, toml=priced(model)) as h:
         anna = await h.add_key("anna")
         told = [(await chat(h, "hello", session="mine")).json["usage"], (await chat(h, "one-shot")).json["usage"]]
@@ -69,7 +69,7 @@ async def test_usage_can_be_grouped_by_every_attribute_of_a_call(home: Path, mod
 
 
 async def test_a_time_is_a_span_or_a_date_of_utc(home: Path, model: ScriptedModel) -> None:
-    """From its first moment on, and before its last; the newest times are shown when they are too many."""
+    """From its first moment, and before its last; if there are too many rows, the newest are returned."""
     rows = [("2026-11-01T00:00:00", 1), ("2026-11-01T23:59:59", 2), ("2026-11-02T00:00:00", 4), ("2026-12-24", 8)]
 
     def fill(db: Any) -> None:
@@ -121,7 +121,7 @@ async def test_a_wrong_value_is_refused_by_its_name(
 
 
 async def test_a_spent_budget_is_429_and_its_state_is_visible(home: Path, model: ScriptedModel) -> None:
-    """X22, H20: his own budgets and that of his conversation; the owner all; others' not."""
+    """X22, H20: users see their own budgets and those of their conversation; the owner, all; others', none."""
     budgets = """
     [budgets.people]
     per = "principal"
@@ -169,7 +169,7 @@ async def test_the_official_client_does_not_retry_when_waiting_does_not_help(hom
 
 
 async def test_metrics_show_tokens_cost_and_budgets(home: Path, model: ScriptedModel) -> None:
-    """X22: by model and kind, and by the gateway's own budgets; no label comes from a caller."""
+    """X22: by model and kind, and by the gateway's own budgets; no label comes from a client."""
     budgets = '[budgets.all]\nper = "gateway"\neach = "month"\nmoney = 1\n'
     budgets += '[budgets.each]\nper = "principal"\neach = "month"\nmoney = 1\n'
     async with in_process_gateway(home, model=model, toml=priced(model, budgets)) as h:
@@ -197,7 +197,7 @@ async def test_metrics_show_tokens_cost_and_budgets(home: Path, model: ScriptedM
 
 
 async def test_the_notice_at_four_fifths_is_an_event_of_the_stream(home: Path, model: ScriptedModel) -> None:
-    """X22: for those who ask for events; the answer itself is as ever."""
+    """X22: for clients that get all events; the answer itself is unchanged."""
     budgets = '[budgets.all]\nper = "gateway"\neach = "day"\ntokens = 20\n'
     async with in_process_gateway(home, model=model, toml=priced(model, budgets)) as h:
         reply = await chat(h, "hello", stream=True, headers={"X-Events": "full"})

@@ -85,7 +85,7 @@ def changed(what: str, use: str) -> str:
 
 
 def method_change(owner: type, name: str, expected: list[str], use: str) -> str | None:
-    """What has changed about a method, as a sentence."""
+    """The change of a method, as a sentence; None if there is none."""
     method = getattr(owner, name, None)
     if method is None:
         return changed(f"{owner.__name__}.{name} is gone", use)
@@ -108,7 +108,7 @@ def loaded(app: Any) -> Config:
 
 
 class RecordingTransport(asyncio.Transport):
-    """Passes everything on and records each write."""
+    """Forwards everything and records each write."""
 
     def __init__(self, transport: asyncio.Transport, writes: list[bytes]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What fills a conversation's window, and how often windows were made to suffice, over HTTP."""
+"""The content of a conversation's context window, and the number of compactions, over HTTP."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ WORDS = "the tide comes in and the tide goes out " * 10
 
 
 async def test_users_see_what_fills_the_window_of_their_own_conversations(home: Path, model: ScriptedModel) -> None:
-    """X05: and of no other's."""
+    """X05: not those of others."""
     model.behave(Behaviour(marker=SUMMARY_TASK, windows={"*": 2048}))
     async with in_process_gateway(home, model=model, toml=SMALL.format(url=model.base_url)) as h:
         anna = await h.add_key("anna")

@@ -75,7 +75,7 @@ class MessageIn(msgspec.Struct):
     attended: (
         Annotated[
             bool,
-            Meta(description="Whether a user is present to answer questions; by default not, with a key."),
+            Meta(description="Whether a user is present to answer questions. The default for keys is false."),
         ]
         | None
     ) = None

@@ -107,7 +107,7 @@ def _sound(audio: InputAudio | None, where: str) -> bytes:
     _bound(len(audio.data) // 4 * 3 - audio.data[-2:].count("="), SOUND_BYTES, "a sound's bytes", where)
     data = _decoded(audio.data, where)
     if media_type_of(data) != FORMATS[audio.format]:
-        raise Refused(f"`{where}` is not {audio.format.upper()} data, which its `format` says.", param=where)
+        raise Refused(f"`{where}` is not {audio.format.upper()} data, although its `format` says so.", param=where)
     return data
 
 
@@ -126,7 +126,7 @@ def _picture(image: ImageUrl | str | None, where: str) -> bytes:
     data = _decoded(image[found.end() :], where)
     kind = "jpeg" if found[1].lower() == "jpg" else found[1].lower()
     if media_type_of(data) != f"image/{kind}":
-        raise Refused(f"`{where}` is not {kind.upper()} data, which its type says.", param=where)
+        raise Refused(f"`{where}` is not {kind.upper()} data, although its type says so.", param=where)
     return data
 
 
