@@ -70,7 +70,7 @@ def test_the_home_folder_is_given_to_no_agent_whichever_command_looks(home: Path
         ("workspaces/s_00000000000000000000000000000000", "is private to the gateway"),
         ("{up}/link/spool", "is private to the gateway"),
         ("outside/back", "contains the gateway's home folder"),
-        ("~nobody-of-that-name/x", "is not known here"),
+        ("~nobody-of-that-name/x", "of an unknown user"),
     ],
 )
 def test_no_folder_that_shows_what_is_the_gateways_is_given(

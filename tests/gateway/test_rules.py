@@ -26,8 +26,8 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
     with pytest.raises(PreflightFailed) as told:
         examine(home)
     assert told.value.errors == (
-        f"{home}/tidegate.toml: [agents.coder] rules: the rule 'deny effect:exec' names no effect; there are read, "
-        "write, execute, network",
+        f"{home}/tidegate.toml: [agents.coder] rules: the rule 'deny effect:exec' names an unknown effect; there are "
+        "read, write, execute, network",
         f"{home}/tidegate.toml: [agents.coder] rules: the rule 'permit write_file' must begin with one of allow, ask, "
         "deny",
     )

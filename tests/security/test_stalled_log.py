@@ -57,7 +57,7 @@ def test_a_reader_that_stopped_reading_holds_up_nobody_and_the_loss_is_told() ->
     assert [json.loads(line)["number"] for line in whole] == list(range(len(whole)))
     first, second = map(json.loads, late.removeprefix("\n").splitlines())
     assert late.startswith("\n") == bool(torn)
-    assert (first["event"], first["lines"]) == ("lines of the log could not be written", LINES - len(whole))
+    assert (first["event"], first["lines"]) == ("log lines were lost", LINES - len(whole))
     assert second["event"] == "room again"
 
 
