@@ -73,9 +73,11 @@ async def test_a_listener_without_descriptors_tries_seldom_and_says_it_once() ->
             while listener.failures < 4:
                 await anyio.sleep(0.005)
             assert listener.failures < 50
-        assert [line["event"] for line in lines] == ["connections cannot be accepted and wait: Too many open files"]
+        assert [line["event"] for line in lines] == [
+            "connections cannot be accepted and are waiting: Too many open files"
+        ]
         await until(CLIENTS, accepted)
-        again = f"connections are accepted again; that had failed {listener.failures} times"
+        again = f"connections are accepted again after {listener.failures} failures"
         assert [line["event"] for line in lines[1:]] == [again]
 
 

@@ -601,7 +601,7 @@ async def test_who_attends_keeps_the_record_but_not_the_resident(presence: Prese
         assert tenant.released == 1 and presence.get("s") is record
         news, ignored = record.expect(), record.expect()
         ignored.cancel()
-        record.tell()
+        record.notify()
         assert news.done() and record.watchers == ()
     assert len(presence) == 0
 

@@ -286,7 +286,7 @@ class EmbeddedEngine(Engine):
         live.started = self._clock()
         self.places.begin(live)
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
-        record.tell()
+        record.notify()
 
     def _leave_queue(self, live: LiveTurn) -> bool:
         """Give up the turn's place; False when it has none, because it runs."""
