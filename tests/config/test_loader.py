@@ -74,7 +74,7 @@ def test_the_shape_of_the_first_example_is_read() -> None:
 
 
 def test_a_configuration_cannot_be_changed() -> None:
-    """L05: what is shared by the whole process is immutable, at every depth."""
+    """L05: the configuration is immutable at every depth."""
     config = read(MODEL + 'headers = { "X-A" = "b" }', HOME)
     with pytest.raises(AttributeError):
         config.limits.residents = 1  # type: ignore[misc]

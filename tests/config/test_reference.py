@@ -1,4 +1,4 @@
-"""Settings as text: what is in force, the example, and the generated reference."""
+"""Settings as text: the configuration in effect, the example, and the generated reference."""
 
 from pathlib import Path
 

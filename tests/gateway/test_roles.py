@@ -1,4 +1,4 @@
-"""A second user's key against a gateway without a sandbox: what it cannot get by any door."""
+"""A second user's key against a gateway without a sandbox: what it cannot get through any entry point."""
 
 import json
 import os

@@ -48,7 +48,7 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
     ],
 )
 def test_a_rule_that_can_never_fit_is_a_warning(home: Path, rule: str, why: str) -> None:
-    """X11, X12: whoever wrote it believes that it protects something."""
+    """X11, X12: its author believes that it protects something."""
     write(home, rule)
     (warning,) = examine(home).warnings
     assert warning.startswith(f"{home}/tidegate.toml: [agents.main] rules: the rule {rule!r} never matches: ")

@@ -82,7 +82,7 @@ async def test_a_listener_without_descriptors_tries_seldom_and_says_it_once() ->
 
 
 async def test_a_listener_whose_owner_has_no_room_leaves_connections_in_the_queue() -> None:
-    """L11, L21: until it is told that there is room."""
+    """L11, L21: until `resume` is called."""
     room: list[Room] = ["none"]
     with contextlib.ExitStack() as stack, listening(stack, room) as (listener, accepted, port):
         for _ in range(CLIENTS):

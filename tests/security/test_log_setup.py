@@ -246,7 +246,7 @@ def test_undoing_leaves_the_process_as_it_was() -> None:
 
 
 def test_a_line_that_is_repeated_in_a_tight_loop_is_counted_instead_of_written() -> None:
-    """L21: whoever logs it and whatever its values; other lines are written, and the count comes when time is over."""
+    """L21: for every logger and all values; other lines are written, and the count follows when the time is over."""
     with logging_as("json") as configured:
         for number in range(20_000):
             Log("tidegate.test").warning("a thing broke", number=number)

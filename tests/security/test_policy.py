@@ -48,7 +48,7 @@ def act(tool: str = "terminal", effect: str = "execute", *, contained: bool = Fa
 
 @given(rules())
 def test_a_rule_that_is_written_down_is_read_as_the_same_rule(rule: PolicyRule) -> None:
-    """X14: whatever stands in its patterns; so what a person is told of a rule is the rule."""
+    """X14: for all patterns; so a rule is always shown as it is."""
     assert parse(str(rule)) == rule
     assert parse(f"  {rule}\t") == rule
 
@@ -74,7 +74,7 @@ def test_the_first_rule_that_fits_decides_and_a_denial_is_final(
 
 @given(rules(), actions)
 def test_a_rule_fits_when_all_that_it_says_holds(rule: PolicyRule, action: Action) -> None:
-    """One thing that does not hold is enough; what is not given fits no pattern."""
+    """One failed condition is enough; a missing argument matches no pattern."""
     said = [
         not rule.tool or fnmatch.fnmatchcase(action.tool, rule.tool),
         not rule.effect or rule.effect == action.effect,
@@ -97,7 +97,7 @@ pieces = words | st.sampled_from(("a && b", "x | y", "'q'", "$HOME"))
 def test_a_wildcard_of_an_allowed_command_stands_for_no_character_of_the_shell(
     literals: list[str], data: st.DataObject
 ) -> None:
-    """X12: what the rule spells out is allowed as it stands; `ask` and `deny` go on to fit everything."""
+    """X12: the literal part of a rule is allowed; `ask` and `deny` still match everything."""
     pattern = "*".join(literals)
     between = data.draw(st.lists(words, min_size=len(literals) - 1, max_size=len(literals) - 1))
     harmless = _joined(literals, between)
@@ -155,7 +155,7 @@ def test_of_several_policies_the_strictest_decides(given: list[list[PolicyRule]]
 @pytest.mark.parametrize("contained", [True, False])
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_a_mode_says_what_needs_a_person(mode: Mode, asked: tuple[bool, ...], contained: bool, effect: str) -> None:
-    """X11: without a rule: what reads needs nobody; strict asks for all else, balanced for what is not contained."""
+    """X11: without a rule, reading needs no approval; strict asks for all else, balanced if it is not contained."""
     wanted = "ask" if effect != "read" and contained in asked else "allow"
     assert decide((), mode, act("any", effect, contained=contained)).decision == wanted
 

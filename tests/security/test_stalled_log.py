@@ -36,7 +36,7 @@ def _talk() -> None:
 
 
 def test_a_reader_that_stopped_reading_holds_up_nobody_and_the_loss_is_told() -> None:
-    """L21, L20: lines that do not fit are counted; when there is room again the count comes first, on its own line."""
+    """L21, L20: lines that do not fit are counted; when the pipe is writable again, the count comes first."""
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", buffering=0) as pipe, os.fdopen(writer, "w") as stream:
         undo = configure_logging(LogSettings(format="json"), Redactor(), stream)

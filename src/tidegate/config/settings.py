@@ -20,20 +20,20 @@ from tidegate.config.value_types import (
     Flag,
     Fraction,
     Headers,
+    Integer,
+    NameList,
     Networks,
     OneOf,
     Origins,
     Price,
     Reference,
     References,
-    Several,
     Size,
+    Subset,
     Text,
     TextLines,
     UserName,
     ValueType,
-    Whole,
-    Words,
 )
 from tidegate.errors import Misconfigured
 from tidegate.values import Frozen
@@ -82,7 +82,7 @@ class ServerSettings(Frozen, frozen=True):
     host: Annotated[str, Text(needed=True, at_most=253), "Address to listen on. Anything but loopback needs TLS."] = (
         "127.0.0.1"
     )
-    port: Annotated[int, Whole(0, 65535), "Port to listen on; 0 is any free port."] = 8420
+    port: Annotated[int, Integer(0, 65535), "Port to listen on; 0 is any free port."] = 8420
     tls_cert: Annotated[str | None, FilePath(), "Certificate chain (PEM), relative to the home folder."] = None
     tls_key: Annotated[str | None, FilePath(), "Private key of the certificate (PEM), relative to the home folder."] = (
         None
@@ -140,11 +140,11 @@ class ModelSettings(Frozen, frozen=True):
     connect_timeout: Annotated[float, Duration(0.1), "Time limit for making a connection."] = 10.0
     first_byte_timeout: Annotated[float, Duration(0.1), "Time limit for the first byte of an answer."] = 120.0
     idle_timeout: Annotated[float, Duration(0.1), "Longest pause within an answer."] = 60.0
-    retries: Annotated[int, Whole(0, 20), "How often a failed call is retried, as long as no text was shown."] = 3
+    retries: Annotated[int, Integer(0, 20), "How often a failed call is retried, as long as no text was shown."] = 3
     context_window: Annotated[
-        int | None, Whole(1024, 2**30), "Tokens of a request and its answer together; default: from the catalogue."
+        int | None, Integer(1024, 2**30), "Tokens of a request and its answer together; default: from the catalogue."
     ] = None
-    max_output: Annotated[int | None, Whole(16, 2**30), "Tokens of an answer; default: from the catalogue."] = None
+    max_output: Annotated[int | None, Integer(16, 2**30), "Tokens of an answer; default: from the catalogue."] = None
     vision: Annotated[
         bool | None, Flag(), "Whether it accepts images and PDF documents; default: from the catalogue."
     ] = None
@@ -157,7 +157,7 @@ class ModelSettings(Frozen, frozen=True):
     ] = None
     efforts: Annotated[
         tuple[str, ...] | None,
-        Several("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        Subset("none", "minimal", "low", "medium", "high", "xhigh", "max"),
         "Effort levels that the model supports; default: from the catalogue.",
     ] = None
     price_input: Annotated[
@@ -189,7 +189,7 @@ class AgentSettings(Frozen, frozen=True):
 
     model: Annotated[str, Text(needed=True), "Name of one of `[models.…]`."] = "main"
     fallback: Annotated[
-        tuple[str, ...], Words(once=True), "Names of models that are tried in this order when `model` fails."
+        tuple[str, ...], NameList(once=True), "Names of models that are tried in this order when `model` fails."
     ] = ()
     fallback_for: Annotated[
         float, Duration(0), "How long a conversation stays with a fallback before `model` is tried again."
@@ -202,7 +202,7 @@ class AgentSettings(Frozen, frozen=True):
     prompt: Annotated[str, Text(one_line=False, at_most=1_000_000), "The system prompt."] = (
         "You are a helpful assistant. Answer briefly and truthfully."
     )
-    tools: Annotated[tuple[str, ...], Words(), "Names of toolsets that the agent may use."] = ()
+    tools: Annotated[tuple[str, ...], NameList(), "Names of toolsets that the agent may use."] = ()
     caller_tools: Annotated[
         Literal["merge", "only", "ignore", "refuse"],
         OneOf("merge", "only", "ignore", "refuse", flags=("only", "refuse")),
@@ -232,7 +232,7 @@ class AgentSettings(Frozen, frozen=True):
     ] = "session"
     skills: Annotated[
         tuple[str, ...],
-        Words(),
+        NameList(),
         "Names of its skills, with the toolset `skills`; default: all that are found.",
     ] = ()
     project_files: Annotated[
@@ -241,7 +241,7 @@ class AgentSettings(Frozen, frozen=True):
         "Files in its `workspace`, by relative path, that are added to the prompt; see docs/skills.md.",
     ] = ("AGENTS.md", "CLAUDE.md")
     delegates: Annotated[
-        tuple[str, ...], Words(), "Names of agents that it may give tasks to, with the toolset `delegate`."
+        tuple[str, ...], NameList(), "Names of agents that it may give tasks to, with the toolset `delegate`."
     ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
@@ -264,7 +264,7 @@ class BudgetSettings(Frozen, frozen=True):
         OneOf("hour", "day", "month", "total"),
         "The period, in UTC, or `total` for no period; required except per turn.",
     ] = None
-    tokens: Annotated[int | None, Whole(1), "Limit in tokens, input and output together."] = None
+    tokens: Annotated[int | None, Integer(1), "Limit in tokens, input and output together."] = None
     money: Annotated[float | None, Dollars(), "Limit in dollars; every model then needs a known price."] = None
     only: Annotated[
         tuple[str, ...],
@@ -276,7 +276,7 @@ class BudgetSettings(Frozen, frozen=True):
 class LimitSettings(Frozen, frozen=True):
     """All limits of the process. An error names the limit that was exceeded; nothing is cut silently."""
 
-    residents: Annotated[int, Whole(1), "Conversations kept in memory; the others are in the store."] = 128
+    residents: Annotated[int, Integer(1), "Conversations kept in memory; the others are in the store."] = 128
     resident_bytes: Annotated[int, Size(64 * KiB), "Memory of those conversations together."] = 64 * MiB
     memory_bytes: Annotated[
         int | None,
@@ -285,45 +285,47 @@ class LimitSettings(Frozen, frozen=True):
         "control group or of the machine's memory.",
     ] = None
     idle_ttl: Annotated[float, Duration(1), "How long an unused conversation stays in memory."] = HOUR
-    turns: Annotated[int, Whole(1, 10_000), "Turns that run at once; further turns wait."] = 64
-    queue_length: Annotated[int, Whole(1, 10_000), "Turns that may wait in one conversation."] = 16
-    waiting_total: Annotated[int, Whole(1), "Turns that may wait in all conversations together."] = 4096
-    waiting_each: Annotated[int, Whole(1), "Turns that may wait in all conversations of one user."] = 1024
+    turns: Annotated[int, Integer(1, 10_000), "Turns that run at once; further turns wait."] = 64
+    queue_length: Annotated[int, Integer(1, 10_000), "Turns that may wait in one conversation."] = 16
+    waiting_total: Annotated[int, Integer(1), "Turns that may wait in all conversations together."] = 4096
+    waiting_each: Annotated[int, Integer(1), "Turns that may wait in all conversations of one user."] = 1024
     day_tokens: Annotated[
         int,
-        Whole(0),
+        Integer(0),
         "Tokens of all models together per day (UTC); above it, turns fail until the next day. 0: no limit.",
     ] = 20_000_000
-    turn_steps: Annotated[int, Whole(1, 10_000), "Model calls in one turn."] = 32
+    turn_steps: Annotated[int, Integer(1, 10_000), "Model calls in one turn."] = 32
     turn_seconds: Annotated[float, Duration(1), "Time limit of one turn."] = 1800.0
-    repeats: Annotated[int, Whole(1, 1000), "How often a turn may repeat the same tool call with the same result."] = 3
-    resumes: Annotated[int, Whole(0, 1000), "How often a turn is resumed after a crash of the process."] = 3
-    call_messages: Annotated[int, Whole(1, 1_000_000), "Messages in one call that contains its whole conversation."] = (
-        4096
-    )
+    repeats: Annotated[
+        int, Integer(1, 1000), "How often a turn may repeat the same tool call with the same result."
+    ] = 3
+    resumes: Annotated[int, Integer(0, 1000), "How often a turn is resumed after a crash of the process."] = 3
+    call_messages: Annotated[
+        int, Integer(1, 1_000_000), "Messages in one call that contains its whole conversation."
+    ] = 4096
     body_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest body of an HTTP request."] = 16 * MiB
     message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest text of one message."] = 12 * MiB
     answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model, as it streams in."] = 4 * MiB
     tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool's result that the model sees."] = 16 * KiB
-    tool_output_lines: Annotated[int, Whole(3), "Lines of a tool's result that the model sees."] = 400
+    tool_output_lines: Annotated[int, Integer(3), "Lines of a tool's result that the model sees."] = 400
     spool_bytes: Annotated[int, Size(1 * MiB), "Disk space for long results of one conversation."] = 1024 * MiB
-    questions: Annotated[int, Whole(1, 100_000), "Turns that may wait for a user's answer at once."] = 256
-    questions_each: Annotated[int, Whole(1, 100_000), "Turns of one user that may wait for an answer at once."] = 64
-    event_streams: Annotated[int, Whole(1, 100_000), "Event streams that may be open at once."] = 512
+    questions: Annotated[int, Integer(1, 100_000), "Turns that may wait for a user's answer at once."] = 256
+    questions_each: Annotated[int, Integer(1, 100_000), "Turns of one user that may wait for an answer at once."] = 64
+    event_streams: Annotated[int, Integer(1, 100_000), "Event streams that may be open at once."] = 512
     event_streams_each: Annotated[
         int,
-        Whole(1, 100_000),
+        Integer(1, 100_000),
         "Event streams that one user may have open; as many, up to half of all, are reserved for the owner.",
     ] = 64
     answer_within: Annotated[float, Duration(1), "How long a question or an approval waits for its answer."] = DAY
-    tools_parallel: Annotated[int, Whole(1, 1000), "Tool calls of one turn that run at once."] = 8
-    delegates: Annotated[int, Whole(1, 1000), "Tasks of one turn that other agents work on at once."] = 4
-    delegate_depth: Annotated[int, Whole(1, 16), "How many levels deep agents may delegate tasks."] = 2
-    receipts: Annotated[int, Whole(1), "Stored message ids, by which a repeated delivery is recognised."] = 100_000
-    connections: Annotated[int, Whole(1, 100_000), "Open connections to all model endpoints."] = 128
-    connections_per_host: Annotated[int, Whole(1, 100_000), "Open connections to one model endpoint."] = 64
+    tools_parallel: Annotated[int, Integer(1, 1000), "Tool calls of one turn that run at once."] = 8
+    delegates: Annotated[int, Integer(1, 1000), "Tasks of one turn that other agents work on at once."] = 4
+    delegate_depth: Annotated[int, Integer(1, 16), "How many levels deep agents may delegate tasks."] = 2
+    receipts: Annotated[int, Integer(1), "Stored message ids, by which a repeated delivery is recognised."] = 100_000
+    connections: Annotated[int, Integer(1, 100_000), "Open connections to all model endpoints."] = 128
+    connections_per_host: Annotated[int, Integer(1, 100_000), "Open connections to one model endpoint."] = 64
     connection_idle: Annotated[float, Duration(0), "How long an unused connection to an endpoint is kept."] = 30.0
-    readers: Annotated[int, Whole(1, 64), "Connections for reading from the store."] = 2
+    readers: Annotated[int, Integer(1, 64), "Connections for reading from the store."] = 2
     snapshot_seconds: Annotated[float, Duration(0.1), "Time limit of one read from the store."] = 10.0
     wal_bytes: Annotated[int, Size(64 * KiB), "Size to which the store's write-ahead log is truncated."] = 64 * MiB
     shutdown_seconds: Annotated[float, Duration(0.1), "Time limit for running turns when the gateway stops."] = 20.0
@@ -413,13 +415,13 @@ class WorkspaceSettings(Frozen, frozen=True):
         "and nftables.",
     ] = False
     memory_bytes: Annotated[int, Size(16 * MiB), "Memory of all commands of one conversation."] = 1024 * MiB
-    processes: Annotated[int, Whole(4, 100_000), "Processes of one conversation at once."] = 256
+    processes: Annotated[int, Integer(4, 100_000), "Processes of one conversation at once."] = 256
     disk_bytes: Annotated[int, Size(1 * MiB), "Disk space of one conversation's folder."] = 2048 * MiB
-    files: Annotated[int, Whole(100), "Files and folders in one conversation's folder."] = 1_000_000
+    files: Annotated[int, Integer(100), "Files and folders in one conversation's folder."] = 1_000_000
     file_bytes: Annotated[int, Size(1 * MiB), "Largest file that a command may write."] = 1024 * MiB
     cpu_seconds: Annotated[float, Duration(1), "Processor time of one command."] = HOUR
     command_seconds: Annotated[float, Duration(1), "Longest time limit of a terminal command."] = 600.0
-    kept_processes: Annotated[int, Whole(1, 1000), "Finished background processes that stay listed."] = 20
+    kept_processes: Annotated[int, Integer(1, 1000), "Finished background processes that stay listed."] = 20
     process_seconds: Annotated[
         float,
         Duration(0),
@@ -432,7 +434,7 @@ class WorkspaceSettings(Frozen, frozen=True):
     ] = 8192 * MiB
     environment: Annotated[
         tuple[str, ...],
-        Words(),
+        NameList(),
         "Variables of the gateway's environment that commands can see; none may contain a secret.",
     ] = ("LANG", "TZ")
     read_only: Annotated[tuple[str, ...], TextLines(), "Further folders that commands in a sandbox may read."] = ()

@@ -133,7 +133,7 @@ class Flag(Plain):
         return value
 
 
-class Whole(Plain):
+class Integer(Plain):
     def __init__(self, at_least: int, at_most: int = 2**40) -> None:
         self.at_least, self.at_most = at_least, at_most
 
@@ -333,7 +333,7 @@ class OneOf(Plain):
         return value
 
 
-class Several(Plain):
+class Subset(Plain):
     """A list of at least one of the words, in the order of the words."""
 
     def __init__(self, *words: str) -> None:
@@ -352,7 +352,7 @@ class Several(Plain):
         return tuple(word for word in self.words if word in value)
 
 
-class Words(Plain):
+class NameList(Plain):
     """A list of names in the order of the file, without duplicates; with `once`, a duplicate is an error."""
 
     shape = "a list of names"
