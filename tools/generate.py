@@ -28,15 +28,15 @@ def configuration() -> str:
         "",
         f"Tidegate reads `{FILE_NAME}` in its home folder: `--home DIR`, else `TIDEGATE_HOME`, else",
         "`~/.tidegate`. Without the file every setting has its default, and the built-in demo model answers.",
-        "`tidegate config check` says whether a file is right, `tidegate config show` what is in force. A change",
-        "takes effect at the next start. An unknown key or a wrong value is refused with the file, the key and what",
-        "would be right; nothing is ignored.",
+        "`tidegate config check` checks the file, `tidegate config show` prints the configuration in effect. A change",
+        "takes effect at the next start. An unknown key or an invalid value is an error with the file, the key and the",
+        "valid values; nothing is ignored.",
         "",
         '- **Durations** are seconds (`90`, `0.5`) or text: `"30s"`, `"5m"`, `"12h"`, `"90d"`, `"2w"`; `"never"`',
-        "  where the table says so.",
+        "  if the table allows it.",
         '- **Sizes** are bytes (`65536`) or text: `"64 KiB"`, `"16 MiB"`, `"1 GiB"`.',
-        '- **Secrets** never stand in the file, only where they are: `"env:NAME"` for an environment variable,',
-        '  `"file:PATH"` for a file that holds the secret alone (a relative path starts at the home folder).',
+        '- **Secrets** are never in the file, only references to them: `"env:NAME"` for an environment variable,',
+        '  `"file:PATH"` for a file with nothing but the secret (a relative path starts at the home folder).',
         "- **Beyond loopback** the gateway listens only with `server.tls_cert` and `server.tls_key`, or with",
         "  `server.insecure = true`.",
         "",
@@ -53,11 +53,11 @@ def configuration() -> str:
             "",
             purpose,
             "",
-            "| setting | default | what it is | value |",
+            "| setting | default | description | value |",
             "|---|---|---|---|",
         ]
         for setting in settings:
-            default = "needed" if setting.default is NODEFAULT else _default(setting.rule.write, setting.default)
+            default = "required" if setting.default is NODEFAULT else _default(setting.rule.write, setting.default)
             lines.append(f"| `{setting.name}` | {default} | {_cell(setting.doc)} | {_cell(setting.rule.shape)} |")
     return NOTE.format(source="src/tidegate/config/settings.py") + "\n".join(lines) + "\n"
 

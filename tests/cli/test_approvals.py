@@ -41,7 +41,7 @@ def waiting(running: GatewayProcess, session: str | None = None) -> list[dict[st
 
 
 def begin(running: GatewayProcess, text: str) -> dict[str, Any]:
-    """A turn of a terminal that waits; what it asks."""
+    """A waiting turn of a terminal; returns its question."""
     accepted = running.call("POST", "/api/messages", {"text": text})
     return chat_body(running, accepted["session"])
 
@@ -61,7 +61,7 @@ def answer_of(running: GatewayProcess, turn: str) -> str:
 
 
 def test_a_person_is_asked_at_the_terminal(careful: GatewayProcess) -> None:
-    """S29: shown whole; what is no answer is asked again; a denial takes a reason, a choice its number."""
+    """S29: shown in full; an ambiguous reply is asked again; a denial takes a reason, a choice its number."""
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
         terminal.type(f"{CLOCK}\r")
@@ -197,7 +197,7 @@ def test_approvals_are_listed_and_answered_from_outside(careful: GatewayProcess)
 
 
 def test_a_pipe_is_nobody(careful: GatewayProcess) -> None:
-    """X11: what would need a person is not run, and a script does not hang."""
+    """X11: an action that needs approval is not run, and a script does not hang."""
     run = tidegate("chat", home=careful.home, input=f"{CLOCK}\n{QUESTION}\n")
     assert run.returncode == 0
     assert "nobody can be asked" in run.stdout and "Nobody was asked" in run.stdout

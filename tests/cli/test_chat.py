@@ -37,7 +37,7 @@ def _live(running: GatewayProcess) -> dict[str, dict[str, object]]:
 
 
 def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: GatewayProcess) -> None:
-    """A12: the terminal client enters by the door; answers go to standard output and nothing else does."""
+    """A12: the terminal client uses the common API; only answers go to standard output."""
     before = set(_live(running))
     run = tidegate("chat", home=running.home, input="say alpha\n\nsay beta\n")
     assert run.returncode == 0, run.stderr
@@ -96,7 +96,7 @@ def test_a_turn_that_fails_is_told_and_is_the_exit_code_of_a_pipe(running: Gatew
 
 
 def test_a_person_talks_stops_an_answer_and_leaves(running: GatewayProcess) -> None:
-    """A12, S13: Ctrl-C stops the turn and not the client; Ctrl-D leaves; what was typed is there the next time."""
+    """A12, S13: Ctrl-C stops the turn and not the client; Ctrl-D leaves; typed lines are in the history next time."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
         terminal.type("say good tide\r")
@@ -311,7 +311,7 @@ def _unread(port: int) -> bool:
 
 
 def test_ctrl_c_before_the_gateway_has_answered_stops_the_turn_and_not_the_client(running: GatewayProcess) -> None:
-    """A12, S13: the message is on its way; what comes of it is stopped as soon as it is known."""
+    """A12, S13: the message is on its way; its turn is stopped as soon as it is known."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
         running.signal(signal.SIGSTOP)

@@ -42,7 +42,7 @@ def test_version_is_light(nobody: Path) -> None:
 
 
 def test_help_names_every_command_and_wrong_usage_is_exit_code_2() -> None:
-    """F3: what one can say is found, and what one cannot is told."""
+    """F3: help lists every command, and wrong usage is reported."""
     text = tidegate("--help").stdout
     for name in COMMANDS:
         assert f"\n  {name} " in text
@@ -143,7 +143,7 @@ def test_sessions_are_listed_shown_exported_ended_and_deleted(running: GatewayPr
 
 
 def test_the_owner_lists_everybodys_conversations_when_he_asks_for_them(running: GatewayProcess) -> None:
-    """X06: his own unless he says --all; then with whose they are."""
+    """X06: the user's own; with --all everybody's, with their names."""
     home = running.home
     made = _json("keys", "add", "carla", home=home)
     accepted = running.call("POST", "/api/messages", {"text": "hi"}, Authorization=f"Bearer {made['key']}")
@@ -273,7 +273,7 @@ def test_what_the_start_would_refuse_is_found_before_it(nobody: Path, text: str,
 
 
 def test_a_configured_workspace_that_is_missing_is_a_warning_everywhere(nobody: Path) -> None:
-    """F3: it keeps nobody from starting, and is not made for him."""
+    """F3: it does not prevent a start, and the folder is not created."""
     (nobody / "tidegate.toml").write_text('[agents.main]\nworkspace = "papers"\n')
     folder = nobody / "papers"
     check = tidegate("config", "check", home=nobody)
@@ -335,7 +335,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: GatewayP
 
 
 def test_status_and_doctor_warn_of_a_gateway_that_is_root(running: GatewayProcess) -> None:
-    """X12: what the wall is worth then."""
+    """X12: with the level of isolation."""
     [finding] = [finding for finding in _json("doctor", home=running.home) if finding["name"] == "commands"]
     shown = tidegate("status", home=running.home).stdout
     for text in (finding["text"], shown):

@@ -1,4 +1,4 @@
-"""`tidegate sessions`: what is asked before something is lost, and files that are whole or not there."""
+"""`tidegate sessions`: confirmations before deletion, and exports that are complete or absent."""
 
 import json
 import os
@@ -84,7 +84,7 @@ NOT_THERE = [
 def test_a_conversation_that_is_not_there_is_told_with_where_to_look(
     running: GatewayProcess, arguments: tuple[str, ...], session: str
 ) -> None:
-    """F3: whatever was written for its id."""
+    """F3: for any text as its id."""
     more = ("model",) if arguments == ("clear",) else ()
     said = one_sentence(tidegate("sessions", *arguments, session, *more, home=running.home))
     assert "There is no session" in said

@@ -1,4 +1,4 @@
-"""`tidegate keys`: what was made, for whom, and what it may."""
+"""`tidegate keys`: the new key, its user, and its rights."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tidegate memory`: what is remembered, listed and edited as text."""
+"""`tidegate memory`: notes, listed and edited as text."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def test_the_owner_sees_and_edits_everybodys(here: GatewayProcess) -> None:
 
 
 def test_notes_are_edited_in_a_file_or_from_standard_input(here: GatewayProcess, tmp_path: Path) -> None:
-    """F3: one a line; what is refused changes nothing."""
+    """F3: one per line; a refused text changes nothing."""
     number = number_of(memory(here, "add", "one"))
     text = json.loads(memory(here, "list", "--json"))["text"]
     file = tmp_path / "notes.txt"
@@ -113,7 +113,7 @@ sys.exit(int(os.environ.get("CODE", "0")))
 def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(
     here: GatewayProcess, tmp_path: Path
 ) -> None:
-    """F3: who was slower is told, and has his text."""
+    """F3: the slower editor is told so, and keeps their text."""
     editor = tmp_path / "my editor.py"
     editor.write_text(EDITOR)
     command = {"command": ("memory", "edit")}

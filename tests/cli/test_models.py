@@ -61,8 +61,8 @@ def test_models_are_listed_with_what_is_known_and_who_uses_them(nobody: Path) ->
     assert "helper, main (fallback)" in rows[1]
     assert "free" in rows[2]
     assert rows[-1] == (
-        f"Not in the catalogue, so safe defaults apply: spare. `tidegate doctor --home {nobody}` shows which settings to "
-        "add."
+        f"Not in the catalogue, so safe defaults apply: spare. `tidegate doctor --home {nobody}` shows which settings "
+        "to add."
     )
 
 

@@ -27,7 +27,7 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(running: GatewayProc
 
 
 def test_a_closed_standard_output_is_no_reason_for_a_traceback(running: GatewayProcess) -> None:
-    """F3: what was asked for is done."""
+    """F3: the command itself succeeds."""
     run = subprocess.run(
         ["/bin/sh", "-c", f"exec {sys.executable} -m tidegate status --home {running.home} >&-"],
         stderr=subprocess.PIPE, text=True, timeout=WAIT, check=False, env=environment(),

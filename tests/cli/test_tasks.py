@@ -1,4 +1,4 @@
-"""A person at the terminal whose agent has another one work: what he sees, and that he is asked."""
+"""A user at the terminal whose agent delegates a task: what is shown, and that questions arrive."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""`tidegate usage`: what was used and cost, as a table or as JSON."""
+"""`tidegate usage`: tokens and cost, as a table or as JSON."""
 
 import json
 from pathlib import Path

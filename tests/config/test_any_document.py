@@ -109,7 +109,7 @@ def test_text_made_to_exhaust_the_reader_is_refused(text: str) -> None:
 @pytest.mark.parametrize("canary", CANARIES)
 @pytest.mark.parametrize("table", [*SINGLE, "models.main", "agents.main"])
 def test_a_secret_in_the_wrong_place_is_not_repeated(canary: str, table: str) -> None:
-    """X15: whatever key it was pasted under, and as a key or a name itself, no message shows it."""
+    """X15: under any key, and as a key or a name itself, no message shows it."""
     quoted = json.dumps(canary)
     kind = SINGLE.get(table) or NAMED[table.split(".", 1)[0]]
     places = [f"[{table}]\n{name} = {value}" for name in settings_of(kind) for value in (quoted, f"[{quoted}]")]

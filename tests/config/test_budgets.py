@@ -48,7 +48,7 @@ def test_a_budget_is_read() -> None:
         ('per = "everybody"\neach = "day"\ntokens = 1', 'per must be one of "gateway"'),
         ('per = "gateway"\ntokens = 1', "needs the key 'each' with per = \"gateway\""),
         ('per = "gateway"\neach = "week"\ntokens = 1', 'each must be one of "hour"'),
-        ('per = "turn"\neach = "day"\ntokens = 1', "a budget per turn does not know; remove it"),
+        ('per = "turn"\neach = "day"\ntokens = 1', "which does not apply to a budget per turn; remove it"),
         ('per = "gateway"\neach = "day"\ntokens = 0', "tokens must be a whole number of at least 1"),
         ('per = "gateway"\neach = "day"\nmoney = 0', "money must be dollars, a number above 0"),
         ('per = "gateway"\neach = "day"\nmoney = nan', "money must be dollars"),

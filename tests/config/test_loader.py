@@ -74,7 +74,7 @@ def test_the_shape_of_the_first_example_is_read() -> None:
 
 
 def test_a_configuration_cannot_be_changed() -> None:
-    """L05: what is shared by the whole process is immutable, at every depth."""
+    """L05: the configuration is immutable at every depth."""
     config = read(MODEL + 'headers = { "X-A" = "b" }', HOME)
     with pytest.raises(AttributeError):
         config.limits.residents = 1  # type: ignore[misc]
@@ -142,7 +142,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         (
             "[server]\norigins = ['*']",
             'tidegate.toml: server.origins must be a list of origins like "https://chat.example.org", without a path '
-            "or '*', and holds \"*\"",
+            "or '*', but contains \"*\"",
         ),
         (
             "[models.main]",
@@ -155,7 +155,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             '[models]\napi = "demo"',
-            "tidegate.toml: models.api must stand in a table with a name, such as [models.main]",
+            "tidegate.toml: models.api must be in a table with a name, such as [models.main]",
         ),
         ("[models]\nx = 3", "tidegate.toml: models.x must be a table, [models.x], not 3"),
         ("agents = []", "tidegate.toml: agents must be tables, [agents.NAME], not a list"),
@@ -166,7 +166,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             "[agents.a]\ntools = ['clock', 3]",
-            "tidegate.toml: agents.a.tools must be a list of names (letters, digits, '.', '_', '-'), and holds 3",
+            "tidegate.toml: agents.a.tools must be a list of names (letters, digits, '.', '_', '-'), but contains 3",
         ),
         (
             MODEL + "[agents.a]\nmodel = 'mian'",
@@ -181,11 +181,11 @@ def test_a_configuration_cannot_be_changed() -> None:
             'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH", one to 100 of '
             "them",
         ),
-        (MODEL + "keys = ['env:A', 'env:A']", "tidegate.toml: models.main.keys must name each reference once"),
+        (MODEL + "keys = ['env:A', 'env:A']", "tidegate.toml: models.main.keys must contain each reference only once"),
         (
             MODEL + "keys = ['env:A', 'sk-0123456789abcdef']",
-            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH"; a secret itself '
-            "must not stand in this file",
+            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH"; the secret '
+            "itself must not be in this file",
         ),
         (
             MODEL + "price_input = 1",
@@ -229,7 +229,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "cache_ttl = '1h'",
-            "tidegate.toml: [models.main] has the key 'cache_ttl', which only api = \"anthropic\" knows, not "
+            "tidegate.toml: [models.main] has the key 'cache_ttl', which is only valid for api = \"anthropic\", not "
             '"openai-chat"; remove it',
         ),
         (
@@ -239,7 +239,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         (
             MODEL + "efforts = ['low', 'hard']",
             'tidegate.toml: models.main.efforts must be a list of some of "none", "minimal", "low", "medium", "high", '
-            '"xhigh", "max", and holds "hard"',
+            '"xhigh", "max", but contains "hard"',
         ),
         (
             MODEL + "efforts = []",
@@ -253,7 +253,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "[agents.a]\nfallback = ['main']",
-            "tidegate.toml: [agents.a] fallback names 'main', which is its 'model' already; remove it there",
+            "tidegate.toml: [agents.a] fallback names 'main', which is already its 'model'; remove it there",
         ),
         (
             MODEL + "[agents.a]\nfallback = ['mian']",
@@ -261,7 +261,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "[models.b]\napi = 'demo'\n[agents.a]\nfallback = ['b', 'b']",
-            'tidegate.toml: agents.a.fallback must name each at most once, and holds "b" several times',
+            'tidegate.toml: agents.a.fallback must contain each name at most once, but contains "b" several times',
         ),
         (
             "[models.big]\napi = 'demo'\n[agents.a]\nprompt = 'p'",

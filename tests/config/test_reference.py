@@ -1,4 +1,4 @@
-"""Settings as text: what is in force, the example, and the generated reference."""
+"""Settings as text: the configuration in effect, the example, and the generated reference."""
 
 from pathlib import Path
 
@@ -74,8 +74,8 @@ def test_show_names_secrets_only_by_reference() -> None:
 
 
 def test_show_says_when_the_demo_model_stands_in() -> None:
-    assert "demo model stands in" in show(read("", HOME))
-    assert "demo model stands in" not in show(read(FULL, HOME))
+    assert "demo model is used" in show(read("", HOME))
+    assert "demo model is used" not in show(read(FULL, HOME))
 
 
 def test_the_example_is_a_valid_configuration_with_a_real_model() -> None:

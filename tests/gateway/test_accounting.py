@@ -1,4 +1,4 @@
-"""A real gateway under load: what it holds is on its books, and what is idle leaves when memory is short."""
+"""A real gateway under load: its memory is accounted for, and idle conversations are unloaded when memory is short."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -124,7 +124,7 @@ async def test_the_books_explain_what_a_loaded_gateway_holds(home: Path, model: 
 
 
 async def test_status_and_metrics_tell_the_same(home: Path, model: ScriptedModel) -> None:  # noqa: F811
-    """L99: whoever asks by HTTP, by metrics or by the command is told the same numbers."""
+    """L99: HTTP, metrics and the command line report the same numbers."""
     async with loaded(home, model, 'memory_bytes = "1 GiB"\n') as load:
         await load.fill(3)
         asked = (await load.status())["memory"]

@@ -44,7 +44,7 @@ def refusal(running: GatewayProcess, text: str) -> Any:
 
 
 def notices(running: GatewayProcess, text: str) -> list[str]:
-    """What is told beside the answer, as whoever asks for events hears it."""
+    """The notices of a turn, as a reader of its events gets them."""
     key = (running.home / "api-key").read_text().strip()
     body = {"model": "main", "stream": True, "messages": [{"role": "user", "content": text}]}
     request = Request(running.address + "/v1/chat/completions", data=json.dumps(body).encode(), method="POST")
@@ -99,7 +99,7 @@ def test_it_tells_at_four_fifths_stops_at_the_whole_and_knows_that_after_a_kill(
 
 
 def test_a_kill_in_the_middle_of_a_turn_gives_back_no_step_that_was_made(tmp_path: Path, model: ScriptedModel) -> None:
-    """X22, F4: what its first step used is counted when it goes on; only the call under way may be lost."""
+    """X22, F4: the usage of its first step is counted when it continues; only the call in progress may be lost."""
     budget = '[budgets.owner]\nper = "principal"\neach = "day"\ntokens = 1_000_000\n'
     home = home_with(tmp_path, model.url, budget)
     with gateway(home) as running:

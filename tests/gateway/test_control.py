@@ -66,7 +66,7 @@ async def test_a_home_folder_of_any_length_has_a_control_socket(tmp_path: Path) 
 
 
 async def test_the_socket_of_a_dead_gateway_is_replaced(tmp_path: Path) -> None:
-    """F4: what kill -9 left behind does not keep the next gateway from starting."""
+    """F4: files left by kill -9 do not keep the next gateway from starting."""
     with socket.socket(socket.AF_UNIX) as dead, FolderPath(tmp_path) as folder:
         dead.bind(f"{folder}/control.sock")
     with pytest.raises(ControlUnanswered):
@@ -77,7 +77,7 @@ async def test_the_socket_of_a_dead_gateway_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_bad_requests_get_one_sentence_and_the_socket_goes_on(tmp_path: Path) -> None:
-    """X05: whatever comes in, the control socket answers or hangs up, and lives."""
+    """X05: for any input the control socket answers or closes the connection, and keeps working."""
     async with Scope("test") as scope:
         await Control(tmp_path, VERBS).open(scope)
         for data in (b"nonsense\n", b"[]\n", b"\xff\xfe\n", b'"do"\n', b"{" + b" " * 10_000 + b"\n", b'{"do":"fly"}\n'):

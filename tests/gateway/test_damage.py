@@ -132,7 +132,7 @@ def test_nothing_is_acknowledged_once_the_database_is_lost_and_what_was_is_saved
 
 
 def test_a_database_that_is_emptied_under_the_gateway_is_reported_and_no_false_copy_is_made(tmp_path: Path) -> None:
-    """L18: what was overwritten cannot be saved, and nobody is told that it was."""
+    """L18: an overwritten database cannot be rescued, and no message claims that it was."""
     home = tmp_path / "home"
     with gateway(home) as running:
         running.say("say one", "talk")
@@ -309,7 +309,7 @@ def _long_texts(tmp_path: Path) -> tuple[Path, int]:
 
 
 def _damage(home: Path, page: int) -> bytes:
-    """Overwrites a page; what it was before."""
+    """Overwrite a page; returns its previous content."""
     with (home / "tidegate.db").open("r+b") as file:
         file.seek(page * PAGE)
         before = file.read(PAGE)

@@ -137,6 +137,6 @@ def test_when_no_descriptor_is_left_the_gateway_answers_from_its_reserve_and_rec
         assert tidegate("stop", home=running.home).returncode == 0
         assert running.wait() == 0
         log = running.log.read_text()
-        assert log.count("connections cannot be accepted and wait: Too many open files") == 1
-        assert log.count("connections are accepted again; that had failed") == 1
+        assert log.count("connections cannot be accepted and are waiting: Too many open files") == 1
+        assert log.count("connections are accepted again after") == 1
         assert "socket.accept()" not in log

@@ -1,4 +1,4 @@
-"""The API with and without a session, the terminal and the page, through one door: compared as the model was asked and
+"""The API with and without a session, the terminal and the page use one service: compared as the model was asked and
 as the store keeps it, in a gateway that runs as a process of its own."""
 
 import json
@@ -25,14 +25,14 @@ TEXT = 'Which tide is it? [tool read_file {"path": "tide.txt"}] [hold gate step=
 TOO_LONG = "tide " * 300
 LIMIT = "limits.message_bytes"
 CHANNELS = {"named": "http", "once": "http", "terminal": "http", "page": "page"}
-"""The doors, and what each is called in the store: a pipe into the terminal client is a program, not a person."""
+"""The entry points and their channel in the store: a pipe into the terminal client is a program, not a person."""
 
 Told = Callable[[], str]
 """Waits for what is said to a message: its answer, or the refusal as its sender reads it."""
 
 
 class Doors:
-    """Sends a text by each door, and does not wait for what comes of it."""
+    """Sends a text through each entry point without waiting for the result."""
 
     def __init__(self, running: GatewayProcess, browser: Browser, workers: ThreadPoolExecutor) -> None:
         self._running = running
@@ -109,8 +109,8 @@ class Books:
 
 
 class Seen(NamedTuple):
-    """One message by one door. The first rows are of its turn while the model is asked the second time, the last ones
-    of what is left when it has ended."""
+    """One message through one entry point: the rows during the second model call of its turn, and those left after
+    it has ended."""
 
     answer: str
     asked: list[str]
@@ -130,7 +130,7 @@ def _until_held(model: ScriptedModel) -> None:
 
 
 def _through(entry_point: str, doors: Doors, books: Books, model: ScriptedModel) -> Seen:
-    """The text by one door, with a model that has seen nothing before."""
+    """The text through one entry point, with a fresh model."""
     model.call("POST", "/reset")
     before = len(books.usage())
     told = doors.send(entry_point, TEXT)
@@ -187,7 +187,7 @@ def seen(doors: Doors, running: GatewayProcess, model: ScriptedModel) -> dict[st
 
 
 def _same(found: dict[str, list[dict[str, Any]]], *but: str) -> None:
-    """The rows that each door left are those that the first left, less identities, times and the names given."""
+    """Every entry point leaves the same rows, apart from ids, times and given names."""
     dropped = {"id", "session", "turn", "created", "active", "accepted", "started", "finished", "at", *but}
     bare = {
         entry_point: [{name: value for name, value in row.items() if name not in dropped} for row in rows]
@@ -226,7 +226,7 @@ def test_the_store_keeps_the_same_rows_whichever_door_a_message_came_by(seen: di
 
 
 def test_the_same_tokens_are_accounted_for_whichever_door_a_message_came_by(seen: dict[str, Seen]) -> None:
-    """V18, V15: a row for each answer of the model, with its door; also of the call that left nothing else."""
+    """V18, V15: a row for each answer of the model, with its channel; also for a call that left nothing else."""
     for entry_point, one in seen.items():
         assert [row["channel"] for row in one.usage] == [CHANNELS[entry_point]] * 2
         assert all(row["input"] and row["output"] for row in one.usage)

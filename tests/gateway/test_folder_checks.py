@@ -70,7 +70,7 @@ def test_the_home_folder_is_given_to_no_agent_whichever_command_looks(home: Path
         ("workspaces/s_00000000000000000000000000000000", "is private to the gateway"),
         ("{up}/link/spool", "is private to the gateway"),
         ("outside/back", "contains the gateway's home folder"),
-        ("~nobody-of-that-name/x", "is not known here"),
+        ("~nobody-of-that-name/x", "of an unknown user"),
     ],
 )
 def test_no_folder_that_shows_what_is_the_gateways_is_given(
@@ -89,7 +89,7 @@ def test_no_folder_that_shows_what_is_the_gateways_is_given(
 
 
 def test_a_home_folder_that_is_a_link_is_known_all_the_same(home: Path, tmp_path: Path) -> None:
-    """X18: what it leads to is what counts."""
+    """X18: the target of the link counts."""
     linked = tmp_path / "linked"
     linked.symlink_to(home)
     write(home, workspace=str(home.parent))
@@ -101,7 +101,7 @@ def test_a_home_below_the_project_is_refused_and_a_project_elsewhere_is_not(home
     beside, inside = tmp_path / "project", home / "papers"
     beside.mkdir()
     inside.mkdir()
-    inside.chmod(0o777)  # else whoever runs this as root is warned
+    inside.chmod(0o777)  # else there is a warning when root runs this
     for folder in (beside, inside, home.parent / "homework", beside / "later"):
         write(home, workspace=str(folder), read_only=str(beside))
         assert examine(home).config.project("coder") == folder
@@ -127,7 +127,7 @@ def test_a_folder_that_holds_a_secret_of_the_settings_is_given_to_nobody(home: P
 
 
 KERNEL = ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/../proc", "{up}/link", "/proc/1", "/proc/1/root"]
-KERNEL += ["/proc/self/cwd", "{up}/link/self/cwd"]  # which is another folder for whoever mounts it
+KERNEL += ["/proc/self/cwd", "{up}/link/self/cwd"]  # a different folder for each process
 
 
 @pytest.mark.parametrize("setting", ["workspace", "read_only"])
@@ -194,7 +194,7 @@ def test_the_start_and_config_check_refuse_alike(home: Path, settings: str, sent
 
 @pytest.mark.parametrize("text", ["/", "/root", "/home", "/home/../root", "~", "link", "{daemon}"])
 def test_nobodys_home_folder_is_worked_in(home: Path, text: str) -> None:
-    """X13: what is left in `.bashrc` or `.ssh` there is executed or believed when its owner logs in."""
+    """X13: `.bashrc` and `.ssh` there take effect when the user logs in."""
     (home / "link").symlink_to(Path.home())
     daemon = next(user.pw_dir for user in pwd.getpwall() if user.pw_shell.endswith("nologin"))
     write(home, workspace=text.format(daemon=daemon))

@@ -1,4 +1,4 @@
-"""Building and closing the house. The leak fixture around every test is what sees that nothing stays open."""
+"""Building and closing a gateway. The leak fixture around every test checks that nothing stays open."""
 
 import contextlib
 import threading
@@ -40,7 +40,7 @@ async def test_a_house_is_built_serves_and_is_closed_twice_over_one_home(tmp_pat
 
 
 async def test_threads_that_work_for_the_loop_are_few_however_much_there_is_to_do(tmp_path: Path) -> None:
-    """L08: what is more than they can do waits, and takes no thread."""
+    """L08: excess work waits and takes no thread."""
     house = _house(tmp_path / "home")
     limiter = to_thread.current_default_thread_limiter()
     go = threading.Event()
@@ -71,7 +71,7 @@ def _open_database(home: Path) -> list[str]:
 async def test_the_folder_is_not_released_before_the_database_is_closed(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F1, F2: whoever takes the lock next finds nobody at the database, at the control socket or at the port."""
+    """F1, F2: when the lock is free, the database, the control socket and the port are free as well."""
     home = tmp_path / "home"
     still_open: list[list[str]] = []
 
@@ -181,7 +181,7 @@ async def test_the_port_of_another_program_is_one_sentence_and_nothing_stays_ope
 
 
 async def test_a_toolset_that_does_not_exist_is_told_at_the_start(tmp_path: Path) -> None:
-    """F3: what would fail in the first turn fails at the start, with file and key."""
+    """F3: an error that would fail the first turn fails the start, with file and key."""
     (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["clok"]\n')
     with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"tidegate\.toml: \[agents\.main\] tools .*clock"):
         await _house(tmp_path).build()

@@ -1,4 +1,4 @@
-"""A real gateway, a real sandbox and a tool of one's own: what had its effect is never told as not run."""
+"""A real gateway, a real sandbox and a custom tool: a call that had an effect is never reported as not run."""
 
 import time
 from collections.abc import Callable

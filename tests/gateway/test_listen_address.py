@@ -19,7 +19,7 @@ def test_loopback_is_bound_and_needs_no_warning() -> None:
 
 
 def test_beyond_loopback_without_tls_is_refused() -> None:
-    """X01, X03: what was bound is looked at, whatever the configuration said."""
+    """X01, X03: the bound address is checked, not the configured one."""
     with pytest.raises(Misconfigured) as refused:
         listen_address.bind(ServerSettings(host="0.0.0.0"), 0)
     assert "insecure = true" in refused.value.message

@@ -71,7 +71,7 @@ def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> Non
 
 
 def test_looking_for_the_holder_takes_and_disturbs_nothing(tmp_path: Path) -> None:
-    """F2: whoever asks who holds the folder leaves it as it was."""
+    """F2: asking for the holder changes nothing."""
     assert holder_of(tmp_path) is None
     lock = HomeLock(tmp_path)
     lock.take()

@@ -40,7 +40,7 @@ def test_growth_is_named_by_its_owner_and_explained() -> None:
 
 @pytest.mark.parametrize("said", [0, 8])
 def test_growth_that_the_books_tell_wrongly_lowers_what_is_explained(said: int) -> None:
-    """L99: the figure is no decoration: what nobody wrote down lowers it, and what is not there too."""
+    """L99: missing bytes lower the figure, and so do excess bytes."""
     ledger = Ledger()
     report = _settled(ledger)
     before = private_bytes()
@@ -125,7 +125,7 @@ def test_requests_that_grow_leave_no_holes_of_their_size() -> None:
 
 
 def test_what_the_interpreter_keeps_free_is_told() -> None:
-    """L22, L99: small objects that are gone leave room in arenas still in use: it is nobody's, and has a name."""
+    """L22, L99: freed small objects leave free space in arenas still in use, which has its own kind."""
     objects = [bytes(200) for _ in range(100_000)]
     before = interpreter_free()
     del objects[::2]

@@ -21,7 +21,7 @@ CEILING = 1000
 
 
 class Memory:
-    """The process's memory as the kernel would tell it: what residents weigh, and what else there is."""
+    """The process's memory as the kernel would report it: the weight of residents, and the rest."""
 
     def __init__(self, presence: Presence, root: Path) -> None:
         self.presence = presence
@@ -49,7 +49,7 @@ class Memory:
         self.free = 0
 
     async def look(self) -> list[dict[str, Any]]:
-        """One look; what it logged."""
+        """One check; returns the log lines."""
         with capture_logs() as logged:
             await self.pressure.check()
         await settled()
@@ -106,7 +106,7 @@ async def test_what_the_allocator_keeps_for_nothing_goes_first(memory: Memory, p
 
 
 async def test_where_unloading_does_not_help_it_rests_unless_memory_grows(memory: Memory, presence: Presence) -> None:
-    """A6, P15: it does not thrash: who comes back is left alone for a while."""
+    """A6, P15: it does not thrash: a reloaded conversation stays for a while."""
     memory.other = CEILING + 1
     await _settle_in(presence, 3)
     await memory.look()
@@ -154,7 +154,7 @@ async def test_when_all_idle_ones_are_not_enough_the_log_says_what_to_do(memory:
 
 
 async def test_when_the_kernel_says_that_work_waits_for_memory_half_go(memory: Memory, presence: Presence) -> None:
-    """A6, P15: whatever the ceiling says; and half of the rest when it goes on."""
+    """A6, P15: independent of the ceiling; and half of the rest if the shortage continues."""
     await _settle_in(presence, 8)
     memory.stalled(STALLED - 1)
     assert await memory.look() == []
@@ -188,7 +188,7 @@ async def test_one_in_mid_turn_is_never_touched(
     other: int,
     stalled: float,
 ) -> None:
-    """A8, A11, P15: whatever else there is, whoever runs or waits keeps his resident, and idle ones go oldest first."""
+    """A8, A11, P15: running and waiting turns keep their resident, and idle ones are unloaded oldest first."""
     async with Scope("process") as scope:
         presence = Presence(scope, residents=1000, resident_bytes=1 << 40)
         memory = Memory(presence, tmp_path_factory.getbasetemp())

@@ -48,7 +48,7 @@ def _home(tmp_path: Path, model: ScriptedModel, more: str) -> Path:
 def _told(
     running: GatewayProcess, text: str, *, agent: str = "main", stream: bool = False, session: str | None = None
 ) -> str:
-    """Everything that a caller reads, whatever became of his message."""
+    """Everything that a caller reads, whatever the outcome of the message."""
     body = {"model": agent, "messages": [{"role": "user", "content": text}], "stream": stream}
     headers = {} if session is None else {"X-Session-Id": session}
     try:
@@ -114,7 +114,7 @@ def test_a_models_secret_stands_in_no_answer_and_in_no_log(tmp_path: Path, model
 async def test_whoever_logs_a_models_secret_logs_it_redacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """X15: the log of the house knows the secrets of its models, by value."""
+    """X15: the gateway's log hides the secrets of its models by value."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     settings = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'

@@ -70,7 +70,7 @@ def test_a_second_gateway_is_refused_and_says_who_holds_the_folder(tmp_path: Pat
 
 
 def test_after_kill_9_the_next_start_works_at_once_with_the_same_key(tmp_path: Path) -> None:
-    """F4, L18: what a kill leaves behind (lock file, socket, log of the store) is in nobody's way."""
+    """F4, L18: files left by a kill (lock file, socket, log of the store) do not disturb the next start."""
     home = tmp_path / "home"
     with gateway(home) as running:
         running.say("say one", "talk")
@@ -119,7 +119,7 @@ def test_a_stop_parks_a_turn_that_cannot_finish_and_the_next_start_goes_on_with_
 
 
 def test_a_second_signal_does_not_wait_for_turns(tmp_path: Path) -> None:
-    """F1: who is in a hurry loses nothing either."""
+    """F1: a hurried stop loses nothing either."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text(SLOW_STOP)
@@ -222,7 +222,7 @@ def test_a_signal_while_it_starts_ends_it_cleanly(tmp_path: Path) -> None:
 
 
 def test_the_daemon_imports_nothing_that_it_does_not_use() -> None:
-    """L22: what only the command line, the tests or an extra need is not in the gateway's memory."""
+    """L22: modules for the command line, tests or extras are not in the gateway's memory."""
     program = "import sys, tidegate.gateway.process; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, env=environment(), check=True
@@ -250,7 +250,7 @@ def _damage(path: Path) -> None:
 
 
 def test_the_full_check_of_the_database_runs_beside_the_work(tmp_path: Path) -> None:
-    """P21, L18: the start is not held up by it; what it finds is logged, and health shows it from then on."""
+    """P21, L18: the start does not wait for it; its findings are logged and shown by health."""
     home = tmp_path / "home"
     with gateway(home) as running:
         running.signal(signal.SIGTERM)
@@ -333,7 +333,7 @@ def test_a_stop_command_says_what_it_waits_for_and_can_be_hurried(tmp_path: Path
 
 
 def test_the_demo_model_finds_notes_in_a_workspace_of_its_own(tmp_path: Path) -> None:
-    """F3: a conversation's folder is made when it is first used, its owner's alone; what is in it is left alone."""
+    """F3: a conversation's folder is created at first use, private; its content is left alone."""
     home = tmp_path / "home"
     with gateway(home) as running:
         assert not (home / "workspaces").exists()

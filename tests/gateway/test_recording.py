@@ -97,7 +97,7 @@ def said(running: GatewayProcess, text: str, stream: bool = False, session: str 
 
 
 def stripped(text: str) -> str:
-    """What stands in the recording in the place of this: who replays it does not know the secrets."""
+    """The text as recorded, with secrets replaced: a replay does not know the secrets."""
     return Redactor(map(Secret, SECRETS.values())).text(text)
 
 
@@ -164,7 +164,7 @@ def test_a_recorded_conversation_is_had_again_elsewhere_without_keys_or_a_server
 def test_a_recording_that_was_killed_is_readable_up_to_its_last_line(
     tmp_path: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """With the request that was being answered; what was answered before it is replayed."""
+    """With the request in progress; earlier answers are replayed."""
     file = tmp_path / "talk.jsonl"
     text = settings(model.url, project)
     with gateway(home_of(tmp_path, "first", text), "--record", str(file), **SECRETS) as running:
@@ -188,7 +188,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_what_changes_by_itself_is_not_matched_silently(tmp_path: Path, model: ScriptedModel, project: Path) -> None:
-    """X16: the clock tells another time; who asks is told where, and the log holds no word of it."""
+    """X16: the clock tool returns another time; the caller learns where it differs, and the log has no content."""
     file = tmp_path / "talk.jsonl"
     text = settings(model.url, project)
     with gateway(home_of(tmp_path, "first", text), "--record", str(file), **SECRETS) as running:
@@ -262,7 +262,7 @@ def test_a_gateway_that_does_not_record_pays_nothing_for_it() -> None:
 
 
 def test_the_documented_recording_is_one(tmp_path: Path) -> None:
-    """The page's configuration and lines, with the page's commands: what it says is asked is answered as it says."""
+    """The page's configuration, file and commands work as the page says."""
     (toml,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (content,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     commands = re.findall(r"^tidegate up (--\w+) (\S+)$", PAGE, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A second user's key against a gateway without a sandbox: what it cannot get by any door."""
+"""A second user's key against a gateway without a sandbox: what it cannot get through any entry point."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_no_other_role_approves_what_runs_outside_a_sandbox(open_house: GatewayP
         ways.append(("/api/messages", {"text": line, "session": begun["session"]}))
     for path, body in ways:
         status, sentence = refused(open_house, "POST", path, body, theirs)
-        assert status == 403 and "that takes the role owner" in sentence and f"yours is {role}" in sentence
+        assert status == 403 and "this requires the role owner" in sentence and f"yours is {role}" in sentence
     assert waiting(open_house)["state"] == "open" and not stolen.exists()
     listed = tidegate("approvals", "list", home=open_house.home).stdout
     assert command in listed and f"{question['id']}: an approval in mallory-{role}'s conversation" in listed
@@ -122,7 +122,7 @@ def test_only_the_owner_makes_and_revokes_keys_of_owner_and_admin(open_house: Ga
         status, sentence = refused(open_house, method, path, body, member)
         assert (status, sentence) == (
             403,
-            "You may not pair people and manage their keys: that takes the role owner or admin, and yours is member.",
+            "You may not pair users and manage their keys: this requires the role owner or admin, and yours is member.",
         )
     assert refused(open_house, "POST", "/api/keys", {"name": "mia", "role": "admin"}, {})[0] == 409
     assert refused(open_house, "POST", "/api/keys", {"name": "second", "role": "owner"}, {})[0] == 409

@@ -26,8 +26,8 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
     with pytest.raises(PreflightFailed) as told:
         examine(home)
     assert told.value.errors == (
-        f"{home}/tidegate.toml: [agents.coder] rules: the rule 'deny effect:exec' names no effect; there are read, "
-        "write, execute, network",
+        f"{home}/tidegate.toml: [agents.coder] rules: the rule 'deny effect:exec' names an unknown effect; there are "
+        "read, write, execute, network",
         f"{home}/tidegate.toml: [agents.coder] rules: the rule 'permit write_file' must begin with one of allow, ask, "
         "deny",
     )
@@ -48,7 +48,7 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
     ],
 )
 def test_a_rule_that_can_never_fit_is_a_warning(home: Path, rule: str, why: str) -> None:
-    """X11, X12: whoever wrote it believes that it protects something."""
+    """X11, X12: its author believes that it protects something."""
     write(home, rule)
     (warning,) = examine(home).warnings
     assert warning.startswith(f"{home}/tidegate.toml: [agents.main] rules: the rule {rule!r} never matches: ")

@@ -1,4 +1,4 @@
-"""A setting reaches the room that it is for: a house built with odd values, and what each of them does there."""
+"""Settings reach the packages that use them: a gateway with unusual values, and the effect of each."""
 
 import asyncio
 import json

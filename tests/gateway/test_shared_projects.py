@@ -144,7 +144,7 @@ async def test_the_tool_reads_no_file_of_a_skill_that_a_member_changed(tmp_path:
 
 
 async def test_the_owner_accepts_a_file(tmp_path: Path, project: Path) -> None:
-    """As it is now: what it becomes later is left out again."""
+    """In its current form: later changes are left out again."""
     home = tmp_path / "home"
     async with ScriptedModel() as model, running(home, configuration(model, project)) as gateway:
         anna = await away(key_of, gateway, "anna")

@@ -122,7 +122,7 @@ def test_skills_without_the_toolset_are_told(tmp_path: Path) -> None:
         (f'{SKILLED}[skills]\nfolders = [".."]\n', "contains the gateway's home folder"),
         (f'{SKILLED}[skills]\nfolders = ["workspaces"]\n', "is private to the gateway"),
         (f'{SKILLED}[web]\nsearch = "brave"\nsearch_key = "file:skills/key"\n', "contains the secret"),
-        (f'{SKILLED}[skills]\nfolders = ["~nobody-is-called-so/x"]\n', "not known here"),
+        (f'{SKILLED}[skills]\nfolders = ["~nobody-is-called-so/x"]\n', "of an unknown user"),
     ],
 )
 def test_no_folder_of_skills_shows_what_is_the_gateways(tmp_path: Path, settings: str, told: str) -> None:

@@ -21,7 +21,7 @@ from tidegate.store.migrations import CURRENT
 
 
 def test_the_demo_start_shows_a_configuration_that_can_be_used_as_it_stands(tmp_path: Path) -> None:
-    """H02: what is indented, put where it says, is read without a fault, starts, and is no demo any more."""
+    """H02: the printed example is a valid configuration, starts, and is no longer the demo."""
     home = tmp_path / "home"
     with gateway(home) as running:
         told = running.said
@@ -117,7 +117,7 @@ def _contents(database: Path) -> dict[str, Any]:
 async def test_a_step_to_a_new_format_that_fails_changes_nothing_and_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """L18, F3: whatever it had done before it failed; the program from before starts on the file as on any other."""
+    """L18, F3: wherever it fails, the previous version still starts on the file."""
 
     def broken(db: apsw.Connection) -> None:
         db.execute("CREATE TABLE half(way)")

@@ -91,7 +91,7 @@ def test_whatever_leaves_is_told_of_once() -> None:
 
 
 def test_a_failing_listener_is_logged_and_disturbs_nobody() -> None:
-    """A10: whoever puts something in is not told of another's bad departure; the log is."""
+    """A10: a put does not raise the failure of another entry's removal; the log has it."""
 
     def fail(key: str, value: int) -> None:
         raise ValueError(key)

@@ -25,7 +25,7 @@ async def test_joining_a_flight_gives_the_leaders_value() -> None:
 
 
 async def test_joining_a_flight_that_fails_raises_the_leaders_failure() -> None:
-    """L25: whoever joined does not try again."""
+    """L25: followers do not try again."""
     flight: SingleFlight[None] = SingleFlight()
 
     async def fail() -> None:
@@ -38,7 +38,7 @@ async def test_joining_a_flight_that_fails_raises_the_leaders_failure() -> None:
 
 
 async def test_a_failure_without_followers_is_not_an_orphan() -> None:
-    """L25: what the leader raised is not reported a second time as never retrieved."""
+    """L25: the leader's exception is not reported again as never retrieved."""
     flight: SingleFlight[None] = SingleFlight()
 
     async def fail() -> None:

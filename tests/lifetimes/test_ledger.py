@@ -74,7 +74,7 @@ def test_an_owner_that_holds_nothing_leaves_no_entry() -> None:
 
 
 def test_a_view_is_measured_when_somebody_asks() -> None:
-    """L99: what knows its own size is on the books without anybody writing it down, beside what was written down."""
+    """L99: views are in the ledger without a record, beside recorded holds."""
     ledger = Ledger()
     sizes = {"session s_1": 10, "process": 5}
     ledger.view("history", lambda: [(owner, Holding(1, size)) for owner, size in sizes.items()])
@@ -90,7 +90,7 @@ def test_a_view_is_measured_when_somebody_asks() -> None:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """L31: whatever is added, resized, released and closed, the sum over owners is the sum over kinds."""
+    """L31: after any sequence of operations, the sum over owners equals the sum over kinds."""
 
     accounts = Bundle("accounts")
     holds = Bundle("holds")

@@ -73,14 +73,16 @@ async def test_a_listener_without_descriptors_tries_seldom_and_says_it_once() ->
             while listener.failures < 4:
                 await anyio.sleep(0.005)
             assert listener.failures < 50
-        assert [line["event"] for line in lines] == ["connections cannot be accepted and wait: Too many open files"]
+        assert [line["event"] for line in lines] == [
+            "connections cannot be accepted and are waiting: Too many open files"
+        ]
         await until(CLIENTS, accepted)
-        again = f"connections are accepted again; that had failed {listener.failures} times"
+        again = f"connections are accepted again after {listener.failures} failures"
         assert [line["event"] for line in lines[1:]] == [again]
 
 
 async def test_a_listener_whose_owner_has_no_room_leaves_connections_in_the_queue() -> None:
-    """L11, L21: until it is told that there is room."""
+    """L11, L21: until `resume` is called."""
     room: list[Room] = ["none"]
     with contextlib.ExitStack() as stack, listening(stack, room) as (listener, accepted, port):
         for _ in range(CLIENTS):

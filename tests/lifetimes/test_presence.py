@@ -87,7 +87,7 @@ async def test_another_configuration_replaces_the_resident_and_releases_the_old(
 
 @pytest.mark.parametrize("reason", ["model", "provider", "toolset", "fallback", "undo", "new", "reset", "expiry"])
 async def test_every_path_out_releases_exactly_once(presence: Presence, ledger: Ledger, reason: str) -> None:
-    """A5, L01: whatever the reason, it is the one removal, and the books are as before."""
+    """A5, L01: for every reason there is one removal, and the ledger is as before."""
     tenants = await settle_in(presence, "s", "other")
     assert presence.unload("s", reason=reason)
     assert not presence.unload("s", reason=reason)
@@ -98,7 +98,7 @@ async def test_every_path_out_releases_exactly_once(presence: Presence, ledger: 
 
 
 async def test_unloading_a_certain_instance_spares_its_successor(presence: Presence) -> None:
-    """A8: what counts is the instance, not its key."""
+    """A8: the instance counts, not its key."""
     (old,) = (await settle_in(presence, "s")).values()
     new = Tenant(b"two")
     await presence.resident("s", b"two", building(new))
@@ -134,7 +134,7 @@ async def test_beyond_the_bytes_the_least_recently_used_go(scope: Scope, ledger:
 
 
 async def test_a_newcomer_too_heavy_for_the_budget_works_its_turn_and_then_leaves(scope: Scope) -> None:
-    """A6, A12, L03: whoever built it can use it; it does not stay."""
+    """A6, A12, L03: its builder can use it; it does not stay."""
     presence = Presence(scope, residents=100, resident_bytes=100)
     record = presence.obtain("s")
     record.turn = "turn"
@@ -205,7 +205,7 @@ async def test_a_busy_one_in_the_excess_window_is_passed_over_and_no_newer_one_p
     await settled()
     assert resident_keys(presence) == {"a", "b", "c", "d", "e"}
     assert presence.stats().over_cap_mid_turn == 1
-    assert "mid-turn" in warnings[0][0] and warnings[0][1]["residents"] == 5
+    assert "turns are running" in warnings[0][0] and warnings[0][1]["residents"] == 5
     await settle_in(presence, "f")
     await settled()
     assert resident_keys(presence) == {"a", "c", "d", "e", "f"} and presence.stats().over_cap_mid_turn == 2
@@ -258,7 +258,7 @@ async def test_there_is_a_warning_each_time_the_bytes_are_exceeded(scope: Scope)
 
 
 async def test_a_busy_one_in_the_window_of_bytes_is_passed_over_too(scope: Scope) -> None:
-    """A8, L03: what would be freed is counted with it, so that no newer one is sacrificed in its place."""
+    """A8, L03: its bytes count as freed, so that no newer one is unloaded in its place."""
     presence = Presence(scope, residents=100, resident_bytes=100)
     await settle_in(presence, "a", busy=True, weight=40)
     await settle_in(presence, "b", "c", weight=30)
@@ -389,7 +389,7 @@ async def test_another_configuration_waits_for_the_construction_and_then_replace
 
 
 async def test_a_session_that_ends_during_construction_keeps_nothing(presence: Presence, ledger: Ledger) -> None:
-    """L09, B7: what arrives too late is released at once, and the waiting message is told."""
+    """L09, B7: a late resident is released at once, and the waiting message gets the error."""
     tenant = Tenant()
     with anyio.fail_after(5):
         asked = asyncio.ensure_future(presence.resident("s", b"one", building(tenant)))
@@ -586,7 +586,7 @@ async def test_what_was_built_after_the_end_is_released_by_its_builder() -> None
 async def test_a_resident_with_another_signature_than_asked_for_is_refused(presence: Presence) -> None:
     """A1: it would be built again for every message."""
     wrong = Tenant(b"two")
-    with pytest.raises(ValueError, match="another signature"):
+    with pytest.raises(ValueError, match="different signature"):
         await presence.resident("s", b"one", building(wrong))
     await settled()
     assert wrong.released == 1 and len(presence) == 0
@@ -601,7 +601,7 @@ async def test_who_attends_keeps_the_record_but_not_the_resident(presence: Prese
         assert tenant.released == 1 and presence.get("s") is record
         news, ignored = record.expect(), record.expect()
         ignored.cancel()
-        record.tell()
+        record.notify()
         assert news.done() and record.watchers == ()
     assert len(presence) == 0
 
@@ -645,7 +645,7 @@ async def test_thousands_of_sessions_leave_nothing(presence: Presence, ledger: L
 
 
 async def test_a_workspace_keeps_its_session_present_whatever_is_unloaded(presence: Presence, clock: Clock) -> None:
-    """B1, S08: what runs for a session is on its record, and unloading does not touch it."""
+    """B1, S08: the workspace of a session is on its record, and unloading does not affect it."""
     tenant = (await settle_in(presence, "s_1"))["s_1"]
     presence.lodge("s_1", "workspace")
     presence.unload("s_1", reason="test")
@@ -660,7 +660,7 @@ async def test_a_workspace_keeps_its_session_present_whatever_is_unloaded(presen
 
 
 async def test_the_end_of_a_session_leaves_its_workspace_to_be_ended(presence: Presence) -> None:
-    """B3: the record goes with the session; what runs is found by who ends it, and nothing else of the old record."""
+    """B3: the record goes with the session; only its workspace stays, until it is ended."""
     await settle_in(presence, "s_1")
     before = presence.obtain("s_1")
     before.held += 1

@@ -32,7 +32,7 @@ async def stubborn(end: asyncio.Event) -> None:
 
 
 async def test_closing_goes_children_first_then_tasks_then_callbacks_in_reverse() -> None:
-    """L01, L31: one order of teardown, whoever asks for it."""
+    """L01, L31: one order of teardown for every caller."""
     order: list[str] = []
 
     async def work() -> None:
@@ -97,7 +97,7 @@ async def test_every_error_of_closing_arrives_in_one_group_and_names_its_step() 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError()], ids=["raises", "is cancelled"])
 async def test_a_synchronous_closer_that_raises_keeps_nothing_else_open(error: BaseException) -> None:
-    """L01, L06: what was acquired before it is closed after it, of the parent's too, and the failure is told once."""
+    """L01, L06: earlier resources, also of the parent, are closed after it, and the failure is reported once."""
     closed: list[str] = []
 
     def fail() -> None:
@@ -316,7 +316,7 @@ async def test_synchronous_context_managers_are_entered_too() -> None:
 
 
 async def test_the_bodys_error_is_not_masked_by_an_error_of_closing() -> None:
-    """L23: whoever waits for the body's failure, or its cancellation, gets it."""
+    """L23: the body's failure or cancellation propagates."""
     reported: list[str] = []
 
     def fail() -> None:
@@ -330,7 +330,7 @@ async def test_the_bodys_error_is_not_masked_by_an_error_of_closing() -> None:
 
 
 async def test_a_task_cannot_close_the_scope_that_it_runs_in() -> None:
-    """L31: what would wait for its own end is refused at once."""
+    """L31: a task that would wait for its own end is refused at once."""
     async with Scope("house") as house:
         room = house.child("room")
         task = room.start(house.close, name="suicide")

@@ -73,7 +73,7 @@ def test_an_address_that_is_not_public_is_refused_by_its_kind(address: str, kind
 
 @pytest.mark.parametrize("text", ["", "localhost", "0177.0.0.1", "0x7f.1", "2130706433", "127.1", "8.8.8.8 ", "1.2.3"])
 def test_what_is_no_address_in_its_usual_form_is_refused(text: str) -> None:
-    """X09: what somebody else would read as an address."""
+    """X09: text that another resolver would read as an address."""
     assert refusal(text) == "no address"
 
 

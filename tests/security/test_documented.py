@@ -57,8 +57,8 @@ def test_a_documented_rule_fits_what_it_is_said_to(
     rule: str, tool: str, arguments: str, other: str, others: str
 ) -> None:
     """X12: and not what it is said not to."""
-    assert parse(rule).fits(action(tool, arguments))
-    assert not parse(rule).fits(action(other, others))
+    assert parse(rule).matches(action(tool, arguments))
+    assert not parse(rule).matches(action(other, others))
 
 
 def test_the_documented_configuration_works_as_it_is_said_to(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_nothing_that_is_logged_raises_or_hides_what_a_line_is(format: str) -> N
     for word in ("honest", "named", "hostile", "odd", "could not be formatted", "without one", "still there"):
         assert word in text
     assert "event_" in text and "level_" in text
-    assert text.count("a line could not be shown (RuntimeError)") == 1
+    assert text.count("a log line could not be formatted (RuntimeError)") == 1
 
 
 def test_a_secret_that_only_the_finished_line_holds_is_hidden() -> None:
@@ -232,7 +232,7 @@ def test_a_stream_that_cannot_be_written_stops_nobody_and_the_loss_is_told() -> 
     finally:
         undo()
     first, *others = map(json.loads, stream.getvalue().splitlines())
-    assert (first["event"], first["lines"]) == ("lines of the log could not be written", 2)
+    assert (first["event"], first["lines"]) == ("log lines were lost", 2)
     assert [line["event"] for line in others] == ["three", "four"]
 
 
@@ -246,7 +246,7 @@ def test_undoing_leaves_the_process_as_it_was() -> None:
 
 
 def test_a_line_that_is_repeated_in_a_tight_loop_is_counted_instead_of_written() -> None:
-    """L21: whoever logs it and whatever its values; other lines are written, and the count comes when time is over."""
+    """L21: for every logger and all values; other lines are written, and the count follows when the time is over."""
     with logging_as("json") as configured:
         for number in range(20_000):
             Log("tidegate.test").warning("a thing broke", number=number)

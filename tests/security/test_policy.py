@@ -48,7 +48,7 @@ def act(tool: str = "terminal", effect: str = "execute", *, contained: bool = Fa
 
 @given(rules())
 def test_a_rule_that_is_written_down_is_read_as_the_same_rule(rule: PolicyRule) -> None:
-    """X14: whatever stands in its patterns; so what a person is told of a rule is the rule."""
+    """X14: for all patterns; so a rule is always shown as it is."""
     assert parse(str(rule)) == rule
     assert parse(f"  {rule}\t") == rule
 
@@ -60,7 +60,7 @@ def test_the_first_rule_that_fits_decides_and_a_denial_is_final(
     """X14: neither the mode nor a later rule changes it, and asking again gives the same."""
     verdict = decide(given, mode, action)
     assert decide(tuple(given), mode, action) == verdict
-    first = next((rule for rule in given if rule.fits(action)), None)
+    first = next((rule for rule in given if rule.matches(action)), None)
     if first is None:
         assert verdict.because == f"approvals = {mode}" and verdict == decide((), mode, action)
         return
@@ -74,7 +74,7 @@ def test_the_first_rule_that_fits_decides_and_a_denial_is_final(
 
 @given(rules(), actions)
 def test_a_rule_fits_when_all_that_it_says_holds(rule: PolicyRule, action: Action) -> None:
-    """One thing that does not hold is enough; what is not given fits no pattern."""
+    """One failed condition is enough; a missing argument matches no pattern."""
     said = [
         not rule.tool or fnmatch.fnmatchcase(action.tool, rule.tool),
         not rule.effect or rule.effect == action.effect,
@@ -83,9 +83,9 @@ def test_a_rule_fits_when_all_that_it_says_holds(rule: PolicyRule, action: Actio
     for name, pattern in rule.arguments:
         value = action.arguments.get(name)
         said.append(value is not None and (not isinstance(value, str) or fnmatch.fnmatchcase(value, pattern)))
-    assert rule.fits(action) <= all(said)
+    assert rule.matches(action) <= all(said)
     if rule.decision != "allow" and all(isinstance(action.arguments.get(name), str) for name, _ in rule.arguments):
-        assert rule.fits(action) == all(said)
+        assert rule.matches(action) == all(said)
 
 
 SHELL = ";&|<>$`(){}\\'\"#\n\r\0"
@@ -97,7 +97,7 @@ pieces = words | st.sampled_from(("a && b", "x | y", "'q'", "$HOME"))
 def test_a_wildcard_of_an_allowed_command_stands_for_no_character_of_the_shell(
     literals: list[str], data: st.DataObject
 ) -> None:
-    """X12: what the rule spells out is allowed as it stands; `ask` and `deny` go on to fit everything."""
+    """X12: the literal part of a rule is allowed; `ask` and `deny` still match everything."""
     pattern = "*".join(literals)
     between = data.draw(st.lists(words, min_size=len(literals) - 1, max_size=len(literals) - 1))
     harmless = _joined(literals, between)
@@ -110,9 +110,9 @@ def test_a_wildcard_of_an_allowed_command_stands_for_no_character_of_the_shell(
         decision: PolicyRule(decision=decision, tool="terminal", arguments=(("command", pattern),))
         for decision in ("allow", "ask", "deny")
     }
-    assert rules["allow"].fits(act(command=harmless)) and not rules["allow"].fits(act(command=hostile))
+    assert rules["allow"].matches(act(command=harmless)) and not rules["allow"].matches(act(command=hostile))
     for decision in ("ask", "deny"):
-        assert rules[decision].fits(act(command=harmless)) and rules[decision].fits(act(command=hostile))
+        assert rules[decision].matches(act(command=harmless)) and rules[decision].matches(act(command=hostile))
 
 
 def _joined(literals: list[str], between: list[str]) -> str:
@@ -122,7 +122,7 @@ def _joined(literals: list[str], between: list[str]) -> str:
 @given(st.text(st.characters(exclude_characters="*?[")))
 def test_a_pattern_without_a_wildcard_allows_just_its_command(command: str) -> None:
     """X12: with whatever characters it has."""
-    assert PolicyRule(decision="allow", arguments=(("command", command),)).fits(act(command=command))
+    assert PolicyRule(decision="allow", arguments=(("command", command),)).matches(act(command=command))
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_an_allowed_prefix_allows_no_second_command(pattern: str, command: str) 
     rule = parse(f"allow terminal command={pattern}")
     assert decide([rule], "balanced", act(command="git status -s")).decision == "allow"
     assert decide([rule], "balanced", act(command=command)).because == "approvals = balanced"
-    assert rule.fits(act("write_file", "write", command="a", path="b")) is False
-    assert parse("allow write_file path=*").fits(act("write_file", "write", path="notes (1) & more.txt"))
+    assert rule.matches(act("write_file", "write", command="a", path="b")) is False
+    assert parse("allow write_file path=*").matches(act("write_file", "write", path="notes (1) & more.txt"))
 
 
 @given(st.lists(st.lists(rules(), max_size=3), min_size=1, max_size=3), st.sampled_from(MODES), actions)
@@ -155,7 +155,7 @@ def test_of_several_policies_the_strictest_decides(given: list[list[PolicyRule]]
 @pytest.mark.parametrize("contained", [True, False])
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_a_mode_says_what_needs_a_person(mode: Mode, asked: tuple[bool, ...], contained: bool, effect: str) -> None:
-    """X11: without a rule: what reads needs nobody; strict asks for all else, balanced for what is not contained."""
+    """X11: without a rule, reading needs no approval; strict asks for all else, balanced if it is not contained."""
     wanted = "ask" if effect != "read" and contained in asked else "allow"
     assert decide((), mode, act("any", effect, contained=contained)).decision == wanted
 
@@ -178,7 +178,7 @@ def test_a_mode_says_what_needs_a_person(mode: Mode, asked: tuple[bool, ...], co
 def test_rules_read_as_they_are_written(line: str, fitting: Action, other: Action) -> None:
     """The examples of the documentation, and their limits."""
     rule = parse(line)
-    assert rule.fits(fitting) and not rule.fits(other)
+    assert rule.matches(fitting) and not rule.matches(other)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_rules_read_as_they_are_written(line: str, fitting: Action, other: Actio
     [
         ("", "must begin with one of allow, ask, deny"),
         ("permit terminal", "must begin with one of allow, ask, deny"),
-        ("deny", "what it is about"),
-        ("deny command=rm*", "what it is about"),
+        ("deny", "needs a subject"),
+        ("deny command=rm*", "needs a subject"),
         ("deny effect:exec", "there are read, write, execute, network"),
         ("deny terminal rm", "'rm', which is neither"),
         ("deny terminal command=", "command=\\* for any"),

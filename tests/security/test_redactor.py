@@ -165,7 +165,7 @@ def test_large_and_endless_values_come_out_bounded() -> None:
 @given(st.text(min_size=4, max_size=40), st.text(max_size=40), st.text(max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_any_secret_is_gone_from_any_text(secret: str, before: str, after: str) -> None:
-    """X15: whatever characters it is made of."""
+    """X15: for all characters."""
     if secret in HIDDEN:
         return
     redactor = Redactor([Secret(secret)])

@@ -107,7 +107,7 @@ def test_a_reference_is_resolved_from_just_what_it_names(tmp_path: Path) -> None
 
 
 def test_a_reference_that_leads_nowhere_is_a_clear_sentence_without_the_secret(tmp_path: Path) -> None:
-    """X15: what was found is not repeated, whatever is wrong with it."""
+    """X15: an error never repeats the content."""
     (tmp_path / "empty").write_text(" \n")
     (tmp_path / "lines").write_text(f"{CANARY}\n{CANARY}\n")
     (tmp_path / "binary").write_bytes(CANARY.encode() + b"\xff")

@@ -36,7 +36,7 @@ def _talk() -> None:
 
 
 def test_a_reader_that_stopped_reading_holds_up_nobody_and_the_loss_is_told() -> None:
-    """L21, L20: lines that do not fit are counted; when there is room again the count comes first, on its own line."""
+    """L21, L20: lines that do not fit are counted; when the pipe is writable again, the count comes first."""
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", buffering=0) as pipe, os.fdopen(writer, "w") as stream:
         undo = configure_logging(LogSettings(format="json"), Redactor(), stream)
@@ -57,7 +57,7 @@ def test_a_reader_that_stopped_reading_holds_up_nobody_and_the_loss_is_told() ->
     assert [json.loads(line)["number"] for line in whole] == list(range(len(whole)))
     first, second = map(json.loads, late.removeprefix("\n").splitlines())
     assert late.startswith("\n") == bool(torn)
-    assert (first["event"], first["lines"]) == ("lines of the log could not be written", LINES - len(whole))
+    assert (first["event"], first["lines"]) == ("log lines were lost", LINES - len(whole))
     assert second["event"] == "room again"
 
 

@@ -496,7 +496,9 @@ async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path,
         for person in (ANNA, adam):
             turn, [question] = await ask(house, DEPLOY, principal=person.id)
             assert question.for_owner and await house.service.questions.open_for(person) == []
-            with pytest.raises(NotAllowed, match="effects outside the sandbox: that takes the role owner, and yours"):
+            with pytest.raises(
+                NotAllowed, match="effects outside the sandbox: this requires the role owner, and yours"
+            ):
                 await house.service.questions.answer(question.id, person, "approved")
             with pytest.raises(NotFound):
                 await house.service.questions.answer(question.id, BERT, "approved")
@@ -523,7 +525,7 @@ async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model:
         gwen = Principal(id="p_gwen", name="gwen", role="guest")
         await house.know(gwen)
         turn, [question] = await ask(house, principal=gwen.id)
-        with pytest.raises(NotAllowed, match="actions in one's own conversations: that takes the role owner or"):
+        with pytest.raises(NotAllowed, match="actions in your own conversations: this requires the role owner or"):
             await house.service.questions.answer(question.id, gwen, "approved")
         await house.service.questions.answer(question.id, OWNER, "denied")
         assert (await house.answered(turn)).text == "done" and deeds.done == []

@@ -1,9 +1,9 @@
 """The settings of a gateway, read once from `tidegate.toml` in its home folder.
 
-Guarantee: what `load` returns is immutable, complete (every default filled in) and checked: each value lies in its
-range, each agent's model exists, no secret stands in it as text, and the server cannot be reached from outside the
-machine without TLS unless that was asked for by name. Everything else raises `Misconfigured` with the file, the key
-and what would be right. Nothing here opens anything but that one file.
+The result of `load` is immutable, complete (every default filled in) and validated: each value is in its range, each
+agent's model exists, the file contains no secret as text, and the server is not reachable from other machines without
+TLS unless a setting asks for it. Anything else raises `Misconfigured` with the file, the key and the valid values. No
+other file is opened here.
 """
 
 from tidegate.config.loader import FILE_NAME, home_folder, load, read

@@ -1,8 +1,7 @@
-"""From the text of `tidegate.toml` to a checked `Config`.
+"""The loader: turns the text of `tidegate.toml` into a validated `Config`.
 
-Guarantee: `load` and `read` return a valid configuration or raise `Misconfigured`, whatever the file holds: every
-fault is a sentence with the file and the key, the first ten are reported together, and no value that may be a secret
-is repeated in one.
+`load` and `read` return a valid configuration or raise `Misconfigured` for any file. Every error is a sentence with the
+file and the key, the first ten are reported together, and no value that may be a secret is repeated in one.
 """
 
 import re
@@ -33,23 +32,23 @@ from tidegate.values import Frozen
 
 FILE_NAME = "tidegate.toml"
 FILE_BYTES = 4 * 1024 * 1024
-"""A configuration is written by hand; a larger file is not one."""
+"""A configuration is written by hand; a larger file is a mistake."""
 
 FAULTS_SHOWN = 10
-"""Enough to mend a file in one go; what follows is often the echo of the first ones."""
+"""Enough to correct a file in one go; later errors are often caused by the first ones."""
 
 NAMES_AT_MOST = 1000
-"""Models, agents, and budgets, in one file."""
+"""Entries of each kind in one file: models, agents, budgets."""
 
 PRICES = ("price_input", "price_output", "price_cached", "price_written")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-_IN_THE_CLEAR = "over plain http to another machine, where others can read it; use https, or a tunnel to 127.0.0.1"
+_UNENCRYPTED = "over plain http to another machine, where others can read it; use https, or a tunnel to 127.0.0.1"
 DEFAULT_TOOLS = ("ask", "clock", "context", "files", "memory", "skills", "terminal")
 
 
 def home_folder(given: str | None, env: Mapping[str, str]) -> Path:
-    """The home folder: as given, else `TIDEGATE_HOME`, else `~/.tidegate`. Always absolute."""
+    """The home folder: `given`, else `TIDEGATE_HOME`, else `~/.tidegate`. Always absolute."""
     chosen = given or env.get("TIDEGATE_HOME") or "~/.tidegate"
     try:
         return Path(chosen).expanduser().absolute()
@@ -71,12 +70,12 @@ def load(home: Path) -> Config:
         reason = error.strerror if isinstance(error, OSError) else "the path is not valid"
         raise Misconfigured(f"{FILE_NAME}: {file} cannot be read ({reason})") from None
     if len(data) > FILE_BYTES:
-        raise Misconfigured(f"{FILE_NAME}: {file} is larger than {FILE_BYTES} bytes; that is no configuration")
+        raise Misconfigured(f"{FILE_NAME}: {file} is larger than {FILE_BYTES} bytes; it is not a configuration")
     return read(_decode(data), home)
 
 
 def read(text: str, home: Path) -> Config:
-    """The configuration that `text`, the content of a `tidegate.toml`, stands for."""
+    """The configuration in `text`, the content of a `tidegate.toml`."""
     faults: list[str] = []
     document = _parse(text)
     tables = (*SINGLE, *NAMED)
@@ -129,7 +128,7 @@ def _parse(text: str) -> dict[str, Any]:
     except RecursionError:
         raise Misconfigured(f"{FILE_NAME}: lists or tables are nested too deeply") from None
     except ValueError:
-        # A number of thousands of digits is refused by int() itself, without a place.
+        # int() refuses a number of thousands of digits without a position.
         raise Misconfigured(f"{FILE_NAME}: a number or date in the file cannot be read") from None
 
 
@@ -140,7 +139,7 @@ def _syntax_fault(message: str, text: str) -> str:
         line, column = int(found[1]), int(found[2])
     else:
         line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-    # The parser names keys and characters; a name that may be a secret is left out.
+    # The parser quotes keys and characters; one that may be a secret is left out.
     reason = "the TOML is not valid here" if looks_secret(reason) or len(reason) > 120 else reason
     return f"{FILE_NAME}: line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"
 
@@ -153,7 +152,7 @@ def _report(faults: list[str]) -> str:
 
 
 def _key(key: str) -> str:
-    """A key as it may be shown: as it stands in the file, unless somebody pasted something long or secret there."""
+    """A key as it may be shown: unchanged, unless it is long or may be a secret."""
     if looks_secret(key) or len(key) > 64:
         return f"(a key of {len(key)} characters)"
     return key
@@ -189,8 +188,7 @@ def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any
 
 
 def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str, Any]:
-    """The tables of a group by name; one that was refused is there as None, so that what refers to it is not refused
-    a second time."""
+    """The tables of a group by name. An invalid table is None, so that references to it are not reported as well."""
     tables = document.get(group, {})
     if not isinstance(tables, dict):
         faults.append(f"{group} must be tables, [{group}.NAME], not {quote(tables)}")
@@ -202,7 +200,7 @@ def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str,
     for name, table in tables.items():
         where = _join(group, name)
         if not isinstance(table, dict) and name in settings_of(NAMED[group]):
-            faults.append(f"{where} must stand in a table with a name, such as [{group}.main]")
+            faults.append(f"{where} must be in a table with a name, such as [{group}.main]")
         elif not NAME.fullmatch(name):
             faults.append(
                 f"{where}: a name has at most 64 letters, digits, '.', '_', '-', and begins with a letter or digit"
@@ -235,7 +233,7 @@ def _check_web(web: WebSettings | None, faults: list[str]) -> None:
     if not getattr(web, needed):
         faults.append(f"[web] needs the key {needed!r} with search = {quote(web.search)}")
     if web.search_key is not None and _is_open(web.search_url):
-        faults.append(f"[web] search_url would carry 'search_key' {_IN_THE_CLEAR}")
+        faults.append(f"[web] search_url would carry 'search_key' {_UNENCRYPTED}")
 
 
 def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) -> None:
@@ -255,9 +253,9 @@ def _model_faults(model: ModelSettings) -> Iterator[str]:
         yield "has both 'key' and 'keys'; keep one of them"
     secret = model.key is not None or model.keys or any(map(is_reference, model.headers.values()))
     if secret and _is_open(model.base_url):
-        yield f"base_url would carry its key {_IN_THE_CLEAR}"
+        yield f"base_url would carry its key {_UNENCRYPTED}"
     if model.cache_ttl is not None and model.api != "anthropic":
-        yield f"has the key 'cache_ttl', which only api = \"anthropic\" knows, not {quote(model.api)}; remove it"
+        yield f"has the key 'cache_ttl', which is only valid for api = \"anthropic\", not {quote(model.api)}; remove it"
     if model.context_window is not None and (model.max_output or 0) > model.context_window:
         yield f"has a 'max_output' of more than its 'context_window', {model.context_window}; lower it"
     given = [key for key in PRICES if getattr(model, key) is not None]
@@ -267,7 +265,7 @@ def _model_faults(model: ModelSettings) -> Iterator[str]:
 
 
 def _is_open(url: str) -> bool:
-    """Whether others on the way can read what is sent to an address."""
+    """Whether requests to this address can be read by others on the network."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
@@ -285,7 +283,7 @@ def _check_agents(
         for spare in agent.fallback:
             if spare == agent.model:
                 faults.append(
-                    f"[{where}] fallback names {_key(spare)!r}, which is its 'model' already; remove it there"
+                    f"[{where}] fallback names {_key(spare)!r}, which is already its 'model'; remove it there"
                 )
             elif spare not in models:
                 faults.append(
@@ -307,7 +305,7 @@ def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str])
 
 
 def _check_context(parts: Mapping[str, Any], models: dict[str, ModelSettings | None], faults: list[str]) -> None:
-    """What summaries and notes are written by, and that the marks are in order."""
+    """The models for summaries and notes exist, and the marks are in order."""
     for table in ("context", "memory"):
         if parts[table] is not None and (name := parts[table].model) and name not in models:
             faults.append(f"[{table}] model names no model: there is no [models.{_key(name)}]{nearest(name, models)}")
@@ -330,9 +328,9 @@ def _check_budgets(
 
 def _budget_faults(budget: BudgetSettings, agents: Mapping[str, AgentSettings | None]) -> Iterator[str]:
     if budget.tokens is None and budget.money is None:
-        yield "needs the key 'tokens' or 'money', what may be spent"
+        yield "needs the key 'tokens' or 'money', the limit"
     if budget.per == "turn" and budget.each is not None:
-        yield "has the key 'each', which a budget per turn does not know; remove it"
+        yield "has the key 'each', which does not apply to a budget per turn; remove it"
     if budget.per != "turn" and budget.each is None:
         yield f'needs the key \'each\' with per = {quote(budget.per)}: "hour", "day", "month" or "total"'
     if budget.only and budget.per not in ("principal", "agent", "job"):

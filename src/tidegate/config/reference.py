@@ -1,7 +1,7 @@
-"""Settings as text: the whole configuration as TOML, an example to start from, and the reference for the docs.
+"""Settings as text: the configuration as TOML, an example to start from, and the reference for the documentation.
 
-Guarantee: `show` gives text that `read` turns into the same configuration, and secrets stand in it only as the
-references that the file had.
+`read` turns the text of `show` back into the same configuration. Secrets appear in it only as the references in the
+file.
 """
 
 import inspect
@@ -21,7 +21,7 @@ _EXAMPLE = """\
 api = "openai-chat"
 base_url = "https://api.openai.com/v1"
 model = "gpt-5-mini"
-key = "env:OPENAI_API_KEY"        # or "file:PATH"; the key itself never stands here
+key = "env:OPENAI_API_KEY"        # or "file:PATH"; never the key itself
 
 [agents.main]
 model = "main"
@@ -36,10 +36,10 @@ def example() -> str:
 
 
 def show(config: Config) -> str:
-    """The configuration in force, defaults included, as TOML."""
-    blocks = [f"# in force for {json.dumps(str(config.home))}, defaults included"]
+    """The configuration in effect, defaults included, as TOML."""
+    blocks = [f"# in effect for {json.dumps(str(config.home))}, defaults included"]
     if config.demo:
-        blocks[0] += "\n# no model is configured: the built-in demo model stands in"
+        blocks[0] += "\n# no model is configured: the built-in demo model is used"
     for name, kind in SINGLE.items():
         blocks.append(_block(name, kind, getattr(config, name)))
     for group, kind in NAMED.items():
@@ -54,7 +54,7 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
     lines = [f"[{title}]"]
     for setting in settings_of(kind).values():
         current = getattr(value, setting.name)
-        # TOML has no word for "not set"; where None is a value of its own, its rule writes it.
+        # TOML cannot express "not set"; if None is a value, its rule writes it.
         unset = current is None or current == "" or (isinstance(setting.rule, References) and not current)
         if current == setting.default and unset and isinstance(setting.rule, Plain):
             continue
@@ -63,7 +63,7 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
 
 
 def reference() -> Iterator[tuple[str, str, list[DeclaredSetting]]]:
-    """(table as written in the file, what it is for, its settings) for every table; the documentation is made of it."""
+    """(table as written in the file, its description, its settings) for every table. Source of the documentation."""
     for name, kind in SINGLE.items():
         yield name, inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())
     for group, kind in NAMED.items():

@@ -1,7 +1,7 @@
-"""Every setting there is: its name, type, default, rule and the line that documents it, side by side.
+"""All settings: each with its name, type, default, validation rule and documentation in one place.
 
-Guarantee: values of these types are immutable; `docs/configuration.md` and the checks of `load` are made from the
-same declarations, so that neither can know a setting that the other does not.
+Values of these types are immutable. `docs/configuration.md` and the validation of `load` are derived from the same
+declarations, so neither can have a setting that the other lacks.
 """
 
 import ipaddress
@@ -20,20 +20,20 @@ from tidegate.config.value_types import (
     Flag,
     Fraction,
     Headers,
+    Integer,
+    NameList,
     Networks,
     OneOf,
     Origins,
     Price,
     Reference,
     References,
-    Several,
     Size,
+    Subset,
     Text,
     TextLines,
     UserName,
     ValueType,
-    Whole,
-    Words,
 )
 from tidegate.errors import Misconfigured
 from tidegate.values import Frozen
@@ -45,7 +45,7 @@ DAY = 24 * HOUR
 
 
 class DeclaredSetting(NamedTuple):
-    """One setting as declared. `default` is `msgspec.NODEFAULT` for one that must be given."""
+    """One declared setting. `default` is `msgspec.NODEFAULT` if it is required."""
 
     name: str
     rule: ValueType
@@ -54,7 +54,7 @@ class DeclaredSetting(NamedTuple):
 
 
 def settings_of(table: type[msgspec.Struct]) -> dict[str, DeclaredSetting]:
-    """The settings of a table, in the order of their declaration."""
+    """The settings of a table, in declaration order."""
     hints = get_type_hints(table, include_extras=True)
     found: dict[str, DeclaredSetting] = {}
     for field in msgspec.structs.fields(table):
@@ -67,7 +67,7 @@ def settings_of(table: type[msgspec.Struct]) -> dict[str, DeclaredSetting]:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens on `host`. A name other than `localhost` counts as
-    reachable from outside, since what it resolves to can change."""
+    reachable from other machines, since its address can change."""
     if host.lower() == "localhost":
         return True
     try:
@@ -79,10 +79,10 @@ def is_loopback(host: str) -> bool:
 class ServerSettings(Frozen, frozen=True):
     """Where the gateway listens."""
 
-    host: Annotated[str, Text(needed=True, at_most=253), "BaseUrl to listen on. Anything but loopback needs TLS."] = (
+    host: Annotated[str, Text(needed=True, at_most=253), "Address to listen on. Anything but loopback needs TLS."] = (
         "127.0.0.1"
     )
-    port: Annotated[int, Whole(0, 65535), "Port to listen on; 0 takes any free one."] = 8420
+    port: Annotated[int, Integer(0, 65535), "Port to listen on; 0 is any free port."] = 8420
     tls_cert: Annotated[str | None, FilePath(), "Certificate chain (PEM), relative to the home folder."] = None
     tls_key: Annotated[str | None, FilePath(), "Private key of the certificate (PEM), relative to the home folder."] = (
         None
@@ -91,25 +91,27 @@ class ServerSettings(Frozen, frozen=True):
         bool, Flag(), "Listen beyond loopback without TLS; for a gateway behind a proxy that does TLS."
     ] = False
     one_core: Annotated[
-        bool, Flag(), "Keep the gateway's threads on one core, which makes a turn cheaper; false lets them spread."
+        bool,
+        Flag(),
+        "Keep the gateway's threads on one core, which makes turns cheaper; false lets them use all cores.",
     ] = True
     origins: Annotated[
-        tuple[str, ...], Origins(), "Origins of web pages, besides the gateway's own, that a browser may call it from."
+        tuple[str, ...], Origins(), "Origins of other web pages that may call the gateway from a browser."
     ] = ()
 
 
 class StoreSettings(Frozen, frozen=True):
-    """How conversations are kept on disk."""
+    """How conversations are stored on disk."""
 
     durability: Annotated[
         Literal["process", "power"],
         OneOf("process", "power"),
-        "What an accepted message survives: the death of the process, or the loss of power too (slower).",
+        "What an accepted message survives: a crash of the process, or also a power failure (slower).",
     ] = "process"
 
 
 class ModelSettings(Frozen, frozen=True):
-    """A model under a name of yours: `[models.NAME]`. With none, the built-in demo model is used and says so."""
+    """A model under a name of your choice: `[models.NAME]`. Without any, the built-in demo model is used."""
 
     api: Annotated[
         Literal["demo", "openai-chat", "openai-responses", "anthropic"],
@@ -119,327 +121,323 @@ class ModelSettings(Frozen, frozen=True):
     base_url: Annotated[
         str,
         BaseUrl(),
-        "Base of the API; needed for every api but demo. With a key it must be https, or on this machine.",
+        "Base URL of the API; required for every api but demo. With a key it must be https or on this machine.",
     ] = ""
-    model: Annotated[str, Text(), "The provider's name of the model; needed for every api but demo."] = ""
+    model: Annotated[str, Text(), "The provider's name of the model; required for every api but demo."] = ""
     key: Annotated[
-        str | None, Reference(), "Where the API key is. No key is ever taken from anywhere that is not named here."
+        str | None, Reference(), "Reference to the API key. No key is ever read from a place that is not named here."
     ] = None
     keys: Annotated[
         tuple[str, ...],
         References(),
-        "Where several API keys for the endpoint are, instead of `key`: when one has no quota left, the next is used.",
+        "References to several API keys, instead of `key`: when one has no quota left, the next is used.",
     ] = ()
     headers: Annotated[
         Mapping[str, str],
         Headers(),
-        "Extra HTTP headers; a value of the form of a reference is replaced by what it refers to.",
+        "Extra HTTP headers; a value that is a reference is replaced by its secret.",
     ] = msgspec.field(default_factory=lambda: MappingProxyType({}))
-    connect_timeout: Annotated[float, Duration(0.1), "How long a connection may take to be made."] = 10.0
-    first_byte_timeout: Annotated[float, Duration(0.1), "How long the first byte of an answer may take."] = 120.0
-    idle_timeout: Annotated[float, Duration(0.1), "How long a begun answer may be silent."] = 60.0
-    retries: Annotated[int, Whole(0, 20), "How often a call is tried again before any text was shown."] = 3
+    connect_timeout: Annotated[float, Duration(0.1), "Time limit for making a connection."] = 10.0
+    first_byte_timeout: Annotated[float, Duration(0.1), "Time limit for the first byte of an answer."] = 120.0
+    idle_timeout: Annotated[float, Duration(0.1), "Longest pause within an answer."] = 60.0
+    retries: Annotated[int, Integer(0, 20), "How often a failed call is retried, as long as no text was shown."] = 3
     context_window: Annotated[
-        int | None, Whole(1024, 2**30), "Tokens that a request and its answer may have together; else the catalogue's."
+        int | None, Integer(1024, 2**30), "Tokens of a request and its answer together; default: from the catalogue."
     ] = None
-    max_output: Annotated[int | None, Whole(16, 2**30), "Tokens that an answer may have; else the catalogue's."] = None
+    max_output: Annotated[int | None, Integer(16, 2**30), "Tokens of an answer; default: from the catalogue."] = None
     vision: Annotated[
-        bool | None, Flag(), "Whether it can be shown pictures and PDF documents; else what the catalogue says."
+        bool | None, Flag(), "Whether it accepts images and PDF documents; default: from the catalogue."
     ] = None
-    audio: Annotated[bool | None, Flag(), "Whether it can be given sounds; else what the catalogue says."] = None
+    audio: Annotated[bool | None, Flag(), "Whether it accepts audio; default: from the catalogue."] = None
     thinking: Annotated[
         Literal["none", "effort", "adaptive", "budget"] | None,
         OneOf("none", "effort", "adaptive", "budget"),
-        "How it is told how hard to think: not at all, by a word, by a word where it decides itself when to, or by a "
-        "number of tokens; else what the catalogue says.",
+        "How reasoning is controlled: not at all, by an effort level, by an effort level with adaptive thinking, or by "
+        "a token budget; default: from the catalogue.",
     ] = None
     efforts: Annotated[
         tuple[str, ...] | None,
-        Several("none", "minimal", "low", "medium", "high", "xhigh", "max"),
-        "The words for it that the model knows; else the catalogue's.",
+        Subset("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        "Effort levels that the model supports; default: from the catalogue.",
     ] = None
     price_input: Annotated[
         float | None,
         Price(),
-        "Dollars for a million tokens of a request; with `price_output` it replaces all prices of the catalogue.",
+        "Dollars per million input tokens; with `price_output` it replaces all prices of the catalogue.",
     ] = None
-    price_output: Annotated[float | None, Price(), "Dollars for a million tokens of an answer."] = None
+    price_output: Annotated[float | None, Price(), "Dollars per million output tokens."] = None
     price_cached: Annotated[
-        float | None, Price(), "Dollars for a million tokens read from the provider's cache; else as `price_input`."
+        float | None, Price(), "Dollars per million tokens read from the provider's cache; default: `price_input`."
     ] = None
     price_written: Annotated[
-        float | None, Price(), "Dollars for a million tokens written to the provider's cache; else as `price_input`."
+        float | None, Price(), "Dollars per million tokens written to the provider's cache; default: `price_input`."
     ] = None
     cache_ttl: Annotated[
         Literal["5m", "1h"] | None,
         OneOf("5m", "1h"),
-        "How long the provider keeps what it cached, 5m if not set; only for api anthropic.",
+        "How long the provider keeps its cache, 5m if not set; only for api anthropic.",
     ] = None
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Where the API keys are, in the order of their use; none for an endpoint that wants none."""
+        """References to the API keys, in order of use; empty for an endpoint without keys."""
         return self.keys if self.key is None else (self.key,)
 
 
 class AgentSettings(Frozen, frozen=True):
-    """An agent under a name of yours, which callers give as `model`: `[agents.NAME]`."""
+    """An agent under a name of your choice, which callers use as `model`: `[agents.NAME]`."""
 
     model: Annotated[str, Text(needed=True), "Name of one of `[models.…]`."] = "main"
     fallback: Annotated[
-        tuple[str, ...], Words(once=True), "Names of models that are asked in turn when `model` fails."
+        tuple[str, ...], NameList(once=True), "Names of models that are tried in this order when `model` fails."
     ] = ()
     fallback_for: Annotated[
-        float, Duration(0), "How long a conversation stays with a fallback before the agent's own model is tried again."
+        float, Duration(0), "How long a conversation stays with a fallback before `model` is tried again."
     ] = 900.0
     reasoning: Annotated[
         Literal["off", "minimal", "low", "medium", "high", "max"] | None,
         OneOf("off", "minimal", "low", "medium", "high", "max"),
-        "How hard its model is to think; if not set, as the provider does by itself.",
+        "Reasoning effort; default: the provider's.",
     ] = None
     prompt: Annotated[str, Text(one_line=False, at_most=1_000_000), "The system prompt."] = (
         "You are a helpful assistant. Answer briefly and truthfully."
     )
-    tools: Annotated[tuple[str, ...], Words(), "Names of toolsets that the agent may use."] = ()
+    tools: Annotated[tuple[str, ...], NameList(), "Names of toolsets that the agent may use."] = ()
     caller_tools: Annotated[
         Literal["merge", "only", "ignore", "refuse"],
         OneOf("merge", "only", "ignore", "refuse", flags=("only", "refuse")),
-        "`tools` in an API request: offer them after the agent's own, offer them instead, ignore them, or answer 400.",
+        "`tools` in an API request: offer them after the agent's own, offer only them, ignore them, or answer 400.",
     ] = "merge"
     workspace: Annotated[
         str | None,
         FilePath(),
-        "Folder of yours that all its conversations work in, nobody's home folder and nothing of the gateway's own; by "
-        "default each gets one of its own, gone with it.",
+        "Your folder in which all its conversations work, not a user's home folder or a folder of the gateway; by "
+        "default each conversation gets its own folder, which is removed with it.",
     ] = None
-    description: Annotated[str, Text(), "One line for people who choose among agents."] = ""
+    description: Annotated[str, Text(), "One line for users who choose an agent."] = ""
     approvals: Annotated[
         Literal["strict", "balanced", "autonomous"],
         OneOf("strict", "balanced", "autonomous"),
-        "What its tools may do without being approved, where no rule says otherwise.",
+        "What its tools may do without approval, unless a rule says otherwise.",
     ] = "balanced"
     rules: Annotated[
         tuple[str, ...],
         TextLines(),
-        'Rules before that, the first that fits decides: `"ask terminal command=git push*"`; see docs/approvals.md.',
+        'Rules that take precedence, first match wins: `"ask terminal command=git push*"`; see docs/approvals.md.',
     ] = ()
     recall: Annotated[
         Literal["session", "person"],
         OneOf("session", "person"),
-        "What the toolset `context` may look up: this conversation, or all conversations of the same person.",
+        "What the toolset `context` may search: this conversation, or all conversations of the same user.",
     ] = "session"
     skills: Annotated[
         tuple[str, ...],
-        Words(),
-        "Names of the skills that it has, with the toolset `skills`; by default all that are found.",
+        NameList(),
+        "Names of its skills, with the toolset `skills`; default: all that are found.",
     ] = ()
     project_files: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Files in its `workspace`, by their paths there, that a conversation's prompt begins with; see docs/skills.md.",
+        "Files in its `workspace`, by relative path, that are added to the prompt; see docs/skills.md.",
     ] = ("AGENTS.md", "CLAUDE.md")
     delegates: Annotated[
-        tuple[str, ...], Words(), "Names of agents that it may give tasks to, with the toolset `delegate`."
+        tuple[str, ...], NameList(), "Names of agents that it may give tasks to, with the toolset `delegate`."
     ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
         OneOf("go_on", "end"),
-        "What a turn does when nobody answered its question in time: it goes on and is told so, or it ends.",
+        "What a turn does when its question was not answered in time: continue and know that, or end.",
     ] = "go_on"
 
 
 class BudgetSettings(Frozen, frozen=True):
-    """What may be spent on models, under a name of yours: `[budgets.NAME]`. Whoever has spent four fifths is told;
-    whoever has spent all of it is refused until the time begins anew. See docs/usage.md."""
+    """A limit for spending on models, under a name of your choice: `[budgets.NAME]`. At 80% users are warned; at 100%
+    their turns are refused until the next period begins. See docs/usage.md."""
 
     per: Annotated[
         Literal["gateway", "principal", "agent", "session", "turn", "job"],
         OneOf("gateway", "principal", "agent", "session", "turn", "job"),
-        "Whose spending is counted together: everybody's, or that of each principal, agent, conversation, turn or job.",
+        "What the limit applies to: the whole gateway, or each user (principal), agent, conversation, turn or job.",
     ]
     each: Annotated[
         Literal["hour", "day", "month", "total"] | None,
         OneOf("hour", "day", "month", "total"),
-        "In what time, of UTC's calendar, or `total` for ever; needed for every one but a turn's.",
+        "The period, in UTC, or `total` for no period; required except per turn.",
     ] = None
-    tokens: Annotated[int | None, Whole(1), "Tokens that may be used, those of requests and answers together."] = None
-    money: Annotated[float | None, Dollars(), "Dollars that may be spent; every model needs a known price then."] = None
+    tokens: Annotated[int | None, Integer(1), "Limit in tokens, input and output together."] = None
+    money: Annotated[float | None, Dollars(), "Limit in dollars; every model then needs a known price."] = None
     only: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Names of the agents, principals or jobs that it is for; by default it is for each.",
+        "Names of the agents, users or jobs that it applies to; default: each of them.",
     ] = ()
 
 
 class LimitSettings(Frozen, frozen=True):
-    """Every bound of the process. Whoever exceeds one is told its name; nothing is cut silently."""
+    """All limits of the process. An error names the limit that was exceeded; nothing is cut silently."""
 
-    residents: Annotated[int, Whole(1), "Conversations kept ready in memory; the others are in the store."] = 128
-    resident_bytes: Annotated[int, Size(64 * KiB), "Memory that those may take together."] = 64 * MiB
+    residents: Annotated[int, Integer(1), "Conversations kept in memory; the others are in the store."] = 128
+    resident_bytes: Annotated[int, Size(64 * KiB), "Memory of those conversations together."] = 64 * MiB
     memory_bytes: Annotated[
         int | None,
         Size(32 * MiB, auto=True),
-        "Memory of the whole process above which idle conversations are unloaded; auto is three quarters of what its "
-        "control group or the machine has.",
+        "Memory of the process above which idle conversations are unloaded; auto is three quarters of the limit of its "
+        "control group or of the machine's memory.",
     ] = None
     idle_ttl: Annotated[float, Duration(1), "How long an unused conversation stays in memory."] = HOUR
-    turns: Annotated[int, Whole(1, 10_000), "Turns that run at once; more wait."] = 64
-    queue_length: Annotated[int, Whole(1, 10_000), "Turns that may wait in one conversation."] = 16
-    waiting_total: Annotated[int, Whole(1), "Turns that may wait in all conversations together."] = 4096
-    waiting_each: Annotated[int, Whole(1), "Turns that may wait in all conversations of one principal."] = 1024
+    turns: Annotated[int, Integer(1, 10_000), "Turns that run at once; further turns wait."] = 64
+    queue_length: Annotated[int, Integer(1, 10_000), "Turns that may wait in one conversation."] = 16
+    waiting_total: Annotated[int, Integer(1), "Turns that may wait in all conversations together."] = 4096
+    waiting_each: Annotated[int, Integer(1), "Turns that may wait in all conversations of one user."] = 1024
     day_tokens: Annotated[
-        int, Whole(0), "Tokens that all models together may use in a day (UTC); then turns fail until the next. 0: any."
+        int,
+        Integer(0),
+        "Tokens of all models together per day (UTC); above it, turns fail until the next day. 0: no limit.",
     ] = 20_000_000
-    turn_steps: Annotated[int, Whole(1, 10_000), "Model calls in one turn."] = 32
-    turn_seconds: Annotated[float, Duration(1), "How long one turn may take."] = 1800.0
+    turn_steps: Annotated[int, Integer(1, 10_000), "Model calls in one turn."] = 32
+    turn_seconds: Annotated[float, Duration(1), "Time limit of one turn."] = 1800.0
     repeats: Annotated[
-        int, Whole(1, 1000), "Times that a turn may make the very same tool call with the same result."
+        int, Integer(1, 1000), "How often a turn may repeat the same tool call with the same result."
     ] = 3
-    resumes: Annotated[int, Whole(0, 1000), "Times that a turn is taken up again after the process died in it."] = 3
-    call_messages: Annotated[int, Whole(1, 1_000_000), "Messages in one call that brings its whole conversation."] = (
-        4096
-    )
+    resumes: Annotated[int, Integer(0, 1000), "How often a turn is resumed after a crash of the process."] = 3
+    call_messages: Annotated[
+        int, Integer(1, 1_000_000), "Messages in one call that contains its whole conversation."
+    ] = 4096
     body_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest body of an HTTP request."] = 16 * MiB
     message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest text of one message."] = 12 * MiB
     answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model, as it streams in."] = 4 * MiB
-    tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool's result that the model is shown."] = 16 * KiB
-    tool_output_lines: Annotated[int, Whole(3), "TextLines of a tool's result that the model is shown."] = 400
-    spool_bytes: Annotated[int, Size(1 * MiB), "Long results that one conversation keeps on disk."] = 1024 * MiB
-    questions: Annotated[int, Whole(1, 100_000), "Turns that may wait for a person's answer at once."] = 256
-    questions_each: Annotated[int, Whole(1, 100_000), "Turns of one principal that may wait for an answer at once."] = (
-        64
-    )
-    event_streams: Annotated[int, Whole(1, 100_000), "Event streams that may be open at once."] = 512
+    tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool's result that the model sees."] = 16 * KiB
+    tool_output_lines: Annotated[int, Integer(3), "Lines of a tool's result that the model sees."] = 400
+    spool_bytes: Annotated[int, Size(1 * MiB), "Disk space for long results of one conversation."] = 1024 * MiB
+    questions: Annotated[int, Integer(1, 100_000), "Turns that may wait for a user's answer at once."] = 256
+    questions_each: Annotated[int, Integer(1, 100_000), "Turns of one user that may wait for an answer at once."] = 64
+    event_streams: Annotated[int, Integer(1, 100_000), "Event streams that may be open at once."] = 512
     event_streams_each: Annotated[
         int,
-        Whole(1, 100_000),
-        "Event streams that one principal may have open; as many, up to half of all, are kept free for the owner.",
+        Integer(1, 100_000),
+        "Event streams that one user may have open; as many, up to half of all, are reserved for the owner.",
     ] = 64
     answer_within: Annotated[float, Duration(1), "How long a question or an approval waits for its answer."] = DAY
-    tools_parallel: Annotated[int, Whole(1, 1000), "Tool calls of one turn that run at once."] = 8
-    delegates: Annotated[int, Whole(1, 1000), "Tasks that one turn has other agents work on at once."] = 4
-    delegate_depth: Annotated[int, Whole(1, 16), "How deep tasks may be handed on from agent to agent."] = 2
-    receipts: Annotated[int, Whole(1), "Remembered identities of messages, by which a repeated one is recognised."] = (
-        100_000
-    )
-    connections: Annotated[int, Whole(1, 100_000), "Open connections to model endpoints, all together."] = 128
-    connections_per_host: Annotated[int, Whole(1, 100_000), "Open connections to one model endpoint."] = 64
+    tools_parallel: Annotated[int, Integer(1, 1000), "Tool calls of one turn that run at once."] = 8
+    delegates: Annotated[int, Integer(1, 1000), "Tasks of one turn that other agents work on at once."] = 4
+    delegate_depth: Annotated[int, Integer(1, 16), "How many levels deep agents may delegate tasks."] = 2
+    receipts: Annotated[int, Integer(1), "Stored message ids, by which a repeated delivery is recognised."] = 100_000
+    connections: Annotated[int, Integer(1, 100_000), "Open connections to all model endpoints."] = 128
+    connections_per_host: Annotated[int, Integer(1, 100_000), "Open connections to one model endpoint."] = 64
     connection_idle: Annotated[float, Duration(0), "How long an unused connection to an endpoint is kept."] = 30.0
-    readers: Annotated[int, Whole(1, 64), "Connections for reading from the store."] = 2
-    snapshot_seconds: Annotated[float, Duration(0.1), "How long one reading of the store may take."] = 10.0
-    wal_bytes: Annotated[int, Size(64 * KiB), "Size that the store's write-ahead log is cut back to."] = 64 * MiB
-    shutdown_seconds: Annotated[float, Duration(0.1), "How long running turns may go on when the gateway stops."] = 20.0
+    readers: Annotated[int, Integer(1, 64), "Connections for reading from the store."] = 2
+    snapshot_seconds: Annotated[float, Duration(0.1), "Time limit of one read from the store."] = 10.0
+    wal_bytes: Annotated[int, Size(64 * KiB), "Size to which the store's write-ahead log is truncated."] = 64 * MiB
+    shutdown_seconds: Annotated[float, Duration(0.1), "Time limit for running turns when the gateway stops."] = 20.0
 
 
 class ContextSettings(Frozen, frozen=True):
-    """How long conversations are fitted into their model's window. Nothing is ever cut from the transcript."""
+    """How long conversations are made to fit their model's window. The transcript is never cut."""
 
     soft: Annotated[
         float,
         Fraction(0.1, 0.95),
-        "Fraction of the window from which on a summary of old messages is prepared meanwhile.",
+        "Fraction of the window above which a summary of old messages is prepared in the background.",
     ] = 0.7
     hard: Annotated[
         float,
         Fraction(0.1, 0.98),
-        "Fraction of the window above which old messages are replaced by it before the next step.",
+        "Fraction of the window above which the summary replaces old messages before the next step.",
     ] = 0.8
     keep: Annotated[
-        float, Fraction(0.02, 0.9), "Fraction of the window for the newest messages, kept word for word."
+        float, Fraction(0.02, 0.9), "Fraction of the window for the newest messages, which are kept verbatim."
     ] = 0.2
     least: Annotated[
-        float, Fraction(0.01, 0.9), "Fraction by which a request must become smaller, or nothing is replaced."
+        float, Fraction(0.01, 0.9), "Fraction by which a request must shrink; otherwise nothing is replaced."
     ] = 0.2
     model: Annotated[
-        str, Text(), "Name of the model in `[models.…]` that writes the summaries; by default the conversation's own."
+        str, Text(), "Name of the model in `[models.…]` that writes the summaries; default: the conversation's."
     ] = ""
     index: Annotated[
         str,
         Text(),
-        "Name of an index of your own that the toolset `context` asks for what was said; by default full text only. "
-        "See docs/recall.md.",
+        "Name of a search index of your own for the toolset `context`; default: full-text search only. See "
+        "docs/recall.md.",
     ] = ""
-    summary_seconds: Annotated[float, Duration(1), "How long one summary may take."] = 120.0
-    cooldown: Annotated[
-        float, Duration(0), "How long no model is asked for a summary after one that was of no use."
-    ] = 600.0
+    summary_seconds: Annotated[float, Duration(1), "Time limit of one summary."] = 120.0
+    cooldown: Annotated[float, Duration(0), "Pause after a useless summary before the next one."] = 600.0
 
 
 class MemorySettings(Frozen, frozen=True):
-    """What agents with the toolset `memory` remember from one conversation to the next."""
+    """Notes that agents with the toolset `memory` keep between conversations."""
 
-    prompt_bytes: Annotated[int, Size(256, 1 * MiB), "Notes that a conversation begins with, those of each kind."] = (
+    prompt_bytes: Annotated[int, Size(256, 1 * MiB), "Size of the notes of each kind that a new conversation gets."] = (
         4 * KiB
     )
-    notes_bytes: Annotated[int, Size(1 * KiB, 16 * MiB), "Notes that are kept of one person or one agent."] = 64 * KiB
-    at_end: Annotated[
-        bool, Flag(), "Whether a model is asked once, when a conversation has ended, for what is worth remembering."
-    ] = True
-    model: Annotated[
-        str, Text(), "Name of the model in `[models.…]` that is asked then; by default the agent's own."
-    ] = ""
+    notes_bytes: Annotated[int, Size(1 * KiB, 16 * MiB), "Size of the stored notes about one user or one agent."] = (
+        64 * KiB
+    )
+    at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes once a conversation has ended."] = True
+    model: Annotated[str, Text(), "Name of the model in `[models.…]` that does so; default: the agent's."] = ""
     provider: Annotated[
         str,
         Text(at_most=64),
-        "Who keeps the notes instead of the gateway's own store: a file `memories/NAME.py` in the home folder, or a "
+        "Memory provider that replaces the gateway's own store: a file `memories/NAME.py` in the home folder, or a "
         "package; see docs/memory.md.",
     ] = ""
 
 
 class SkillSettings(Frozen, frozen=True):
-    """Where skills are looked for, besides `skills` in the gateway's home folder and in an agent's project folder; see
+    """Folders with skills, besides `skills` in the gateway's home folder and in an agent's project folder; see
     docs/skills.md."""
 
     folders: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Folders of yours that hold skills; each skill is a folder with a SKILL.md in one.",
+        "Your folders with skills; each skill is a subfolder with a SKILL.md.",
     ] = ()
 
 
 class WorkspaceSettings(Frozen, frozen=True):
-    """Where the agents' commands run, and what one conversation's commands may use."""
+    """Where agents' commands run, and the limits for the commands of one conversation."""
 
     backend: Annotated[
         Literal["auto", "bubblewrap", "local", "ssh", "none"],
         OneOf("auto", "bubblewrap", "local", "ssh", "none"),
-        "How commands are kept apart; auto is bubblewrap where it works, else none. local has no wall: it is for a "
-        "machine that you would let the agent have.",
+        "How commands are isolated; auto is bubblewrap if it works, else none. local has no isolation: use it only on "
+        "a machine that the agent may control.",
     ] = "auto"
     user: Annotated[
         str,
         UserName(),
-        "The user, by name or number, that commands and file tools run as where root starts the gateway; empty: the "
-        "owner of the project folder, or, where that is root or there is none, a number that no other user has.",
+        "User name or id for commands and file tools if root runs the gateway; default: the owner of the project "
+        "folder or, if that is root or there is none, an id that no other user has.",
     ] = ""
     network: Annotated[
         bool,
         Flag(),
-        "Whether commands in a sandbox reach public addresses, and those of web.private. It takes the packages passt "
+        "Whether commands in a sandbox can reach public addresses and those of web.private. Needs the packages passt "
         "and nftables.",
     ] = False
     memory_bytes: Annotated[int, Size(16 * MiB), "Memory of all commands of one conversation."] = 1024 * MiB
-    processes: Annotated[int, Whole(4, 100_000), "Processes of one conversation at once."] = 256
-    disk_bytes: Annotated[int, Size(1 * MiB), "Disk that one conversation's folder may take."] = 2048 * MiB
-    files: Annotated[int, Whole(100), "Files and folders that one conversation's folder may hold."] = 1_000_000
+    processes: Annotated[int, Integer(4, 100_000), "Processes of one conversation at once."] = 256
+    disk_bytes: Annotated[int, Size(1 * MiB), "Disk space of one conversation's folder."] = 2048 * MiB
+    files: Annotated[int, Integer(100), "Files and folders in one conversation's folder."] = 1_000_000
     file_bytes: Annotated[int, Size(1 * MiB), "Largest file that a command may write."] = 1024 * MiB
     cpu_seconds: Annotated[float, Duration(1), "Processor time of one command."] = HOUR
-    command_seconds: Annotated[float, Duration(1), "How long a command in the terminal may take, at most."] = 600.0
-    kept_processes: Annotated[int, Whole(1, 1000), "Finished background processes that are remembered."] = 20
+    command_seconds: Annotated[float, Duration(1), "Longest time limit of a terminal command."] = 600.0
+    kept_processes: Annotated[int, Integer(1, 1000), "Finished background processes that stay listed."] = 20
     process_seconds: Annotated[
-        float, Duration(0), "How long a background process may run before it is ended and its agent told; 0: for ever."
+        float,
+        Duration(0),
+        "Time limit of a background process, after which it is ended and its agent notified; 0: no limit.",
     ] = 7 * DAY
-    process_log_bytes: Annotated[int, Size(64 * KiB), "Output that is kept of one background process."] = 4 * MiB
-    trash: Annotated[float, Duration(0), "How long the folder of an ended conversation can be had back."] = 7 * DAY
+    process_log_bytes: Annotated[int, Size(64 * KiB), "Stored output of one background process."] = 4 * MiB
+    trash: Annotated[float, Duration(0), "How long the folder of an ended conversation can be restored."] = 7 * DAY
     trash_bytes: Annotated[
-        int, Size(1 * MiB), "Disk that those folders may take together; beyond it the oldest go earlier."
+        int, Size(1 * MiB), "Disk space of those folders together; above it the oldest are removed earlier."
     ] = 8192 * MiB
     environment: Annotated[
         tuple[str, ...],
-        Words(),
-        "Variables of the gateway's own environment that commands may see; none that holds a secret.",
+        NameList(),
+        "Variables of the gateway's environment that commands can see; none may contain a secret.",
     ] = ("LANG", "TZ")
-    read_only: Annotated[tuple[str, ...], TextLines(), "Folders outside that commands in a sandbox may read."] = ()
+    read_only: Annotated[tuple[str, ...], TextLines(), "Further folders that commands in a sandbox may read."] = ()
     ssh_host: Annotated[str, Text(), "Where commands run with the backend ssh: `host` or `user@host`."] = ""
     ssh_options: Annotated[
         tuple[str, ...], TextLines(), 'Options for ssh, one each: `"Port=2222"`, `"IdentityFile=~/.ssh/agent"`.'
@@ -447,31 +445,33 @@ class WorkspaceSettings(Frozen, frozen=True):
 
 
 class WebSettings(Frozen, frozen=True):
-    """What the agents' web tools may reach."""
+    """What agents' web tools may access."""
 
     private: Annotated[
         tuple[str, ...],
         Networks(),
-        "Addresses and networks that may be fetched although they are not public, such as your own server's.",
+        "Private addresses and networks that may be fetched, such as your own server's.",
     ] = ()
-    fetch_bytes: Annotated[int, Size(1 * KiB, 64 * MiB), "Largest page or file that is fetched, unpacked."] = 8 * MiB
-    fetch_seconds: Annotated[float, Duration(1), "How long one fetch or search may take, redirects included."] = 30.0
+    fetch_bytes: Annotated[
+        int, Size(1 * KiB, 64 * MiB), "Largest page or file that is fetched, after decompression."
+    ] = 8 * MiB
+    fetch_seconds: Annotated[float, Duration(1), "Time limit of one fetch or search, including redirects."] = 30.0
     search: Annotated[
         Literal["none", "searxng", "brave", "tavily"],
         OneOf("none", "searxng", "brave", "tavily"),
-        "Who answers searches.",
+        "Search engine.",
     ] = "none"
     search_url: Annotated[
-        str, BaseUrl(), "Base of the search engine's API; needed for searxng, the others have one of their own."
+        str, BaseUrl(), "Base URL of the search engine's API; required for searxng, the others have a default."
     ] = ""
-    search_key: Annotated[str | None, Reference(), "Where its API key is; needed for brave and tavily."] = None
+    search_key: Annotated[str | None, Reference(), "Reference to its API key; required for brave and tavily."] = None
 
 
 class ExpirySettings(Frozen, frozen=True):
-    """When idle conversations end, and how long what is over is kept."""
+    """When idle conversations end, and how long ended ones are kept."""
 
     named_idle: Annotated[float | None, Duration(60, never=True), "Idle time after which a conversation ends."] = None
-    ephemeral_idle: Annotated[float, Duration(60), "Idle time after which what is left of a one-shot call ends."] = DAY
+    ephemeral_idle: Annotated[float, Duration(60), "Idle time after which an unfinished one-shot call ends."] = DAY
     retention: Annotated[
         float | None, Duration(60, never=True), "How long the transcript of an ended conversation is kept."
     ] = 90 * DAY
@@ -479,20 +479,20 @@ class ExpirySettings(Frozen, frozen=True):
 
 
 class LogSettings(Frozen, frozen=True):
-    """What is logged, to standard error."""
+    """The log on standard error."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
         OneOf("debug", "info", "warning", "error"),
-        "The least severity that is logged.",
+        "Lowest severity that is logged.",
     ] = "info"
     format: Annotated[
-        Literal["text", "json"], OneOf("text", "json"), "TextLines for people, or one JSON object a line."
+        Literal["text", "json"], OneOf("text", "json"), "Text for people, or one JSON object per line."
     ] = "text"
 
 
 class Config(Frozen, frozen=True):
-    """All settings of one gateway. `demo` says that no model is configured and the demo model stands in."""
+    """All settings of one gateway. `demo` is true if no model is configured and the demo model is used."""
 
     home: Path
     server: ServerSettings = ServerSettings()
@@ -511,16 +511,16 @@ class Config(Frozen, frozen=True):
     demo: bool = False
 
     def project(self, agent: str) -> Path | None:
-        """The folder of the user's own that an agent's conversations work in, where one is set. It need not exist."""
+        """The agent's `workspace` folder, if one is set. It may not exist."""
         given = self.agents[agent].workspace
         return None if given is None else self.path(given)
 
     def path(self, text: str) -> Path:
-        """A path of the configuration: `~` is the user's home, a relative one starts at the gateway's home folder."""
+        """A path in the configuration: `~` is the user's home, a relative path starts at the gateway's home folder."""
         try:
             return self.home / Path(text).expanduser()
         except RuntimeError:
-            raise Misconfigured(f"the path {text} starts with the home of a user that is not known here") from None
+            raise Misconfigured(f"the path {text} starts with the home of an unknown user") from None
 
 
 SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
@@ -542,4 +542,4 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
 NAMED: Mapping[str, type[Frozen]] = MappingProxyType(
     {"models": ModelSettings, "agents": AgentSettings, "budgets": BudgetSettings}
 )
-"""Tables of tables, under names that the user chooses."""
+"""Tables of tables, with names chosen by the user."""

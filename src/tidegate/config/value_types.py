@@ -1,7 +1,7 @@
-"""What a setting may be: one rule per kind of value, each of which reads a TOML value, names itself and writes itself.
+"""The types of settings: each reads and validates a TOML value, describes itself, and writes a value as TOML.
 
-Guarantee: a rule either returns a value of the setting's type or raises `InvalidValue` with the end of a sentence ("must be
-…"). A refused value is quoted only when it cannot be a secret.
+A type either returns a value or raises `InvalidValue` with the end of a sentence ("must be …"). An invalid value is
+quoted only if it cannot be a secret.
 """
 
 import ipaddress
@@ -23,22 +23,22 @@ SECRET = re.compile(
     r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{8,}\."
 )
-"""Text that is a credential by its look, wherever it stands."""
+"""Text that looks like a credential, anywhere in a value."""
 
 DENSE = re.compile(r"(?=[^\s]*[0-9])(?=[^\s]*[A-Za-z])[A-Za-z0-9+/=_~.-]{24,}")
-"""One long word of letters and digits: may be a key of a kind that has no known look."""
+"""One long word of letters and digits: possibly a key of an unknown format."""
 
 ENV_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 FILE_REFERENCE = re.compile(r"file:[^\x00-\x1f\x7f]+")
 LARGEST_USER = 2**32 - 2
-"""The highest number that a user can have; the one above it stands for nobody."""
+"""The highest valid user id; the next one means "no user"."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 FRAMING = frozenset(
     {"content-length", "transfer-encoding", "connection", "keep-alive", "expect", "upgrade", "te", "trailer"}
 )
-"""Headers that say where a request ends and what becomes of its connection."""
+"""Headers that control the framing of a request and its connection."""
 SENSITIVE_HEADER = re.compile(r"(?i)auth|cookie|key|token|secret|passw|credential")
 
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*")
@@ -46,17 +46,17 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB)\s*")
 BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 LONGEST = 100 * 366 * 86400.0
-"""A century: more is a slip of the hand, and overflows dates."""
+"""A century: more is a typing error, and overflows dates."""
 REFERENCES_AT_MOST = 100
-"""Keys of one endpoint."""
-DEAREST = 1_000_000
-"""Dollars for a million tokens: more is a slip of the hand."""
-RICHEST = 1_000_000_000
-"""Dollars of a budget; in billionths it is still a number that the store can add up."""
+"""Keys for one endpoint."""
+HIGHEST_PRICE = 1_000_000
+"""Dollars per million tokens: more is a typing error."""
+LARGEST_BUDGET = 1_000_000_000
+"""Dollars; in billionths of a dollar it still fits the store's integers."""
 
 
 class InvalidValue(Exception):
-    """The end of a sentence about a value that was refused: "must be …"."""
+    """The end of a sentence about an invalid value: "must be …"."""
 
 
 def is_reference(text: str) -> bool:
@@ -65,12 +65,12 @@ def is_reference(text: str) -> bool:
 
 
 def looks_secret(text: str) -> bool:
-    """Whether `text` may hold a credential, so that it must not be repeated in a message."""
+    """Whether `text` may contain a credential and must not be repeated in a message."""
     return bool(SECRET.search(text) or DENSE.search(text))
 
 
 def quote(value: Any) -> str:
-    """A value as an error may show it."""
+    """A value for an error message."""
     if isinstance(value, str):
         if looks_secret(value) or len(value) > QUOTED_AT_MOST:
             return f"a text of {len(value)} characters"
@@ -79,7 +79,7 @@ def quote(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         shown = _number(value)
-        return shown if len(shown) <= QUOTED_AT_MOST else "a number that long"
+        return shown if len(shown) <= QUOTED_AT_MOST else "a very long number"
     if isinstance(value, list):
         return "a list"
     if isinstance(value, dict):
@@ -88,16 +88,16 @@ def quote(value: Any) -> str:
 
 
 def _number(value: int | float) -> str:
-    # An integer of thousands of digits cannot be turned into text at all.
+    # Python refuses to convert an integer of thousands of digits to text.
     if isinstance(value, int) and value.bit_length() > 512:
         return "9" * (QUOTED_AT_MOST + 1)
     return repr(value)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest of the valid words, else what is valid."""
+    """`; did you mean 'x'?` with the closest valid word, else a list of the valid words."""
     known = sorted(words)
-    import difflib  # only a mistake needs it
+    import difflib  # imported only for an error
 
     close = difflib.get_close_matches(word[:100], known, n=1, cutoff=0.6)
     if close:
@@ -106,7 +106,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 class ValueType(Protocol):
-    """How one kind of setting is read (`read`), named in an error and the documentation (`shape`) and written."""
+    """One type of setting: `read` validates a value, `shape` describes it in errors and docs, `write` formats it."""
 
     @property
     def shape(self) -> str: ...
@@ -115,10 +115,10 @@ class ValueType(Protocol):
 
 
 class Plain:
-    """Writing that suits most kinds: a JSON scalar or list of scalars is a TOML one."""
+    """Base of most types: a JSON scalar or list of scalars is valid TOML."""
 
     def write(self, value: Any) -> str:
-        # DEL is the one character that JSON leaves bare and TOML does not allow so.
+        # DEL is the one character that JSON does not escape and TOML requires to be escaped.
         return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False).replace(
             "\x7f", "\\u007f"
         )
@@ -133,7 +133,7 @@ class Flag(Plain):
         return value
 
 
-class Whole(Plain):
+class Integer(Plain):
     def __init__(self, at_least: int, at_most: int = 2**40) -> None:
         self.at_least, self.at_most = at_least, at_most
 
@@ -153,14 +153,14 @@ class Whole(Plain):
 
 
 class Fraction(Plain):
-    """A part of a whole, as a number between two others."""
+    """A fraction, within two bounds."""
 
     def __init__(self, at_least: float, at_most: float) -> None:
         self.at_least, self.at_most = at_least, at_most
 
     @property
     def shape(self) -> str:
-        return f"a share, a number from {self.at_least:g} to {self.at_most:g}"
+        return f"a fraction from {self.at_least:g} to {self.at_most:g}"
 
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -171,15 +171,15 @@ class Fraction(Plain):
 
 
 class Price(Plain):
-    """Dollars; what is written as a whole number is read as the same decimal one."""
+    """Dollars; an integer is read as a float."""
 
     shape = "a price in dollars, a number of at least 0"
 
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
-        if value > DEAREST:
-            raise InvalidValue(f"must be at most {DEAREST}, not {quote(value)}")
+        if value > HIGHEST_PRICE:
+            raise InvalidValue(f"must be at most {HIGHEST_PRICE}, not {quote(value)}")
         return float(value)
 
 
@@ -191,13 +191,13 @@ class Dollars(Plain):
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
-        if value > RICHEST:
-            raise InvalidValue(f"must be at most {RICHEST}, not {quote(value)}")
+        if value > LARGEST_BUDGET:
+            raise InvalidValue(f"must be at most {LARGEST_BUDGET}, not {quote(value)}")
         return float(value)
 
 
 class Size:
-    """A number of bytes: a whole number, or text such as "64 MiB"; "auto" where the gateway can choose it."""
+    """A number of bytes: an integer, or text such as "64 MiB"; "auto" if the gateway can choose it."""
 
     def __init__(self, at_least: int, at_most: int = 2**40, *, auto: bool = False) -> None:
         self.at_least, self.at_most, self.auto = at_least, at_most, auto
@@ -229,7 +229,7 @@ class Size:
 
 
 class Duration:
-    """A time span: seconds as a number, or text such as "30s", "5m", "12h", "90d"; "never" where that has a sense."""
+    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d"; "never" if allowed."""
 
     def __init__(self, at_least: float = 0.0, *, never: bool = False) -> None:
         self.at_least, self.never = at_least, never
@@ -314,7 +314,7 @@ class FilePath(Text):
 
 
 class OneOf(Plain):
-    """`flags` are the words that stand for true and false where the setting used to be a flag."""
+    """One of some words. `flags` are the words for true and false if the setting used to be a flag."""
 
     def __init__(self, *words: str, flags: tuple[str, str] | None = None) -> None:
         self.words = words
@@ -333,8 +333,8 @@ class OneOf(Plain):
         return value
 
 
-class Several(Plain):
-    """A list of some of the words, at least one, in the order of the words."""
+class Subset(Plain):
+    """A list of at least one of the words, in the order of the words."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
@@ -348,12 +348,12 @@ class Several(Plain):
             raise InvalidValue(f"must be {self.shape}, not {'an empty list' if value == [] else quote(value)}")
         for word in value:
             if not isinstance(word, str) or word not in self.words:
-                raise InvalidValue(f"must be {self.shape}, and holds {quote(word)}")
+                raise InvalidValue(f"must be {self.shape}, but contains {quote(word)}")
         return tuple(word for word in self.words if word in value)
 
 
-class Words(Plain):
-    """A list of names, in the file's order, each at most once; with `once`, a second time is refused."""
+class NameList(Plain):
+    """A list of names in the order of the file, without duplicates; with `once`, a duplicate is an error."""
 
     shape = "a list of names"
 
@@ -365,14 +365,14 @@ class Words(Plain):
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         for word in value:
             if not isinstance(word, str) or not NAME.fullmatch(word):
-                raise InvalidValue(f"must be {self.shape} (letters, digits, '.', '_', '-'), and holds {quote(word)}")
+                raise InvalidValue(f"must be {self.shape} (letters, digits, '.', '_', '-'), but contains {quote(word)}")
             if self.once and value.count(word) > 1:
-                raise InvalidValue(f"must name each at most once, and holds {quote(word)} several times")
+                raise InvalidValue(f"must contain each name at most once, but contains {quote(word)} several times")
         return tuple(dict.fromkeys(value))
 
 
 class TextLines(Plain):
-    """A list of lines of text, in the file's order."""
+    """A list of lines of text, in the order of the file."""
 
     shape = "a list of lines of text"
 
@@ -384,7 +384,7 @@ class TextLines(Plain):
 
 
 class Networks(Plain):
-    """A list of IP addresses and networks, each in its usual form."""
+    """A list of IP addresses and networks, each in its canonical form."""
 
     shape = 'a list of addresses or networks like "192.168.1.10" or "10.0.0.0/8"'
 
@@ -397,7 +397,7 @@ class Networks(Plain):
                     raise ValueError
                 ipaddress.ip_network(text)
             except ValueError:
-                raise InvalidValue(f"must be {self.shape}, and holds {quote(text)}") from None
+                raise InvalidValue(f"must be {self.shape}, but contains {quote(text)}") from None
         return tuple(dict.fromkeys(value))
 
 
@@ -409,7 +409,7 @@ class Origins(Plain):
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         for origin in value:
             if not isinstance(origin, str) or not _is_origin(origin):
-                raise InvalidValue(f"must be {self.shape}, without a path or '*', and holds {quote(origin)}")
+                raise InvalidValue(f"must be {self.shape}, without a path or '*', but contains {quote(origin)}")
         return tuple(dict.fromkeys(value))
 
 
@@ -433,8 +433,8 @@ def _split_url(text: str) -> tuple[str, str, str] | None:
 
 
 class BaseUrl(Plain):
-    """Base of an HTTP API. User, password and query are refused: an address is shown and logged, so it can hold no
-    secret. The refused text is never quoted for the same reason."""
+    """The base URL of an HTTP API. User, password and query are refused: a URL is shown and logged, so it must contain
+    no secret. An invalid one is never quoted, for the same reason."""
 
     shape = 'an address like "https://api.example.org/v1"'
 
@@ -443,23 +443,23 @@ class BaseUrl(Plain):
         if not isinstance(value, str) or parts is None or parts[2] or len(value) > 2000:
             raise InvalidValue(f"must be {self.shape}, without user, password or query")
         if looks_secret(value.split("://", 1)[1].partition("/")[2]) and SECRET.search(value):
-            raise InvalidValue("must hold no secret; put it where `key` refers to")
+            raise InvalidValue("must contain no secret; put it where `key` refers to")
         return value.rstrip("/")
 
 
 class Reference(Plain):
-    """Where a secret is, never the secret itself. A refused value is never quoted, whatever it looks like."""
+    """A reference to a secret, never the secret itself. An invalid value is never quoted."""
 
     shape = 'a reference, "env:NAME" or "file:PATH"'
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or not is_reference(value):
-            raise InvalidValue(f"must be {self.shape}; a secret itself must not stand in this file")
+            raise InvalidValue(f"must be {self.shape}; the secret itself must not be in this file")
         return value
 
 
 class References(Plain):
-    """A list of references, at least one and each once. What is refused is never quoted."""
+    """A list of at least one reference, without duplicates. An invalid value is never quoted."""
 
     shape = 'a list of references, "env:NAME" or "file:PATH"'
 
@@ -467,14 +467,14 @@ class References(Plain):
         if not isinstance(value, list) or not value or len(value) > REFERENCES_AT_MOST:
             raise InvalidValue(f"must be {self.shape}, one to {REFERENCES_AT_MOST} of them")
         if not all(isinstance(each, str) and is_reference(each) for each in value):
-            raise InvalidValue(f"must be {self.shape}; a secret itself must not stand in this file")
+            raise InvalidValue(f"must be {self.shape}; the secret itself must not be in this file")
         if len(set(value)) < len(value):
-            raise InvalidValue("must name each reference once")
+            raise InvalidValue("must contain each reference only once")
         return tuple(value)
 
 
 class Headers:
-    """Extra HTTP headers. What may be a credential is accepted only by reference, and no refused value is quoted."""
+    """Extra HTTP headers. A possible credential must be a reference; an invalid value is never quoted."""
 
     shape = "a table of header names and values (credentials only as references)"
 
@@ -483,7 +483,7 @@ class Headers:
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         for name, text in value.items():
             if not HEADER.fullmatch(name):
-                raise InvalidValue(f"has {quote(name)}, which is no name of an HTTP header")
+                raise InvalidValue(f"has {quote(name)}, which is not a valid HTTP header name")
             if name.lower() in FRAMING:
                 raise InvalidValue(f"has the header {quote(name)}, which the gateway sets itself; remove it")
             if not isinstance(text, str) or any(ord(c) < 32 or ord(c) >= 127 for c in text):

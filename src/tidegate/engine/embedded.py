@@ -296,7 +296,7 @@ class EmbeddedEngine(Engine):
         live.started_at = self._clock()
         self.slots.occupy(live)
         self._scope.start(self._run, record, live, name=f"turn {live.turn}")
-        record.tell()
+        record.notify()
 
     def _leave_queue(self, live: LiveTurn) -> bool:
         """Remove a turn from the queue. Returns False if it is not there, because it runs."""

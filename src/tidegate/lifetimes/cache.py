@@ -1,9 +1,9 @@
-"""The bounded cache: the only cache type in the house.
+"""The bounded cache: the only cache type in the project.
 
-Guarantee: never more entries than `cap`, never more bytes than `max_bytes`, never an answer older than `ttl`; the least
-recently used goes first. A value leaves by one path, whatever the cause, and `on_evict` hears of each that leaves. Keys
-are values: one that is equal only to itself (an object, a loop, a thread) is refused, since it would never be found
-again. The cache owns its entries, not what they refer to; what it returns should be immutable.
+It never has more entries than `cap`, more bytes than `max_bytes`, or an entry older than `ttl`; the least recently used
+entry is evicted first. All removals take one path, and `on_evict` is called for each. Keys are values: a key that is
+equal only to itself (an object, a loop, a thread) is refused, since it would never be found again. The cache owns its
+entries, not what they refer to; values should be immutable.
 """
 
 import logging
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 _IDENTITY = object.__hash__
 
 ENTRY_BYTES = 512
-"""What an entry takes beside its weight: its place in the table, its key and the value's own header."""
+"""Size of an entry besides its weight: its slot in the table, its key and the value's header."""
 
 
 class CacheStats(msgspec.Struct, frozen=True):
-    """A cache's metrics; `evictions` counts what cap, bytes and age put out."""
+    """A cache's metrics; `evictions` counts removals because of cap, bytes or age."""
 
     name: str
     size: int
@@ -41,7 +41,7 @@ class CacheStats(msgspec.Struct, frozen=True):
 
     @property
     def holding(self) -> Holding:
-        """For the books: the weight of the values, where they are weighed, and what an entry takes itself."""
+        """For the ledger: the weight of the values, if they are weighed, and the size of the entries."""
         return Holding(self.size, self.bytes + self.size * ENTRY_BYTES)
 
 
@@ -52,7 +52,7 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class BoundedCache(Generic[K, V]):
-    """Least recently used entries with a cap, an age and a weight. Single-flight construction by `get_or_make`."""
+    """An LRU cache with a cap, a TTL and weights. `get_or_make` builds each value in a single flight."""
 
     __slots__ = (
         "_bytes",
@@ -84,7 +84,7 @@ class BoundedCache(Generic[K, V]):
         if cap < 1:
             raise ValueError(f"cache {name!r} needs a cap of at least 1, not {cap}")
         if max_bytes is not None and weigh is None:
-            raise ValueError(f"cache {name!r} is bounded in bytes and so needs a way to weigh its values")
+            raise ValueError(f"cache {name!r} is bounded in bytes and needs a function to weigh its values")
         self.name = name
         self.cap = cap
         self.ttl = ttl
@@ -109,7 +109,7 @@ class BoundedCache(Generic[K, V]):
         )
 
     def get(self, key: K) -> V | None:
-        """The value, which becomes the most recently used; None if there is none or it is too old."""
+        """The value, which becomes the most recently used; None if it is missing or too old."""
         entry = self._entries.get(key)
         if entry is not None and self.ttl is not None and entry.until <= self._clock():
             self._remove(key, evicted=True)
@@ -122,7 +122,7 @@ class BoundedCache(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V) -> bool:
-        """Keep a value in place of any older one. False if it is heavier than the whole cache, and so not kept."""
+        """Store a value. Returns False if it exceeds the size of the whole cache and is not stored."""
         _require_value(self.name, key)
         weight = 0 if self._weigh is None else self._weigh(value)
         before = self._entries.get(key)
@@ -140,11 +140,11 @@ class BoundedCache(Generic[K, V]):
         return True
 
     def values(self) -> list[V]:
-        """What it holds, for the books: nothing counts as used by it."""
+        """The values, for the ledger. This does not count as use."""
         return [entry.value for entry in self._entries.values()]
 
     async def get_or_make(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
-        """The value, made by the first who asks while the others wait; a failure reaches all and is not kept."""
+        """The value, made by the first caller while the others wait. A failure is raised to all and not cached."""
         while True:
             value = self.get(key)
             if value is not None:
@@ -166,7 +166,7 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def discard(self, key: K) -> bool:
-        """Forget one; whether there was one."""
+        """Remove an entry; returns whether there was one."""
         if key not in self._entries:
             return False
         self._remove(key, evicted=False)
@@ -177,7 +177,7 @@ class BoundedCache(Generic[K, V]):
             self._remove(next(iter(self._entries)), evicted=False)
 
     def sweep(self, now: float | None = None) -> int:
-        """Put out what is too old; how many went."""
+        """Remove entries that are too old; returns their number."""
         if self.ttl is None:
             return 0
         moment = self._clock() if now is None else now
@@ -194,8 +194,8 @@ class BoundedCache(Generic[K, V]):
             return
         try:
             self._on_evict(key, entry.value)
-        except Exception:  # whoever looks something up is not the one to be told that an older value left badly
-            _log.exception("cache %s: what was to happen when an entry left has failed", self.name)
+        except Exception:  # a lookup must not fail because the removal of another value failed
+            _log.exception("cache %s: on_evict failed", self.name)
 
 
 def _require_value(name: str, key: Hashable) -> None:

@@ -1,10 +1,10 @@
-"""Processes that this one starts: without a thread, watched by descriptor, ended as a group.
+"""Child processes: started without a thread, watched by descriptor, ended as a group.
 
-Guarantee: a process is owned from the moment it exists: nothing is awaited between its start and the watch on it. It is
-waited for by pidfd, never by a thread of its own, and reaped exactly once, whoever still waits. It leads a session and
-a group; `end` asks the group, kills it, and returns when the process is reaped. It has the environment and the
-descriptors that it is given and nothing else of ours, comes after the gateway in the queue for a processor, and may run
-on every core that the gateway was given, whichever one that keeps itself to.
+A process is owned from the moment it exists: nothing is awaited between its start and the watch on it. It is watched by
+pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads its own session and group;
+`end` terminates the group, then kills it, and returns when the process is reaped. It gets only the environment and
+descriptors passed to it, has a lower CPU priority than the gateway, and may run on every core that the gateway was
+started with, even if the gateway pins itself to one.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 KILLED_SECONDS = 10.0
-"""Within which a killed process is gone, unless the kernel itself hangs."""
+"""Time for a killed process to disappear, unless the kernel itself hangs."""
 
 NICENESS = 10
-"""Of what is started: whatever it does, the gateway gets to run, if only to end it."""
+"""Priority of child processes: the gateway can always run, if only to end them."""
 
-_ABOVE = 64  # every number that a process is given
+_ABOVE = 64  # every descriptor number in a child
 
 
 class ProcessStarter:
-    """`cores` are what the gateway was given; None for those that it has. `running` are the processes that it started
-    and that have not been reaped."""
+    """`cores` are those that the gateway was started with; None for its current ones. `running` are the started
+    processes that have not been reaped."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
         self.running: set[int] = set()
         self._cores = cores
-        self._kept = False
+        self._is_prepared = False
 
     def start(
         self,
@@ -45,12 +45,12 @@ class ProcessStarter:
         *,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "SpawnedProcess":
-        """`given` says, for a number in the process, which descriptor of ours it is; None for one that leads nowhere.
-        `within` calls what starts the process, on a thread from which it inherits something. Raises OSError when it
-        cannot be started, or not be watched."""
-        if not self._kept:
-            _keep_to_ourselves()
-            self._kept = True
+        """`given` maps descriptor numbers in the child to ours; None is /dev/null. `within` calls the function that
+        starts the process, on a thread from which the child inherits something. Raises OSError if the process cannot
+        be started or watched."""
+        if not self._is_prepared:
+            _close_inherited_on_exec()
+            self._is_prepared = True
         copies: list[int] = []
         actions: list[tuple[Any, ...]] = []
         try:
@@ -58,7 +58,7 @@ class ProcessStarter:
                 if fd is None:
                     actions.append((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0))
                     continue
-                # Out of the way of the numbers that they get: none may be overwritten before it was copied.
+                # Copy them above all target numbers: none may be overwritten before it is copied.
                 copies.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
                 actions.append((os.POSIX_SPAWN_DUP2, copies[-1], number))
             spawn = partial(
@@ -79,7 +79,7 @@ class ProcessStarter:
         try:
             spawned = SpawnedProcess(pid, self._forget)
         except BaseException:
-            # No descriptor left to watch it by: then it may not be.
+            # It cannot be watched, so it must not run.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -93,12 +93,12 @@ class ProcessStarter:
 
     @contextlib.contextmanager
     def _on_every_core(self) -> Iterator[None]:
-        """What is started in here may use all of them: it gets what the thread has that starts it."""
+        """A process started in this block may use all cores: it inherits the affinity of the starting thread."""
         before = os.sched_getaffinity(0)
         if self._cores is None or before == self._cores:
             yield
             return
-        with contextlib.suppress(OSError):  # what it has then is what the system lets it have
+        with contextlib.suppress(OSError):  # then it keeps the affinity that the system allows
             os.sched_setaffinity(0, self._cores)
         try:
             yield
@@ -108,7 +108,7 @@ class ProcessStarter:
 
 
 class SpawnedProcess:
-    """One that was started. `reaped` is called with its number when it has been reaped."""
+    """A started process. `reaped` is called with its pid when it has been reaped."""
 
     def __init__(self, pid: int, reaped: Callable[[int], None]) -> None:
         self.pid = pid
@@ -127,17 +127,17 @@ class SpawnedProcess:
         return await asyncio.shield(self._code)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole group. The group's number stays taken while anything is in it; when the process is reaped and
-        nothing of it is left, there is nobody to signal."""
+        """Signal the whole group. Its id stays in use while it has members; after the process is reaped, nothing is
+        signalled."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Also what it left in its group, if it is ended by this; else that is for who knows how to find it."""
+        """End the process and its group. If the process has already ended, other members of its group are not ended."""
         if self.running and grace > 0:
             self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)  # one that was stopped could not hear it
+            self.signal(signal.SIGCONT)  # a stopped process could not handle it
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self.wait()
@@ -158,11 +158,11 @@ class SpawnedProcess:
         self._code.set_result(os.waitstatus_to_exitcode(status))
 
 
-def _keep_to_ourselves() -> None:
-    """What this process was given by who started it is not for its children; what it opened itself is not anyway."""
+def _close_inherited_on_exec() -> None:
+    """Descriptors that this process inherited must not reach its children; its own ones never do."""
     with os.scandir("/proc/self/fd") as entries:
         descriptors = [int(entry.name) for entry in entries]
     for fd in descriptors:
-        with contextlib.suppress(OSError):  # the one that the folder was read by
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             if fd > 2:
                 os.set_inheritable(fd, False)

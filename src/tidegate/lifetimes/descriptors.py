@@ -1,8 +1,8 @@
-"""The process's file descriptors: how many it may open, and a reserve for what must work when none is left.
+"""The limit of the process's file descriptors, and a reserve for what must work when none is left.
 
-Guarantee: the reserve is kept by the kernel. The soft limit stays that much below the real one, so that nothing else
-can use it up. `reserve` lifts the limit for the time of a block, for answers about the gateway itself, and `lift` for
-good, for the orderly stop.
+The kernel enforces the reserve: the soft limit stays below the real one by its size, so nothing else can use it up.
+`reserve` raises the limit for the duration of a block, for requests about the gateway itself; `lift` raises it
+permanently, for the orderly stop.
 """
 
 import resource
@@ -11,23 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 RESERVE = 32
-"""Enough for the control socket, some connections that ask how the gateway is, and what their answers read."""
+"""Enough for the control socket, some connections for health and status, and the files their answers read."""
 RESERVE_SHARE = 4
-"""Where there are few descriptors, the reserve is at most this part of them."""
+"""With few descriptors, the reserve is at most one part in this many."""
 
 
 class Descriptors:
-    """Without `keep` there is no reserve, and the limit is whatever the process was given."""
+    """Without `keep` there is no reserve, and the limit is the one that the process started with."""
 
     def __init__(self) -> None:
         self._reserve = 0
         self._users = 0
         self._ordinary = 0
         self._lifted: int | None = None
-        """The limit while the reserve may be used, and before. If it is another now, the operator has changed it."""
+        """The raised limit while the reserve may be used. If the current limit differs, the operator has changed it."""
 
     def keep(self, wanted: int) -> None:
-        """Ask for so many descriptors, of which the last are the reserve."""
+        """Request this many descriptors, including the reserve."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
         if soft != resource.RLIM_INFINITY:
@@ -37,7 +37,7 @@ class Descriptors:
 
     @property
     def limit(self) -> int | None:
-        """How many may be open, without the reserve; None for any number."""
+        """How many may be open, without the reserve; None for no limit."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return None
@@ -47,11 +47,11 @@ class Descriptors:
     def open(self) -> int:
         """How many are open now."""
         with self.reserve():
-            return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the one that lists them
+            return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the descriptor of the listing itself
 
     @contextmanager
     def reserve(self) -> Iterator[None]:
-        """Within this block the reserve may be used."""
+        """Allow the use of the reserve within this block."""
         self.lift()
         try:
             yield
@@ -63,7 +63,7 @@ class Descriptors:
                 self._lifted = None
 
     def lift(self) -> None:
-        """From now on the reserve may be used."""
+        """Allow the use of the reserve from now on."""
         self._users += 1
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._reserve and soft not in (self._lifted, resource.RLIM_INFINITY):

@@ -1,10 +1,9 @@
-"""The ledger: which owner holds how many bytes, descriptors and children, by kind.
+"""The ledger: how many bytes, descriptors and child processes each owner holds, by kind.
 
-Guarantee: the sum over the owners is the sum over the kinds, in every reading. What is held gets on the books in one of
-two ways: by a hold, written down when it is acquired (O(1), for what does not know its own size), or by a view, a
-function that measures everything of its kind when somebody asks, so that nobody pays for it meanwhile. An owner that
-has let go of everything leaves no entry, and one that has not can be named. A hold is let go once, however often that
-is asked for. The ledger owns nothing but numbers.
+In every reading the sum over the owners equals the sum over the kinds. There are two ways to account for something: a
+hold, recorded when it is acquired (O(1), for things that do not know their size), or a view, a function that measures
+everything of its kind when the ledger is read, at no cost in between. An owner that has released everything has no
+entry; one that has not can be named. Releasing a hold is idempotent. The ledger owns nothing but numbers.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,43 +15,43 @@ from tidegate.status_report import Holding
 NOTHING = Holding()
 
 Measure = Callable[[], Iterable[tuple[str, Holding]]]
-"""All that is held of one kind at this moment, by owner; an owner may come more than once."""
+"""Everything of one kind that is held now, by owner; an owner may occur more than once."""
 
 
 class LedgerReading(msgspec.Struct, frozen=True):
-    """One reading of the ledger: what is held by kind, and by owner and kind."""
+    """One reading of the ledger: holdings by kind, and by owner and kind."""
 
     kinds: dict[str, Holding]
     owners: dict[str, dict[str, Holding]]
 
     def largest(self, top: int) -> list[tuple[str, Holding, dict[str, Holding]]]:
-        """Who holds most, with the sum and the kinds of what he holds himself; what accounts below him hold is listed
-        under their names."""
+        """The largest owners, each with the sum and the kinds of its own holdings. Accounts below an owner are listed
+        separately."""
         sums = [(owner, sum(kinds.values(), NOTHING), kinds) for owner, kinds in self.owners.items()]
         return sorted(sums, key=lambda held: held[1].weight, reverse=True)[:top]
 
 
 class Ledger:
-    """The accounts that hold something now, and the views. A view must be registered once and lives with the ledger."""
+    """The accounts that hold something now, and the views. A view is registered once, for the life of the ledger."""
 
     __slots__ = ("_holders", "_known", "_views")
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}  # lint: allow kinds are named in the code
         self._holders: set[Account] = set()
-        self._views: list[tuple[str, Measure]] = []  # lint: allow one entry for each room that holds things
+        self._views: list[tuple[str, Measure]] = []  # lint: allow one entry for each package that holds things
 
     def account(self, owner: str, *, parent: "Account | None" = None) -> "Account":
         """An account for `owner`, e.g. "process" or "turn t_…"; with a parent its name is a path below the parent's."""
         return Account(self, owner, parent)
 
     def view(self, kind: str, measure: Measure) -> None:
-        """From now on what there is of this kind is measured whenever the books are read."""
+        """Measure this kind with `measure` in every reading from now on."""
         self._known[kind] = None
         self._views.append((kind, measure))
 
     def read(self) -> LedgerReading:
-        """What is held now. A kind that was ever known stays listed, with zeros: its metric does not vanish."""
+        """The current holdings. A kind stays listed, with zeros, once it is known: its metric does not disappear."""
         kinds = dict.fromkeys(sorted(self._known), NOTHING)
         owners: dict[str, dict[str, Holding]] = {}
         for owner, kind, holding in self._entries():
@@ -62,11 +61,11 @@ class Ledger:
         return LedgerReading(kinds, owners)
 
     def totals(self) -> dict[str, Holding]:
-        """What is held, by kind."""
+        """Holdings by kind."""
         return self.read().kinds
 
     def owners(self, *, top: int = 20) -> list[tuple[str, Holding]]:
-        """Who holds something of his own, largest first."""
+        """Owners with holdings of their own, largest first."""
         return [(owner, held) for owner, held, _ in self.read().largest(top)]
 
     def _entries(self) -> Iterable[tuple[str, str, Holding]]:
@@ -80,7 +79,7 @@ class Ledger:
 
 
 class Account:
-    """What one owner holds. Made by `Ledger.account`."""
+    """The holdings of one owner. Created by `Ledger.account`."""
 
     __slots__ = ("__weakref__", "_holds", "ledger", "owner", "parent")
 
@@ -99,7 +98,7 @@ class Account:
         return sum((hold.holding for hold in self._holds), NOTHING)
 
     def add(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> "Hold":
-        """Write down that the owner holds this, until the returned hold is released."""
+        """Record a holding until the returned hold is released."""
         hold = Hold(self, kind, count, bytes, fds, children)
         if not self._holds:
             self.ledger._holders.add(self)
@@ -108,7 +107,7 @@ class Account:
         return hold
 
     def close(self) -> list[tuple[str, Holding]]:
-        """Release what is still held, and tell what it was."""
+        """Release everything that is still held, and return what it was."""
         left = [(hold.kind, hold.holding) for hold in self._holds]
         for hold in list(self._holds):
             hold.release()
@@ -121,7 +120,7 @@ class Account:
 
 
 class Hold:
-    """One thing that is held. `resize` when it grows or shrinks, `release` when it is gone."""
+    """One held thing. Call `resize` when it grows or shrinks, `release` when it is gone."""
 
     __slots__ = ("_account", "bytes", "children", "count", "fds", "kind")
 
@@ -142,12 +141,12 @@ class Hold:
         return Holding(self.count, self.bytes, self.fds, self.children)
 
     def resize(self, bytes: int) -> None:
-        """It holds so many bytes now. Without effect once released."""
+        """Set its bytes. No effect after its release."""
         if self._account is not None:
             self.bytes = bytes
 
     def release(self) -> None:
-        """It is gone. A second release changes nothing."""
+        """Idempotent."""
         account, self._account = self._account, None
         if account is not None:
             account._forget(self)

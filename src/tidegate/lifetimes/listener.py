@@ -1,8 +1,8 @@
-"""A listening socket whose connections are accepted one by one.
+"""A listening socket that accepts connections one by one.
 
-Guarantee: running out of descriptors or memory pauses the listener, with back-off, and is logged once for each spell;
-connections wait in the kernel's queue meanwhile. asyncio's own servers try and log a thousand times at each look. The
-owner says with `room` how the next connection is taken, and owns it from then on. The listener owns its socket.
+If the process runs out of descriptors or memory, the listener pauses with back-off and logs each spell once;
+connections wait in the kernel's queue meanwhile. (asyncio's own servers would retry and log continuously.) The owner
+decides with `room` how the next connection is accepted, and owns it from then on. The listener owns its socket.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """`room(short)` says how the next connection is taken: `free`, as any other; `reserve`, with a descriptor of the
-    reserve if need be; `soon`, when the loop has come round; `none`, after `resume` or a second. `short` says that no
-    ordinary descriptor is left. `accepted` is given the connection, and whether it was taken as `reserve`."""
+    """`room(short)` decides how the next connection is accepted: `free`, normally; `reserve`, with a descriptor of the
+    reserve if necessary; `soon`, in a later iteration of the loop; `none`, after `resume` or a second. `short` says
+    that no ordinary descriptor is left. `accepted` is called with the connection and whether it was `reserve`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Listener:
         self.failures = 0
         """How often a connection could not be accepted."""
         self.failed_at: float | None = None
-        """When that was last so, by the monotonic clock."""
+        """When that last happened, on the monotonic clock."""
         self._spell = 0
 
     def start(self, backlog: int) -> None:
@@ -55,7 +55,7 @@ class Listener:
         self.resume()
 
     def resume(self) -> None:
-        """There is room again, or it is time to try again."""
+        """Accept connections again."""
         self._stop_timer()
         if not self._listening and self._socket.fileno() >= 0:
             self._listening = True
@@ -63,11 +63,11 @@ class Listener:
 
     def close(self) -> None:
         """Idempotent. Connections that wait in the kernel's queue are refused."""
-        self._rest(None)
+        self._pause_for(None)
         self._socket.close()
 
-    def _rest(self, seconds: float | None) -> None:
-        """Accept nothing for so long, or until `resume`."""
+    def _pause_for(self, seconds: float | None) -> None:
+        """Accept nothing for this long, or until `resume`."""
         self._stop_timer()
         if self._listening:
             self._listening = False
@@ -81,11 +81,11 @@ class Listener:
             self._timer = None
 
     def _ready(self) -> None:
-        room = self._room(False)  # for the one connection that is known to wait; the loop tells of the next
+        room = self._room(False)  # for the one connection that is known to wait; the loop reports the next
         if room == "soon":
             return
         if room == "none":
-            self._rest(LONGEST_PAUSE)
+            self._pause_for(LONGEST_PAUSE)
             return
         try:
             self._accept(reserve=room == "reserve")
@@ -110,7 +110,7 @@ class Listener:
         self.failures += 1
         self.failed_at = time.monotonic()
         if not self._spell:
-            _log.warning("connections cannot be accepted and wait: %s", error.strerror)
+            _log.warning("connections cannot be accepted and are waiting: %s", error.strerror)
         self._spell += 1
         if self._room(True) == "reserve":
             try:
@@ -118,11 +118,11 @@ class Listener:
                 return
             except OSError:
                 pass  # not even from the reserve
-        self._rest(self._pause)
+        self._pause_for(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _recovered(self) -> None:
         self._pause = FIRST_PAUSE
         if self._spell:
-            _log.warning("connections are accepted again; that had failed %d times", self._spell)
+            _log.warning("connections are accepted again after %d failures", self._spell)
             self._spell = 0

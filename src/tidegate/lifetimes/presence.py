@@ -1,13 +1,13 @@
-"""Presence: the one map keyed by session, and the residents that hang on its records.
+"""Presence: the only map keyed by session, with the residents of present sessions.
 
-Guarantee: a session has at most one record, and has one only while something of it is present (a turn running or
-waiting, a resident, a construction, a workspace in use, a reason to stay). A resident is reused while its signature is
-equal, is built once however many ask for it, and leaves by one path, `unload`. Residents are bounded by number and by
-bytes; the least recently used goes first. A resident whose turn works is never released before that turn ends, not even
-when it was replaced meanwhile; while the turn waits for a person, its resident may leave like any other, and the turn
-builds it anew. Releasing happens in tasks of the scope, beside every turn; a failure there is reported with the
-session's name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them are the engine's,
-`workspace` and `disk` are those of the room of workspaces.
+A session has at most one record, and only while something of it is present (a running or waiting turn, a resident, a
+construction, a workspace in use, a watcher). A resident is reused while its signature is equal, is built once however
+many callers ask for it, and is removed only by `unload`. Residents are bounded by number and bytes; the least recently
+used is unloaded first. A resident whose turn is working is never released before that turn ends, even if it was
+replaced meanwhile; while the turn waits for a user, its resident may be unloaded like any other, and the turn rebuilds
+it. Residents are released in tasks of the scope, concurrently with turns; a failure is reported with the session's
+name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them belong to the engine,
+`workspace` and `disk` to the workspaces package.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from tidegate.lifetimes.scope import Scope, ScopeClosed
 from tidegate.status_report import Holding
 
 RELEASE_WITHIN = 30.0
-"""Seconds that a resident's release may take before it is given up and reported."""
+"""Seconds that the release of a resident may take before it is abandoned and reported."""
 
 REASONS_KEPT = 32
-"""Reasons of unloading that are counted apart, so that the metric stays small; further ones count as `other`."""
+"""Reasons for unloading that are counted separately; further ones count as `other`, so the metric stays small."""
 
 _log = logging.getLogger(__name__)
 
 
 class Resident(Protocol):
-    """What a session keeps in memory between turns. Equal `signature`: built from equal configuration."""
+    """The part of a session kept in memory between turns. An equal `signature` means equal configuration."""
 
     @property
     def signature(self) -> bytes: ...
@@ -45,7 +45,7 @@ class Resident(Protocol):
         """Bytes held now."""
 
     async def release(self) -> None:
-        """Let go of what the resident holds. Called once, when no turn runs on it."""
+        """Release what the resident holds. Called once, when no turn uses it."""
 
 
 R = TypeVar("R", bound=Resident)
@@ -57,8 +57,8 @@ class SessionEnded(RuntimeError):
 
 
 class Present(OrderLink):
-    """The record of a present session. A resident replaced in mid-turn waits in `detached` for the turn's end; what a
-    one-shot turn works on, and nobody keeps, is in `passing` until then."""
+    """The record of a present session. A resident replaced during a turn stays in `detached` until the turn ends; the
+    temporary resident of a one-shot turn is in `passing` until then."""
 
     __slots__ = (
         "__weakref__",
@@ -98,17 +98,17 @@ class Present(OrderLink):
 
     @property
     def busy(self) -> bool:
-        """In mid-turn."""
+        """Whether a turn is running."""
         return self.turn is not None
 
     def expect(self) -> asyncio.Future[None]:
-        """Done at the next `tell`; cancel it when it is no longer waited for."""
+        """A future that is done at the next `notify`. Cancel it when you no longer wait for it."""
         news = asyncio.get_running_loop().create_future()
         self.watchers = (*(watcher for watcher in self.watchers if not watcher.done()), news)
         return news
 
-    def tell(self) -> None:
-        """Something has happened that whoever watches the session wants to look at."""
+    def notify(self) -> None:
+        """Wake the watchers of the session."""
         watchers, self.watchers = self.watchers, ()
         for watcher in watchers:
             if not watcher.done():
@@ -116,7 +116,7 @@ class Present(OrderLink):
 
     @property
     def absent(self) -> bool:
-        """Nothing of the session is present any more."""
+        """Whether nothing of the session is present any more."""
         return (
             self.turn is None
             and self.resident is None
@@ -129,7 +129,7 @@ class Present(OrderLink):
 
 
 class PresenceStats(msgspec.Struct, frozen=True):
-    """What the metrics show. `over_cap_mid_turn` counts how often a running turn kept a resident beyond its cap."""
+    """Figures for the metrics. `over_cap_mid_turn` counts residents kept beyond the cap because of a running turn."""
 
     present: int
     residents: int
@@ -140,7 +140,7 @@ class PresenceStats(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """Records of present sessions by key. Owned by the process scope, at whose close every resident is released."""
+    """Records of present sessions by key. Owned by the process scope; its close releases every resident."""
 
     __slots__ = (
         "__weakref__",
@@ -172,7 +172,7 @@ class Presence:
         warn: Warn | None = None,
         asks: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
-        """`asks` says whether a turn does nothing until a person has answered."""
+        """`asks` says whether a turn is idle until a user has answered."""
         self._asks = asks
         self.residents = residents
         self.resident_bytes = resident_bytes
@@ -184,7 +184,7 @@ class Presence:
         self._records: dict[str, Present] = {}
         self._order: ResidentOrder[Present] = ResidentOrder()
         self._unloads: dict[str, int] = {}
-        # By the object's own identity: what has left the order and is not yet released is still held.
+        # By object identity: residents that have left the order but are not yet released.
         self._leaving: dict[int, tuple[str, Resident]] = {}
         self._unreleased: list[tuple[str, Resident]] = []  # lint: allow only filled while closing
         self._over = False
@@ -199,17 +199,17 @@ class Presence:
         return len(self._records)
 
     def __iter__(self) -> Iterator[Present]:
-        """The records as they are now; it may be changed meanwhile."""
+        """A snapshot of the records; the map may change during the iteration."""
         return iter(list(self._records.values()))
 
     def get(self, key: str) -> Present | None:
         return self._records.get(key)
 
     def obtain(self, key: str) -> Present:
-        """The session's record, made if there is none.
+        """The session's record, created if necessary.
 
-        A record on which nothing is present is forgotten at the next occasion: whoever obtains one puts his turn,
-        message or reason to stay on it before he awaits anything.
+        A record with nothing present is removed at the next opportunity: the caller must put its turn, message or hold
+        on it before it awaits anything.
         """
         record = self._records.get(key)
         if record is None:
@@ -217,9 +217,9 @@ class Presence:
         return record
 
     def turn_ended(self, record: Present, turn: Any | None = None) -> None:
-        """The turn is over, whichever way: the one place where its mark is cleared.
+        """The turn is over, whatever its outcome: the only place that clears `turn`.
 
-        Idempotent; with `turn`, a call for a turn that is not the running one changes nothing.
+        Idempotent. With `turn`, a call for a turn that is not running changes nothing.
         """
         if turn is not None and record.turn is not turn:
             return
@@ -234,8 +234,8 @@ class Presence:
         self._forget_if_absent(record)
 
     def turn_asks(self, record: Present) -> None:
-        """The turn does nothing until a person has answered: what it works on may go meanwhile. What no cap counts goes
-        at once."""
+        """The turn is idle until a user has answered, so its resident may be unloaded. Residents that no cap counts are
+        released at once."""
         gone = record.detached if record.passing is None else (*record.detached, record.passing)
         record.detached, record.passing = (), None
         for resident in gone:
@@ -243,14 +243,14 @@ class Presence:
         self._enforce()
 
     def lend(self, key: str, passing: Resident) -> None:
-        """What the running turn of this session works on and takes with it when it ends: on the books meanwhile."""
+        """Register the temporary resident of a one-shot turn with the ledger, until the turn ends."""
         record = self._records.get(key)
         if record is not None and record.busy:
             record.passing = passing
 
     @contextmanager
     def attend(self, key: str) -> Iterator[Present]:
-        """The session's record, kept present as long as somebody attends to it. It keeps no resident in memory."""
+        """Keep the session's record present within this block. It does not keep a resident in memory."""
         record = self.obtain(key)
         record.held += 1
         try:
@@ -260,31 +260,31 @@ class Presence:
             self._forget_if_absent(record)
 
     def drop(self, key: str) -> bool:
-        """The session has ended: its resident is unloaded and its record removed. Whether there was one."""
+        """The session has ended: unload its resident and remove its record. Returns whether there was one."""
         record = self._records.get(key)
         if record is None:
             return False
         self.unload(key, reason="end")
         self._records.pop(key, None)
         workspace, record.workspace = record.workspace, None
-        if workspace is not None:  # its own end, which takes longer, still has to find it
+        if workspace is not None:  # ending the workspace takes longer and still needs the record
             self.lodge(key, workspace)
-        record.tell()
+        record.notify()
         return True
 
     def lodge(self, key: str, workspace: Any) -> None:
-        """Something runs in the session's workspace: it is present until `vacate`, whatever is unloaded."""
+        """Something runs in the session's workspace: the session stays present until `vacate`."""
         self.obtain(key).workspace = workspace
 
     def vacate(self, key: str) -> None:
-        """Nothing runs in it any more."""
+        """Nothing runs in the workspace any more."""
         record = self._records.get(key)
         if record is not None:
             record.workspace = None
             self._forget_if_absent(record)
 
     def _works(self, record: Present) -> bool:
-        """In mid-turn, and the turn needs its resident."""
+        """Whether a turn is running that needs its resident."""
         return record.busy and not self._asks(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:
@@ -294,7 +294,7 @@ class Presence:
     # -- residents ---------------------------------------------------------------------------------------------------
 
     async def resident(self, key: str, signature: bytes, build: Callable[[], Awaitable[R]]) -> R:
-        """The resident with this signature: the one that is there, or else a new one, built once for all who ask."""
+        """The resident with this signature: the present one, or a new one, built once for all callers."""
         while True:
             record = self.obtain(key)
             present = record.resident
@@ -319,8 +319,8 @@ class Presence:
             refusal = self._refusal(record, signature, resident)
             if refusal is not None:
                 self._leaving[id(resident)] = (record.key, resident)
-                if self._scope.closed:  # nobody is left to start its release
-                    await self._let_go(resident)
+                if self._scope.closed:  # the scope cannot start its release any more
+                    await self._release_one(resident)
                 else:
                     self._release(record.key, resident)
                 raise refusal
@@ -328,7 +328,7 @@ class Presence:
             return resident
 
         record.building, record.wanted = SingleFlight[Resident](), signature
-        self.unload(record.key, reason="changed")  # not before: without the construction the record might be forgotten
+        self.unload(record.key, reason="changed")  # only now: without a construction the record might be removed
         try:
             return cast(R, await record.building.lead(construct))
         finally:
@@ -341,7 +341,7 @@ class Presence:
         if not self._scope.open:
             return ScopeClosed(f"the gateway was closed while the resident of session {record.key} was being built")
         if resident.signature != signature:
-            return ValueError(f"the resident built for session {record.key} has another signature than was asked for")
+            return ValueError(f"the resident built for session {record.key} has a different signature than requested")
         return None
 
     def _insert(self, record: Present, resident: Resident) -> None:
@@ -351,14 +351,14 @@ class Presence:
         self._enforce(newcomer=record)
 
     def reweigh(self, record: Present) -> None:
-        """Its resident has grown or shrunk."""
+        """Update the weight of its resident."""
         if record.resident is None:
             return
         self._order.resize(record, record.resident.weight)
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unload what lies in the excess window. One that works is passed over, and nothing newer is taken in its
+        """Unload the oldest residents above the caps. A working one is skipped, and no newer one is unloaded in its
         place."""
         window = self._order.window(self.residents, self.resident_bytes)
         if not window:
@@ -369,12 +369,12 @@ class Presence:
         for record in window:
             if self._works(record):
                 kept += 1
-            elif record is not newcomer:  # whoever has just built it is about to use it
+            elif record is not newcomer:  # its builder is about to use it
                 self.unload(record.key, reason=reason)
         self._over_count += kept
         if kept and not self._over:
             self._warn(
-                "residents stay over their cap: those in excess are mid-turn",
+                "residents exceed their cap because turns are running",
                 {
                     "mid_turn": kept,
                     "residents": self._order.size,
@@ -386,9 +386,10 @@ class Presence:
         self._over = kept > 0
 
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
-        """Drop the resident and keep everything else: the one way out. Whether there was one (and it was `only`).
+        """Remove the resident and keep everything else; the only way to do so. Returns whether there was one (and it
+        was `only`, if given).
 
-        While a turn works on it, it leaves the map at once, but is released when that turn ends.
+        If a turn is working with it, it leaves the map at once but is released when that turn ends.
         """
         record = self._records.get(key)
         if record is None or record.resident is None:
@@ -399,7 +400,7 @@ class Presence:
         record.resident = None
         self._order.remove(record)
         if self._order.size <= self.residents and self._order.bytes <= self.resident_bytes:
-            self._over = False  # the next excess is a new one, with a warning of its own
+            self._over = False  # the next excess is a new one, with a new warning
         self._leaving[id(resident)] = (key, resident)
         counted = reason if reason in self._unloads or len(self._unloads) < REASONS_KEPT else "other"
         self._unloads[counted] = self._unloads.get(counted, 0) + 1
@@ -411,7 +412,8 @@ class Presence:
         return True
 
     def sweep(self, now: float | None = None) -> int:
-        """Unload what was idle longer than the TTL, never one that works, and forget empty records; how many went."""
+        """Unload residents idle for longer than the TTL, except working ones, and remove empty records. Returns how
+        many were unloaded."""
         moment = self._clock() if now is None else now
         swept = 0
         for record in self._order:
@@ -422,8 +424,8 @@ class Presence:
         return swept
 
     def relieve(self, wanted: int) -> tuple[int, int]:
-        """Memory is short: unload idle residents, the least recently used first, until they have freed `wanted` bytes.
-        One whose turn works or waits for its start is left alone. How many went, and their bytes."""
+        """Memory is short: unload idle residents, the least recently used first, until `wanted` bytes are freed.
+        Residents whose turn is working or waits to start are kept. Returns their number and bytes."""
         count = freed = 0
         for record in self._order:
             if freed >= wanted:
@@ -446,7 +448,7 @@ class Presence:
     # -- releasing ---------------------------------------------------------------------------------------------------
 
     def _measure_residents(self) -> Iterator[tuple[str, Holding]]:
-        """The residents with their bytes, those too that have left the order and are not yet released."""
+        """The residents with their bytes, including unloaded ones that are not yet released."""
         for record in self._order:
             if record.resident is not None:
                 yield f"session {record.key}", Holding(1, record.resident.weight)
@@ -461,12 +463,12 @@ class Presence:
     def _release(self, key: str, resident: Resident) -> None:
         if self._scope.open:
             self._scope.start(
-                self._let_go, resident, name=f"release of the resident of session {key}", at_close="finish"
+                self._release_one, resident, name=f"release of the resident of session {key}", at_close="finish"
             )
         else:
             self._unreleased.append((key, resident))
 
-    async def _let_go(self, resident: Resident) -> None:
+    async def _release_one(self, resident: Resident) -> None:
         try:
             async with asyncio.timeout(RELEASE_WITHIN):
                 await resident.release()
@@ -474,12 +476,12 @@ class Presence:
             self._leaving.pop(id(resident), None)
 
     async def _close(self) -> None:
-        """Release everything that is left, at the end of the process, when no turn runs any more."""
+        """Release everything that is left, at the end of the process, when no turn is running."""
         for record in self:
             self.turn_ended(record)
             self.drop(record.key)
         left, self._unreleased = self._unreleased, []
-        ends = await asyncio.gather(*(self._let_go(resident) for _, resident in left), return_exceptions=True)
+        ends = await asyncio.gather(*(self._release_one(resident) for _, resident in left), return_exceptions=True)
         failures: list[BaseException] = []
         for (key, _), end in zip(left, ends, strict=True):
             if isinstance(end, BaseException):

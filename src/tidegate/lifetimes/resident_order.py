@@ -1,8 +1,8 @@
-"""The order of residents: by last use, weighed, with the excess window that the caps look at.
+"""The order of residents by last use, with their weights, and the oldest ones that exceed the caps.
 
-Guarantee: every operation but `window` and the iteration is O(1), and none allocates. The order is a ring threaded
-through the records themselves, so that there is no second container keyed by session; a record that has left the ring
-refers to nothing in it. It owns neither records nor residents.
+Every operation but `window` and the iteration is O(1), and none allocates. The order is a ring linked through the
+records themselves, so there is no second container keyed by session; a record that has left the ring refers to nothing
+in it. The order owns neither records nor residents.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar, cast
 
 
 class OrderLink:
-    """A place in the ring. `weight` is what the ring has on its books for it."""
+    """A position in the ring. `weight` is its share of the ring's bytes."""
 
     __slots__ = ("newer", "older", "weight")
 
@@ -42,7 +42,7 @@ class ResidentOrder(Generic[L]):
         return self.size
 
     def __iter__(self) -> Iterator[L]:
-        """From the oldest; the link just given may leave the ring meanwhile."""
+        """From the oldest. The link just yielded may be removed during the iteration."""
         link = self._anchor.newer
         while link is not None and link is not self._anchor:
             following = link.newer
@@ -50,7 +50,7 @@ class ResidentOrder(Generic[L]):
             link = following
 
     def add(self, link: L, weight: int) -> None:
-        """Put in as the most recently used."""
+        """Add as the most recently used."""
         assert not link.linked
         link.weight = weight
         self._append(link)
@@ -64,7 +64,7 @@ class ResidentOrder(Generic[L]):
         link.weight = 0
 
     def touch(self, link: L) -> None:
-        """It was used just now."""
+        """Make it the most recently used."""
         if link.newer is not self._anchor:
             self._detach(link)
             self._append(link)
@@ -74,7 +74,7 @@ class ResidentOrder(Generic[L]):
         link.weight = weight
 
     def window(self, cap: int, budget: int) -> list[L]:
-        """The oldest links that would have to go for both caps to hold; nothing newer is ever looked at."""
+        """The oldest links that must be removed for both caps to hold. Newer ones are not examined."""
         too_many = self.size - cap
         too_heavy = self.bytes - budget
         if too_many <= 0 and too_heavy <= 0:

@@ -1,10 +1,10 @@
 """A scope: one lifetime, and everything that ends with it.
 
-Guarantee: what was acquired through a scope is gone when `close` returns. Closing goes children first, then tasks, then
-what was entered or registered, each in reverse order; it has one deadline for all of it, goes on after every failure,
-tells each failure exactly once, and ends whether or not the one who asked for it is cancelled meanwhile. A task that
-fails is reported with its name, never lost. The scope owns its children, tasks, callbacks and account; it may be opened
-and closed from any task, since a session's lifetime is longer than that of the task that opened it.
+Everything acquired through a scope is released when `close` returns. Closing handles child scopes first, then tasks,
+then entered context managers and callbacks, each in reverse order. It has one deadline for all of it, continues after
+every failure, reports each failure exactly once, and completes even if its caller is cancelled. A failed task is
+reported with its name, never lost. The scope owns its children, tasks, callbacks and account. It may be opened and
+closed from different tasks, since a session outlives the task that opened it.
 
     async with Scope("turn t_1", parent=session) as turn:
         stream = await turn.enter(open_stream())
@@ -28,10 +28,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 CLOSE_WITHIN = 10.0
-"""Seconds for the whole of a close, children included, unless the scope says otherwise."""
+"""Seconds for a whole close, children included, unless the scope sets its own."""
 
 LAST_CHANCE = 0.05
-"""Seconds that each step still gets after the deadline, so that one stuck thing does not keep the others open."""
+"""Seconds that each step still gets after the deadline, so that one stuck step does not keep the others open."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ OnError = Callable[[str, BaseException], None]
 
 
 class ScopeClosed(RuntimeError):
-    """The lifetime is over, or about to be: nothing can be started or acquired in it any more."""
+    """The scope is closing or closed: nothing can be started or acquired in it."""
 
 
 class Scope:
@@ -91,7 +91,7 @@ class Scope:
     def __repr__(self) -> str:
         return f"<Scope {self.path!r} {self._state}, {len(self._children)} children, {len(self._tasks)} tasks>"
 
-    # -- what a lifetime is asked ------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
@@ -99,7 +99,7 @@ class Scope:
 
     @property
     def open(self) -> bool:
-        """Whether something can still be started or acquired here."""
+        """Whether something can still be started or acquired."""
         return self._state == "open"
 
     @property
@@ -108,7 +108,7 @@ class Scope:
 
     @property
     def account(self) -> Account:
-        """Made at first use: below the parent's, or in a ledger of its own for a scope that has neither."""
+        """Created at first use: below the parent's account, or in a new ledger for a scope without parent."""
         if self._account is None:
             if self._parent is None:
                 self._account = Ledger().account(self.name)
@@ -127,7 +127,7 @@ class Scope:
         close_within: float = CLOSE_WITHIN,
         on_error: OnError | None = None,
     ) -> "Scope":
-        """A lifetime within this one: closed with it at the latest."""
+        """A child scope, closed with this one at the latest."""
         return Scope(name, parent=self, account=account, close_within=close_within, on_error=on_error)
 
     def start(
@@ -137,9 +137,10 @@ class Scope:
         name: str,
         at_close: Literal["cancel", "finish"] = "cancel",
     ) -> asyncio.Task[T]:
-        """Run `fn(*args)` as a task of this lifetime. At close it is cancelled, or given until the deadline to finish.
+        """Run `fn(*args)` as a task of this scope. At close it is cancelled, or has until the deadline to finish.
 
-        It runs in an empty context: a task gets its arguments and nothing ambient, and pins nothing of its starter.
+        It runs in an empty context: a task gets its arguments and no ambient state, and keeps nothing of its starter
+        alive.
         """
         self._admit(f"start {name!r}")
         task = asyncio.get_running_loop().create_task(fn(*args), name=name, context=contextvars.Context())
@@ -150,9 +151,9 @@ class Scope:
         return task
 
     async def enter(self, manager: Manager[T]) -> T:
-        """Enter a context manager and leave it at close, possibly from another task.
+        """Enter a context manager and exit it at close, possibly from another task.
 
-        So it may not keep a task group or a cancel scope open across its `yield`; a child scope does that work.
+        It must therefore not keep a task group or cancel scope open across its `yield`; use a child scope for that.
         """
         name = getattr(manager, "__qualname__", type(manager).__qualname__)
         self._admit(f"enter {name}")
@@ -170,18 +171,18 @@ class Scope:
         if self._state == "open":
             self._exits.append((name, leave))
             return value
-        # The lifetime ended while the thing was being opened: it has no owner but us.
+        # The scope was closed while the manager was being entered: nobody else will exit it.
         with anyio.CancelScope(shield=True):
             await self._leave(name, leave, asyncio.get_running_loop().time() + self.close_within)
         raise ScopeClosed(f"scope {self.path!r} was closed while {name} was being entered")
 
     def on_close(self, fn: Exit, *, name: str) -> None:
-        """Call `fn` at close, and await what it returns; the last registered goes first."""
+        """Call `fn` at close and await its result; the last registered is called first."""
         self._admit(f"register {name!r}")
         self._exits.append((name, fn))
 
     def hold(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> Hold:
-        """Write down that this lifetime holds something; what is still held at close is written off then."""
+        """Record a holding of this scope in the ledger. It is released at close at the latest."""
         self._admit(f"hold {kind!r}")
         return self.account.add(kind, bytes=bytes, fds=fds, children=children, count=count)
 
@@ -192,7 +193,7 @@ class Scope:
     # -- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the lifetime. Whoever began it is told the failures, as one group; others wait for the same end."""
+        """Close the scope. The first caller gets the failures as one group; others wait for the same close."""
         begun = self._begin(None)
         if self._end is None:
             return
@@ -206,7 +207,7 @@ class Scope:
             raise BaseExceptionGroup(f"closing scope {self.path!r}", errors)
 
     def _begin(self, deadline: float | None) -> bool:
-        """Begin to close, unless that was done. A scope that has nothing to close is closed at once, without a task."""
+        """Begin to close, once. A scope with nothing to close is closed at once, without a task."""
         if self._state != "open":
             return False
         if not (self._tasks or self._exits or self._children):
@@ -250,12 +251,12 @@ class Scope:
     async def _leave(self, name: str, leave: Exit, deadline: float) -> None:
         try:
             waiting = leave()
-        except (Exception, asyncio.CancelledError) as error:  # nothing is awaited here: the cancellation is not ours
+        except (Exception, asyncio.CancelledError) as error:  # nothing is awaited here, so the cancellation is not ours
             self._collect(name, error)
             return
         if waiting is None or not inspect.isawaitable(waiting):
             return
-        # A task of its own, so that one which resists its cancellation can be left behind at the deadline.
+        # A separate task, so that one that ignores its cancellation can be abandoned at the deadline.
         loop = asyncio.get_running_loop()
         task = loop.create_task(_awaited(waiting), name=f"close {name}", context=contextvars.Context())
         await self._until(deadline, {task})
@@ -324,7 +325,7 @@ class Scope:
         if error is None:
             await self.close()
             return
-        # What the body raised goes on; a failure to close is reported and does not take its place.
+        # The exception of the body propagates; a failure to close is reported and does not replace it.
         try:
             await self.close()
         except BaseExceptionGroup as failures:
@@ -337,7 +338,7 @@ async def _awaited(waiting: Awaitable[object]) -> object:
 
 
 async def outlast(end: asyncio.Task[Any]) -> asyncio.CancelledError | None:
-    """Wait for `end`, through any cancellation of the waiting task, and hand that cancellation back."""
+    """Wait for `end` despite cancellation of the waiting task, and return that cancellation."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not end.done():

@@ -1,8 +1,8 @@
-"""Secrets, keys, principals, and the log that never shows one.
+"""Secrets, keys, principals, approval policies, and the redacted log.
 
-Guarantee: a secret is in memory only as a `Secret`, which shows itself to nobody who does not ask with `reveal()`;
-what is written out goes through a `Redactor`; a key is kept only as its digest and compared in constant time.
-Identity is a `Principal` that is passed as an argument, never taken from the surroundings.
+A secret is in memory only as a `Secret`, whose text is available only through `reveal()`. Everything that is logged
+passes a `Redactor`. A key is stored only as its digest and compared in constant time. Identity is a `Principal` passed
+as an argument, never ambient state.
 """
 
 from tidegate.security.keys import CODE_SECONDS, digest, make_code, make_key, make_page_token, same

@@ -1,8 +1,9 @@
-"""Which addresses are public: reachable by anybody, and so no way into what only this machine or its network can reach.
+"""Public and private IP addresses: which ones agents may reach.
 
-Guarantee: pure, and by the number of the address alone, however it is written. What is not known to be public is not;
-an IPv6 address that carries an IPv4 one is judged by what would be reached. The tables are our own, so that a newer or
-older Python judges the same; the network of sandboxes is closed by them, too
+A public address is reachable by anybody, so it gives no access to services of this machine or its network. Pure
+functions of the numeric address, however it is written. An address that is not known to be public counts as private; an
+IPv6 address that contains an IPv4 address is judged by the address that would be reached. The tables are our own, so
+that every Python version gives the same result. The network of sandboxes is filtered by them, too
 (`workspaces/backends/sandbox_network.py`).
 """
 
@@ -21,7 +22,7 @@ V4 = MappingProxyType(
             "10.0.0.0/8": "private",
             "100.64.0.0/10": "shared by a carrier's customers",  # one cloud's metadata is here
             "127.0.0.0/8": "loopback",
-            "168.63.129.16/32": "metadata",  # public by its number, and a cloud's own in each of its machines
+            "168.63.129.16/32": "metadata",  # public by number, but internal in every machine of one cloud
             "169.254.0.0/16": "link-local or metadata",
             "172.16.0.0/12": "private",
             "192.0.0.0/24": "reserved",  # one cloud's metadata is here
@@ -38,7 +39,7 @@ V4 = MappingProxyType(
 )
 
 GLOBAL = ipaddress.IPv6Network("2000::/3")
-"""All that is handed out to the public; the rest is for machines, links, sites and groups."""
+"""All addresses assigned to the public; the rest is for hosts, links, sites and groups."""
 
 V6 = MappingProxyType(
     {
@@ -60,23 +61,23 @@ V6 = MappingProxyType(
         }.items()
     }
 )
-"""In this order: the first that fits names the kind."""
+"""In this order: the first match names the kind."""
 
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""Where networks without IPv4 see the public IPv4 addresses: the last 32 bits are the address that is reached."""
+"""IPv4 addresses as seen by networks without IPv4: the last 32 bits are the address that is reached."""
 
 ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
-"""The upper half of an interface's part that stands for a tunnel to the IPv4 address in its lower half."""
+"""Upper half of an interface identifier that denotes a tunnel to the IPv4 address in its lower half."""
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Addresses and networks as they stand in the configuration. ValueError for what is neither."""
+    """Addresses and networks from the configuration. Raises ValueError for anything else."""
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 def refusal(text: str, allowed: Sequence[Network] = ()) -> str:
-    """What kind of address this is, if it is neither public nor in `allowed`; empty when it may be reached. What is no
-    address in its usual form is refused: whoever would resolve it might find another one than was judged here."""
+    """The kind of an address that is neither public nor in `allowed`; empty if it may be reached. Text that is not an
+    address in canonical form is refused: another resolver might read it as a different address."""
     if "%" in text:
         return "bound to a link"
     try:
@@ -90,7 +91,7 @@ def refusal(text: str, allowed: Sequence[Network] = ()) -> str:
 
 
 def _unmapped(address: Address) -> Address:
-    """A mapped address is an IPv4 one to the kernel."""
+    """The kernel treats a mapped address as IPv4."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address

@@ -1,13 +1,13 @@
-"""The log: one way out for what anything in the process logs, with redaction as its last step.
+"""Logging setup: one handler for everything the process logs, with redaction as its last step.
 
-Guarantee: every line, a library's too, passes the redactor twice: as values, where the structure is still known, and as
-the finished line. A line is one line in JSON; as text, control characters are escaped, so that nothing logged can pose
-as another line. Logging never raises, and never waits for whoever reads the log: a line that cannot be written is
-counted, and the count is reported with the next one that can. Requests' and messages' bodies are not logged. Of one
-kind of line at most `REPEATS` are written in `REPEAT_SECONDS`; further ones are counted, and the count is written when
-the time is over.
+Every line, including those of libraries, passes the redactor twice: as values, while the structure is known, and as the
+finished line. In JSON a record is one line; in text, control characters are escaped, so that nothing logged can look
+like another line. Logging never raises and never waits for the reader of the log: a line that cannot be written is
+counted, and the count is reported with the next line that can. Bodies of requests and messages are not logged. At most
+`REPEATS` lines of one kind are written in `REPEAT_SECONDS`; further ones are counted, and the count is written when the
+time is over.
 
-Logging is the one thing that a process has only once; `configure_logging` sets it, and what it returns unsets it.
+Logging is global to a process: `configure_logging` sets it up and returns a function that undoes it.
 """
 
 import logging
@@ -30,17 +30,17 @@ from tidegate.security.redactor import Redactor
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _NAMES = {number: name for name, number in _LEVELS.items()}
-_OWN = "tidegate"  # our own loggers are below it
+_OWN = "tidegate"  # parent of our own loggers
 _WORD = re.compile(r"[^\s\"'=]+")
 
 PIECE_CHARACTERS = 1024
-"""Written at once: a pipe that says it has room takes 4096 bytes, and a character is at most four."""
+"""Written at once: a pipe that polls as writable takes 4096 bytes, and a character has at most four."""
 
 REPEATS, REPEAT_SECONDS = 30, 60.0
-"""Lines of one kind that are written in that time: a fault in a tight loop must not fill the disk with its log."""
+"""Lines of one kind in that time: a fault in a tight loop must not fill the disk."""
 KIND_CHARACTERS = 200
 KINDS = 1000
-"""Kinds of lines that are told apart at once: as many as the code has."""
+"""Kinds of lines that are counted separately: about as many as the code has."""
 
 Event = dict[str, Any]
 Kind = tuple[str, int, str, type | None]
@@ -49,7 +49,7 @@ Kind = tuple[str, int, str, type | None]
 def configure_logging(
     settings: LogSettings, redactor: Redactor, stream: TextIO, *, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], None]:
-    """Sends everything that is logged to `stream`, redacted. Returns what undoes it."""
+    """Send everything that is logged to `stream`, redacted. Returns a function that undoes it."""
     level = _LEVELS[settings.level]
     render = _render_json if settings.format == "json" else _render_text
     root, own = logging.getLogger(), logging.getLogger(_OWN)
@@ -61,7 +61,7 @@ def configure_logging(
 
     def undo() -> None:
         if handler in root.handlers:
-            handler.tell_repeats()
+            handler.report_repeats()
             root.handlers.remove(handler)
             root.handlers.extend(known for known in before[2] if known not in root.handlers)
             root.setLevel(before[0])
@@ -81,10 +81,10 @@ class _Sink:
         self.lost = 0
 
     def write(self, event: Event) -> None:
-        # The last step, over the finished line: whatever put a secret together on the way is seen here.
+        # The last step, over the finished line: a secret that was assembled on the way is found here.
         line = self._redactor.text(self._render(self._redactor.value(event)))
         if self.lost:
-            loss: Event = {"level": "warning", "event": "lines of the log could not be written", "lines": self.lost}
+            loss: Event = {"level": "warning", "event": "log lines were lost", "lines": self.lost}
             line = f"{self._render(loss)}\n{line}"
         text = "\n" * self._torn + line.encode("utf-8", "backslashreplace").decode() + "\n"
         try:
@@ -103,8 +103,8 @@ class _Sink:
 
 
 def _has_room(stream: TextIO) -> bool:
-    """Whether a piece can be written without waiting. A pipe whose reader has stopped reading would hold up the loop,
-    and with it everything. What has no descriptor always has room; what is closed says so when it is written to."""
+    """Whether a piece can be written without waiting. A pipe whose reader has stopped would block the event loop. A
+    stream without a descriptor is always writable; a closed one raises when it is written to."""
     try:
         descriptor = stream.fileno()
     except OSError:
@@ -115,7 +115,7 @@ def _has_room(stream: TextIO) -> bool:
 
 
 class _Handler(logging.Handler):
-    """Makes an event of what is logged: with named values where it is ours, with the logger's name where it is not."""
+    """Turns records into events: ours have named values, those of libraries the name of their logger."""
 
     def __init__(self, sink: _Sink, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -124,54 +124,54 @@ class _Handler(logging.Handler):
         self._repeated: dict[Kind, _Repeated] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell_repeats(before=self._clock() - REPEAT_SECONDS)
+        self._report_repeats(before=self._clock() - REPEAT_SECONDS)
         if self._admits(record):
             self._write(_event, record)
 
-    def tell_repeats(self) -> None:
-        """Write how often each line was repeated and not written."""
+    def report_repeats(self) -> None:
+        """Write how often each kind of line was repeated without being written."""
         with self.lock or nullcontext():
-            self._tell_repeats(before=math.inf)
+            self._report_repeats(before=math.inf)
 
     def _admits(self, record: logging.LogRecord) -> bool:
         kind = _kind(record)
         known = self._repeated.get(kind)
         if known is None:
             if len(self._repeated) >= KINDS:
-                self._tell(next(iter(self._repeated)))
+                self._report(next(iter(self._repeated)))
             known = self._repeated[kind] = _Repeated(self._clock())
         known.lines += 1
         if known.lines > REPEATS:
             known.last = record
         return known.lines <= REPEATS
 
-    def _tell_repeats(self, before: float) -> None:
-        # In the order of their beginning, so that the first that is younger ends the search.
+    def _report_repeats(self, before: float) -> None:
+        # Ordered by start, so the first younger one ends the search.
         while self._repeated:
             kind, oldest = next(iter(self._repeated.items()))
             if oldest.since > before:
                 return
-            self._tell(kind)
+            self._report(kind)
 
-    def _tell(self, kind: Kind) -> None:
-        told = self._repeated.pop(kind)
-        if told.last is not None:
-            count = {"repeated": told.lines - REPEATS, "seconds": round(self._clock() - told.since)}
-            self._write(lambda record: {**_plain(record, _message(record).partition("\n")[0]), **count}, told.last)
+    def _report(self, kind: Kind) -> None:
+        repeated = self._repeated.pop(kind)
+        if repeated.last is not None:
+            count = {"repeated": repeated.lines - REPEATS, "seconds": round(self._clock() - repeated.since)}
+            self._write(lambda record: {**_plain(record, _message(record).partition("\n")[0]), **count}, repeated.last)
 
     def _write(self, make: Callable[[logging.LogRecord], Event], record: logging.LogRecord) -> None:
         try:
             self._sink.write(make(record))
-        except Exception as error:  # something in it cannot be shown: then it is said that there was something
-            self._sink.write(_plain(record, f"a line could not be shown ({type(error).__name__})"))
+        except Exception as error:  # a value that cannot be shown must not lose the line
+            self._sink.write(_plain(record, f"a log line could not be formatted ({type(error).__name__})"))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        # The inherited one prints the record with its arguments, unredacted.
+        # The inherited method prints the record with its arguments, unredacted.
         self._sink.lost += 1
 
 
 class _Repeated:
-    """A kind of line: since when it is counted, how often it came, and the last that was not written."""
+    """A kind of line: when counting began, how many lines there were, and the last one that was not written."""
 
     __slots__ = ("last", "lines", "since")
 
@@ -182,7 +182,7 @@ class _Repeated:
 
 
 def _kind(record: logging.LogRecord) -> Kind:
-    """What makes two lines the same, whatever their values: who logs it, its first words, and what was raised."""
+    """Lines are of one kind if they have the same logger, level, message and exception type, whatever their values."""
     said = record.args[0] if hasattr(record, VALUES) and isinstance(record.args, tuple) and record.args else record.msg
     words = said.partition("\n")[0][:KIND_CHARACTERS] if isinstance(said, str) else type(said).__name__
     return record.name, record.levelno, words, record.exc_info[0] if record.exc_info else None
@@ -191,7 +191,7 @@ def _kind(record: logging.LogRecord) -> Kind:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # a library's wrong format string is no reason to fail, nor to lose the line
+    except Exception as error:  # a wrong format string must neither fail nor lose the line
         return f"{record.msg!r} could not be formatted: {type(error).__name__}"
 
 
@@ -223,12 +223,12 @@ def _nearest_level(number: int) -> int:
 def _render_json(event: Event) -> str:
     first = {name: event.pop(name, "") for name in ("timestamp", "level", "event")}
     plain = msgspec.json.encode(_encodable({**first, **event}), enc_hook=repr)
-    # Outside strings JSON has none of these; inside them it may be escaped as well.
+    # JSON has control characters only inside strings, where they may be escaped.
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", plain.decode())
 
 
 def _encodable(value: Any) -> Any:
-    """Text with lone surrogates cannot be encoded; integers beyond 64 bits are no JSON number everywhere."""
+    """Text with lone surrogates cannot be encoded, and integers beyond 64 bits are not portable in JSON."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -245,7 +245,7 @@ def _render_text(event: Event) -> str:
     message, trace = _line(event.pop("event", "")), event.pop("exception", None)
     parts = [f"{stamp} {level:<7} {message}", *(f"{_line(name)}={_text(item)}" for name, item in event.items())]
     line = " ".join(parts)
-    # A traceback keeps its lines, each moved in, so that none can pose as a line of the log.
+    # The lines of a traceback are indented, so that none can look like a log line.
     return line if trace is None else line + "".join(f"\n    {_line(row)}" for row in str(trace).split("\n"))
 
 

@@ -1,12 +1,12 @@
-"""What a tool may do without a person: a pure function over rules, a mode, and one exact action.
+"""The approval policy: decides from rules and a mode whether one exact action of a tool needs approval.
 
-Guarantee: the same rules, mode and action give the same verdict everywhere; nothing is read, kept or asked here. Rules
-come before the mode, the first that fits decides, and a denial is final. A policy is a convenience on top of the
-sandbox and never the wall: a rule about a command's text can be got around by writing it differently, so what must not
-happen is a matter of the sandbox, and `deny` here says only what is not even tried.
+A pure function: the same rules, mode and action give the same verdict everywhere. Rules take precedence over the mode,
+the first matching rule decides, and a denial is final. A policy is a convenience on top of the sandbox and not a
+security boundary: a rule about a command's text can be bypassed by writing the command differently. The sandbox
+enforces what must not happen; `deny` only keeps an action from being tried.
 
-A rule is a line: what to do, what it is about, and conditions that must all hold. A pattern goes on to the next
-condition, so that it may hold blanks; in quotes (and `\\` before a quote or a `\\`) it may hold anything.
+A rule is one line: a decision, its subject, and conditions that must all hold. A pattern extends to the next condition,
+so it may contain spaces; in quotes (with `\\` before a quote or a `\\`) it may contain anything.
 
     allow  effect:read
     ask    terminal  command=git push*
@@ -29,7 +29,7 @@ Mode = Literal["strict", "balanced", "autonomous"]
 _DECISIONS: tuple[str, ...] = get_args(Decision)
 _EFFECTS = ("read", "write", "execute", "network")
 
-_TOOL = re.compile(r"[A-Za-z0-9_\-*?\[\]!]+")  # what a tool may be called, and the signs of a pattern
+_TOOL = re.compile(r"[A-Za-z0-9_\-*?\[\]!]+")  # characters of tool names and patterns
 _CHANNEL = re.compile(r"channel:(\S*)(?:\s+|$)")
 _ARGUMENT = re.compile(r"([^\W\d]\w*)=")
 _NEXT = re.compile(r"\s+(?=channel:|[^\W\d]\w*=)")
@@ -37,12 +37,12 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(?:\s+|$)', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN = re.compile(r'[^\s"]\S*')
 _WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
-_SHELL = re.compile(r"""[;&|<>$`(){}\\'"#\n\r\0]""")  # what ends, joins or quotes commands
+_SHELL = re.compile(r"""[;&|<>$`(){}\\'"#\n\r\0]""")  # characters that end, join or quote commands
 
 
 class Action(Frozen, frozen=True):
-    """One call of a tool as it is about to be made. `contained` says that whatever it changes or executes stays in the
-    session's workspace, and what it executes in a sandbox."""
+    """One tool call before it is made. `contained` says that its changes stay in the session's workspace, and that what
+    it executes runs in a sandbox."""
 
     tool: str
     effect: str
@@ -52,14 +52,14 @@ class Action(Frozen, frozen=True):
 
 
 class PolicyVerdict(Frozen, frozen=True):
-    """`because` names the rule or the mode that decided, for whoever has to understand it."""
+    """A decision; `because` names the rule or the mode that made it."""
 
     decision: Decision
     because: str
 
 
 class PolicyRule(Frozen, frozen=True):
-    """One parsed line; as a string, the same line again. Empty `tool`, `effect` or `channel` means any."""
+    """One parsed rule; `str` gives the line again. An empty `tool`, `effect` or `channel` matches any."""
 
     decision: Decision
     tool: str = ""
@@ -67,17 +67,17 @@ class PolicyRule(Frozen, frozen=True):
     channel: str = ""
     arguments: tuple[tuple[str, str], ...] = ()
 
-    def fits(self, action: Action) -> bool:
+    def matches(self, action: Action) -> bool:
         return (
             (not self.tool or fnmatch.fnmatchcase(action.tool, self.tool))
             and (not self.effect or action.effect == self.effect)
             and (not self.channel or action.channel == self.channel)
-            and all(self._fits(action, name, pattern) for name, pattern in self.arguments)
+            and all(self._matches(action, name, pattern) for name, pattern in self.arguments)
         )
 
-    def _fits(self, action: Action, name: str, pattern: str) -> bool:
-        """A value that is no text is compared as it stands in JSON; one that is not given fits nothing. What `allow`
-        lets a wildcard of a command stand for has no character that a shell could end or join commands by."""
+    def _matches(self, action: Action, name: str, pattern: str) -> bool:
+        """A value that is not text is compared in its JSON form; a missing one matches nothing. In an `allow` rule, a
+        wildcard in a command never matches a character that ends or joins commands in a shell."""
         value = action.arguments.get(name)
         if value is None:
             return False
@@ -96,18 +96,16 @@ class PolicyRule(Frozen, frozen=True):
 
 
 def parse(text: str) -> PolicyRule:
-    """A rule from its line; Misconfigured says what is wrong with it."""
+    """Parse a rule. Raises Misconfigured with the fault."""
     decision, subject, rest = (*text.split(None, 2), "", "", "")[:3]
     if decision not in _DECISIONS:
         raise _wrong(text, f"must begin with one of {', '.join(_DECISIONS)}")
     kind, _, effect = subject.partition(":")
     is_effect = kind == "effect"
     if is_effect and effect not in _EFFECTS:
-        raise _wrong(text, f"names no effect; there are {', '.join(_EFFECTS)}")
+        raise _wrong(text, f"names an unknown effect; there are {', '.join(_EFFECTS)}")
     if not is_effect and not _TOOL.fullmatch(subject):
-        raise _wrong(
-            text, f"must say after {decision!r} what it is about: a tool, a pattern of tools, effect:NAME or *"
-        )
+        raise _wrong(text, f"needs a subject after {decision!r}: a tool, a pattern of tools, effect:NAME or *")
     channel, arguments = _conditions(text, rest.strip())
     return PolicyRule(
         decision=decision,  # type: ignore[arg-type]
@@ -120,13 +118,13 @@ def parse(text: str) -> PolicyRule:
 
 def decide(rules: Sequence[PolicyRule], mode: Mode, action: Action) -> PolicyVerdict:
     for rule in rules:
-        if rule.fits(action):
+        if rule.matches(action):
             return PolicyVerdict(decision=rule.decision, because=f"rule: {rule}")
     return PolicyVerdict(decision=_by_mode(mode, action), because=f"approvals = {mode}")
 
 
 def strictest(verdicts: Iterable[PolicyVerdict]) -> PolicyVerdict:
-    """The verdict that holds where several policies do: a denial before a question, a question before leave."""
+    """The verdict of several policies together: deny before ask, ask before allow."""
     return max(verdicts, key=lambda verdict: _DECISIONS.index(verdict.decision))
 
 
@@ -150,15 +148,15 @@ def _conditions(text: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]
             pattern, rest = _pattern(text, found[1], rest[found.end() :])
             arguments.append((found[1], pattern))
         else:
-            raise _wrong(text, f"holds {rest.split()[0]!r}, which is neither channel:NAME nor argument=pattern")
+            raise _wrong(text, f"contains {rest.split()[0]!r}, which is neither channel:NAME nor argument=pattern")
     return channel, tuple(arguments)
 
 
 def _pattern(text: str, name: str, rest: str) -> tuple[str, str]:
-    """The pattern that stands at the beginning, and what follows it."""
+    """The pattern at the beginning, and the rest."""
     if rest.startswith('"'):
         if (quoted := _QUOTED.match(rest)) is None:
-            raise _wrong(text, f"has no closing quote for the pattern of {name}, or something stands right behind it")
+            raise _wrong(text, f"has no closing quote for the pattern of {name}, or no space after it")
         return _ESCAPED.sub(r"\1", quoted[1]), rest[quoted.end() :]
     end = _NEXT.search(rest)
     pattern, rest = (rest, "") if end is None else (rest[: end.start()], rest[end.end() :])
@@ -178,5 +176,5 @@ def _wrong(text: str, what: str) -> Misconfigured:
 
 
 def _adds_to_shell(text: str, pattern: str) -> bool:
-    """Whether a wildcard stands for a character of the shell: the text has more of them than the pattern spells out."""
+    """Whether a wildcard matches a shell character: the text has more of them than the pattern contains literally."""
     return len(_SHELL.findall(text)) != len(_SHELL.findall(_WILDCARD.sub("", pattern)))

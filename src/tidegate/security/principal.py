@@ -1,7 +1,7 @@
-"""Principals, their roles and what each role may do.
+"""Principals, their roles, and the rights of each role.
 
-Guarantee: `RIGHTS` is the only place that says what a role may do; everything else asks `may` or `require`. A principal
-owns sessions, idempotency keys and budgets; its API keys come and go.
+`RIGHTS` is the only definition of what a role may do; all other code calls `may` or `require`. A principal owns
+sessions, idempotency keys and budgets; its API keys can be added and revoked.
 """
 
 from collections.abc import Mapping
@@ -29,18 +29,18 @@ RIGHTS: Mapping[Right, tuple[UserRole, ...]] = MappingProxyType(
 DESCRIPTIONS: Mapping[Right, str] = MappingProxyType(
     {
         "talk": "talk to agents and answer their questions",
-        "approve": "approve actions in one's own conversations",
+        "approve": "approve actions in your own conversations",
         "approve_outside": "approve effects outside the sandbox",
-        "see_usage": "see everybody's usage and the gateway's status",
-        "pair": "pair people and manage their keys",
-        "configure": "configure the gateway and manage everybody's conversations",
+        "see_usage": "see the usage of all users and the gateway's status",
+        "pair": "pair users and manage their keys",
+        "configure": "configure the gateway and manage the conversations of all users",
     }
 )
-"""Each right, as people are told of it."""
+"""Each right, as it is named in messages."""
 
 
 class Principal(Frozen, frozen=True):
-    """One caller, as the store knows it. `agents` are those it may use; None means all."""
+    """One caller. `agents` are the agents it may use; None means all."""
 
     id: str
     name: str
@@ -55,10 +55,10 @@ class Principal(Frozen, frozen=True):
         return self.role in RIGHTS[right]
 
     def require(self, right: Right) -> None:
-        """NotAllowed, with the right and who has it, unless this principal has it."""
+        """Raise NotAllowed, with the right and the roles that have it, unless this principal has it."""
         if not self.may(right):
             raise NotAllowed(
-                f"You may not {DESCRIPTIONS[right]}: that takes the role {' or '.join(RIGHTS[right])}, "
+                f"You may not {DESCRIPTIONS[right]}: this requires the role {' or '.join(RIGHTS[right])}, "
                 f"and yours is {self.role}.",
                 code="right_missing",
             )
@@ -68,7 +68,7 @@ class Principal(Frozen, frozen=True):
 
 
 def may_grant(giver: Principal, role: UserRole) -> bool:
-    """Whether keys of that role are the giver's to make and revoke: of a role that manages keys, the owner's only."""
+    """Whether the giver may make and revoke keys of that role. For roles that manage keys, only the owner may."""
     return giver.may("configure") or (giver.may("pair") and role not in RIGHTS["pair"])
 
 

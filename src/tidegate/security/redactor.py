@@ -1,9 +1,8 @@
-"""Takes secrets out of whatever is written: log lines, errors, nested values, bytes.
+"""The redactor: removes secrets from log lines, errors, nested values and bytes.
 
-Guarantee: no secret that the redactor knows, in plain, JSON, URL or base64 form, and nothing that looks like a
-credential leaves it, at any depth, in keys and values alike; what it returns is made of plain, bounded values. It
-knows at most `KNOWN_AT_MOST` secrets. Secrets shorter than `SHORTEST` are not looked for: they would hide ordinary
-words, and are no secrets.
+Its output contains no known secret in plain, JSON, URL or base64 form, and nothing that looks like a credential, at any
+depth, in keys and values. The result consists of plain, bounded values. It knows at most `KNOWN_AT_MOST` secrets.
+Secrets shorter than `SHORTEST` are ignored: they would hide ordinary words, and protect nothing.
 """
 
 import base64
@@ -22,12 +21,12 @@ from tidegate.security.secret import Secret
 HIDDEN = "[hidden]"
 SHORTEST = 4
 KNOWN_AT_MOST = 1024
-"""A gateway has a handful; the bound keeps the pattern small."""
+"""A gateway has only a few; the bound keeps the pattern small."""
 
 DEPTH = 8
 ITEMS = 200
 TEXT = 16 * 1024
-"""Bounds of one logged value: a log line is for reading, and a loop in a value must end."""
+"""Bounds of one logged value: a log line must be readable, and a cyclic value must end."""
 
 _LOOKS = (
     r"(?i:\b(?P<scheme>bearer|authorization[\"']?[ \t]*[:=][ \t]*[\"']?basic)[ \t]+)[^\s\"',;\\]+"
@@ -44,7 +43,7 @@ _NAMES = frozenset(
         *("password", "passwd", "secret", "client-secret", "access-token", "refresh-token", "token", "x-page-token"),
     )
 )
-"""Names (in lower case, with hyphens) under which a value is hidden whatever it looks like."""
+"""Names (in lower case, with hyphens) whose values are always hidden."""
 
 
 class Redactor:
@@ -56,15 +55,15 @@ class Redactor:
         self.learn(*secrets)
 
     def learn(self, *secrets: Secret) -> None:
-        """From now on these are hidden too."""
+        """Hide these secrets, too, from now on."""
         fresh = [s for s in secrets if len(s.reveal()) >= SHORTEST and s not in self._known]
         if not fresh:
             return
         if len(self._known) + len(fresh) > KNOWN_AT_MOST:
-            raise Misconfigured(f"more than {KNOWN_AT_MOST} secrets are configured; nobody has that many")
+            raise Misconfigured(f"more than {KNOWN_AT_MOST} secrets are configured; remove some")
         self._known.update(dict.fromkeys(fresh))
         forms = {form for secret in self._known for form in _forms(secret.reveal())}
-        # The longest first: of two secrets that share a beginning, the shorter must not leave the other's rest.
+        # The longest first: if two secrets share a prefix, the rest of the longer one must not remain.
         exact = "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
         self._pattern = re.compile(f"{exact}|{_LOOKS}")
 
@@ -75,12 +74,12 @@ class Redactor:
         return self._pattern.sub(_replacement, text)
 
     def replacements(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """What `text` would replace, for whoever has the text in parts: from, to, by what."""
+        """The replacements that `text` would make, for callers that have the text in parts: start, end, replacement."""
         for found in self._pattern.finditer(text):
             yield found.start(), found.end(), _replacement(found)
 
     def begun(self, text: str) -> int:
-        """How many characters at the end of a text that was cut off may be the beginning of a known secret."""
+        """How many characters at the end of a truncated text may be the beginning of a known secret."""
         longest = 0
         for secret in self._known:
             plain = secret.reveal()
@@ -132,12 +131,12 @@ class Redactor:
             yield str(self._value(name, depth - 1)), item
 
     def _clip(self, text: str) -> str:
-        # After redaction: a secret that was cut in two would not be recognised.
+        # After redaction: a secret that is cut in two would not be recognised.
         return text if len(text) <= TEXT else f"{text[:TEXT]}… {len(text) - TEXT} more characters"
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """The ways in which a secret is commonly written."""
+    """The common encodings of a secret."""
     yield secret
     yield json.dumps(secret)[1:-1]
     yield json.dumps(secret, ensure_ascii=False)[1:-1]
@@ -147,7 +146,7 @@ def _forms(secret: str) -> Iterable[str]:
     yield quote_plus(secret)
     raw = secret.encode("utf-8", "surrogatepass")
     yield repr(raw)[2:-1]
-    # Without padding and the last group, which depend on what follows.
+    # Without padding and the last group, which depend on the following bytes.
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         if len(raw) >= 2 * SHORTEST:
             yield encode(raw).decode().rstrip("=")[: len(raw) // 3 * 4]
@@ -167,5 +166,5 @@ def _is_sensitive(name: str) -> bool:
 def _representation(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # a log line must not fail because of somebody's __repr__
+    except Exception as error:  # a log line must not fail because of a __repr__
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"

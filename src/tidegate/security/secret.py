@@ -1,7 +1,7 @@
-"""A secret in memory, and the one way it gets there: by a reference that the operator wrote down.
+"""Secrets in memory, and their resolution from references in the configuration.
 
-Guarantee: a `Secret` prints, formats, compares and copies without showing itself and cannot be serialised. `resolve`
-reads exactly what its reference names; nothing is picked up from the environment that was not asked for by name.
+A `Secret` can be printed, formatted, compared and copied without revealing its text, and cannot be serialised.
+`resolve` reads exactly what its reference names; nothing else is read from the environment.
 """
 
 import os
@@ -15,11 +15,11 @@ from tidegate.errors import Misconfigured
 from tidegate.security.keys import digest, same
 
 FILE_BYTES = 64 * 1024
-"""No credential is larger; a larger file is not the one that was meant."""
+"""No credential is larger; a larger file is a mistake."""
 
 
 class Secret:
-    """Holds a secret text. Only `reveal()` gives it out, at the place where it is used."""
+    """A secret text. Only `reveal()` returns it, at the place where it is used."""
 
     __slots__ = ("_text",)
 
@@ -30,7 +30,7 @@ class Secret:
         return self._text
 
     def digest(self) -> bytes:
-        """Tells two secrets apart without showing either."""
+        """Distinguishes secrets without revealing them."""
         return digest(self._text)
 
     def __repr__(self) -> str:
@@ -71,11 +71,11 @@ def resolve(reference: str, env: Mapping[str, str], home: Path) -> Secret:
 
 def _read(name: str, reference: str, home: Path) -> str:
     try:
-        # Non-blocking, so that a pipe in the place of a file cannot hold up the start.
+        # Non-blocking, so that a pipe in place of a file cannot delay the start.
         fd = os.open(home / Path(name).expanduser(), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise Misconfigured(f"{reference}: this is not a file; put the secret alone into a file and name that")
+                raise Misconfigured(f"{reference}: this is not a file; put the secret into a file and refer to that")
             data = os.read(fd, FILE_BYTES + 1)
         finally:
             os.close(fd)
@@ -83,18 +83,18 @@ def _read(name: str, reference: str, home: Path) -> str:
         reason = (error.strerror if isinstance(error, OSError) else None) or "the path is not valid"
         raise Misconfigured(f"{reference}: the file cannot be read ({reason})") from None
     if len(data) > FILE_BYTES:
-        raise Misconfigured(f"{reference}: the file is larger than {FILE_BYTES} bytes; it must hold the secret alone")
+        raise Misconfigured(f"{reference}: the file is larger than {FILE_BYTES} bytes; it must contain only the secret")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Misconfigured(f"{reference}: the file is not text; it must hold the secret alone") from None
+        raise Misconfigured(f"{reference}: the file is not text; it must contain only the secret") from None
 
 
 def _checked(text: str, reference: str) -> Secret:
     text = text.strip()
     if not text:
-        raise Misconfigured(f"{reference}: there is nothing in it; it must hold the secret")
-    # It will stand in an HTTP header: a line break in it would begin a header of its own.
+        raise Misconfigured(f"{reference}: it is empty; it must contain the secret")
+    # It is used in an HTTP header: a line break in it would start another header.
     if any(ord(c) < 32 or ord(c) == 127 for c in text):
-        raise Misconfigured(f"{reference}: it has several lines or control characters; it must hold the secret alone")
+        raise Misconfigured(f"{reference}: it has several lines or control characters; it must contain only the secret")
     return Secret(text)
