@@ -5,7 +5,7 @@
                                                         promise that is kept now has no test
     python tools/behaviours.py --check --allow-missing  the same, but only list the promises without a test
 
-A test names what it proves at the beginning of its docstring: `A6, L04: ids first, then what is shown.`
+A test names the promises that it keeps at the start of its docstring: `A6, L04: ids first, then the behaviour.`
 """
 
 import argparse
@@ -65,7 +65,7 @@ def read_promises(path: Path) -> list[Group]:
 
 
 def read_tests(root: Path) -> dict[str, set[Test]]:
-    """Which tests name which id."""
+    """The tests by promise id."""
     named: dict[str, set[Test]] = defaultdict(set)
     for path in sorted((root / "tests").rglob("*.py")):
         for name, ids in _documented(ast.parse(path.read_text(encoding="utf-8"))):
@@ -98,7 +98,7 @@ def page(groups: list[Group], tests: dict[str, set[Test]]) -> str:
 
 
 def faults(groups: list[Group], tests: dict[str, set[Test]]) -> tuple[list[str], list[str]]:
-    """Tests that name what nobody promised, and promises kept now that no test names."""
+    """Tests that name an unknown id, and promises marked as kept that no test names."""
     promises = {promise.id: promise for group in groups for promise in group.promises}
     unknown = [
         f"{test.path}: {test.name} names {id}, which docs/promises.toml does not have"

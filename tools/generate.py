@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from the program itself, or with --check says which are out of date.
+"""Writes the pages of docs/ that are generated from the program, or with --check names those that are out of date.
 
     python tools/generate.py            write every page
     python tools/generate.py --check    change nothing; exit 1 and name the pages that are stale
@@ -106,12 +106,12 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
 
 
 def stale(root: Path, pages: Mapping[str, Callable[[], str]]) -> list[str]:
-    """The pages under `root` that differ from what their functions make."""
+    """The pages under `root` that differ from the text of their functions."""
     return [path for path, make in pages.items() if _current(root / path) != make()]
 
 
 def write(root: Path, pages: Mapping[str, Callable[[], str]]) -> list[str]:
-    """Brings the pages under `root` up to date and says which changed."""
+    """Bring the pages under `root` up to date, and return those that changed."""
     changed = stale(root, pages)
     for path in changed:
         (root / path).parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@
     python tools/mutants.py budget end   only those whose name contains one of these words
     python tools/mutants.py --check      run nothing: every `old` occurs once, every `new` compiles, every test exists
 
-A mutant is caught when each of its tests fails: by an assertion, by a timeout of its own, or by leaving something
+A mutant is caught when each of its tests fails: by an assertion, by the test's own timeout, or by leaving something
 behind. It is a defect of the list when a test cannot be collected, fails because the edit broke a name or an import, or
 takes longer than `SECONDS`. No mutant is planted while a test fails without one. The working tree is never changed.
 """
@@ -35,10 +35,10 @@ LIST = Path("tests/mutants.toml")
 NOT_COPIED = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "dist")
 
 COPIES = 2
-"""Mutants that are tried at once, each in a copy of its own: as many as `make test` runs tests in parallel."""
+"""Mutants that are tried at once, each in its own copy: as many as `make test` runs tests in parallel."""
 
 SECONDS = 300
-"""For the tests of one mutant. Most take a few seconds; some fail only by a timeout of their own."""
+"""For the tests of one mutant. Most take a few seconds; some fail only by their own timeout."""
 
 BROKEN = (NameError, ImportError, SyntaxError)
 """Raised by a careless edit: a test that fails with one of these has not noticed the fault."""
@@ -147,7 +147,7 @@ class Copy:
         path = self._folder / mutant.file
         source, before = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(mutant.applied(source), encoding="utf-8")
-        # Compiled modules are told apart by time and size: no two versions of a file may share a time.
+        # Compiled modules are identified by time and size: no two versions of a file may share a time.
         self._stamp += 1
         os.utime(path, (self._stamp, self._stamp))
         try:
@@ -235,7 +235,7 @@ def _shares(mutants: Sequence[Mutant]) -> list[list[str]]:
 
 
 def _failures(copy: Copy, tests: Sequence[str]) -> list[str]:
-    """The tests that do not pass as the tree is."""
+    """The tests that fail without any mutant."""
     outcomes = copy.run(tests, SECONDS * len(tests))
     if isinstance(outcomes, str):
         return [outcomes]
@@ -303,7 +303,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(prog="mutants", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these")
     parser.add_argument("--check", action="store_true", help="only check the list")
-    parser.add_argument("--json", action="store_true", help="the results as JSON on standard output")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.report is not None:

@@ -1,12 +1,12 @@
-"""Runs every test, two files at a time, and tells flakes from failures.
+"""Runs every test, two files at a time, and distinguishes flakes from failures.
 
-Each test that failed is run again alone, three times. A test that passes three times is a flake: it fails only beside
+Each test that failed is run again alone, three times. A test that passes three times is a flake: it fails only next to
 others, and is named in the last lines of the run. A test that fails once more has failed. The exit status is 0 if
 nothing failed and there are at most two flakes.
 
     python tools/run_tests.py [options and paths of pytest]
 
-The module is also the pytest plugin that writes down which tests failed.
+The module is also the pytest plugin that records which tests failed.
 """
 
 import os
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 FLAKES_ALLOWED = 2
-"""One or two may come from a busy machine. More make a green run say little."""
+"""One or two may come from a busy machine. With more, a green run means little."""
 RUNS_ALONE = 3
 """A test that fails by chance every other time passes three runs in one of eight cases."""
 RERUN_AT_MOST = 10
-"""More failures than this have one cause, and to run each of them three times would hide it for an hour."""
+"""More failures than this have a common cause; running each of them three times would delay the report for an hour."""
 
 TESTS_FAILED = 1
 """The status of pytest for a run that was completed. The others are errors of collection, usage or pytest itself."""
@@ -36,7 +36,7 @@ class Report(Protocol):
 
 
 def pytest_runtest_logreport(report: Report) -> None:
-    """Writes down the id of a test that failed, in the process that gathers the reports of all workers."""
+    """Record the id of a failed test, in the process that collects the reports of all workers."""
     path = os.environ.get(LIST)
     if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         with Path(path).open("a", encoding="utf-8") as failed:

@@ -1,10 +1,10 @@
-"""What the readme promises a newcomer, tried out: `make up` starts a gateway that can be used, and again at once.
+"""The smoke test of the readme's promise: `make up` starts a usable gateway, and a second time at once.
 
     python3 tools/smoke.py
 
-In a fresh clone the first start makes the environment; the second must install nothing. Each is asked whether it lives,
-its link is opened and its code used, and it is stopped by `tidegate stop`. Everything lies in a folder of its own, only
-loopback is spoken to, and what was started is ended, whatever happens. Needs nothing but Python and make.
+In a fresh clone the first start makes the environment; the second must install nothing. Each time the health check is
+requested, the link is opened, its code is used to sign in, and `tidegate stop` stops the gateway. All files are in a
+temporary folder, only loopback is used, and every started process is ended in any case. Needs only Python and make.
 """
 
 import json
@@ -30,7 +30,7 @@ INSTALLS = re.compile(r"\b(Making|Installing)\b")
 
 
 class Failed(Exception):
-    """One sentence: what was promised and did not happen."""
+    """A broken promise, in one sentence."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def make_up(home: Path, output: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def said(started: subprocess.Popen[bytes], output: Path, word: str, within: float) -> str:
-    """What follows `word` at the beginning of a line, once that was printed."""
+    """Wait for a line that starts with `word` and return the rest of it."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         ended = started.poll() is not None
@@ -57,9 +57,9 @@ def said(started: subprocess.Popen[bytes], output: Path, word: str, within: floa
             if line.startswith(f"{word} ") and line.endswith("\n"):
                 return line.split()[1]
         if ended:
-            raise Failed(f"`make up` ended with {started.returncode} before it said `{word}`.")
+            raise Failed(f"`make up` ended with {started.returncode} before it printed `{word}`.")
         time.sleep(LOOK)
-    raise Failed(f"`make up` did not say `{word}` within {within:.0f} s.")
+    raise Failed(f"`make up` did not print `{word}` within {within:.0f} s.")
 
 
 def fetch(address: str, body: object = None) -> bytes:
@@ -71,7 +71,7 @@ def fetch(address: str, body: object = None) -> bytes:
 
 
 def use(address: str, link: str) -> None:
-    """It lives, the link opens the page, and its code signs in."""
+    """Check that the gateway is healthy, that the link opens the page, and that its code signs in."""
     if json.loads(fetch(f"{address}/healthz")) != {"status": "ok"}:
         raise Failed("/healthz did not say that it lives.")
     page, _, code = link.partition("#code=")
@@ -82,7 +82,7 @@ def use(address: str, link: str) -> None:
 
 
 def once(folder: Path, number: int) -> str:
-    """One start, use and stop; what it printed."""
+    """Start, use and stop the gateway once; returns its output."""
     home, output = folder / "home", folder / f"{number}.out"
     began = time.monotonic()
     with make_up(home, output) as started:

@@ -81,7 +81,7 @@ def traced_turn() -> Trace:
 
 
 async def _run(home: Path, trace: Trace) -> None:
-    # The store's threads exist before the trace begins: they profile from their start, and are heard while it is on.
+    # The store's threads exist before the trace begins: they profile from their start, and count only while it is on.
     heard = False
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -95,7 +95,7 @@ async def _run(home: Path, trace: Trace) -> None:
     try:
         key = (home / "api-key").read_text().strip()
         await asyncio.to_thread(_say, gateway.address, key, "Hello")
-        await asyncio.sleep(1)  # for what a start does in the background
+        await asyncio.sleep(1)  # for the background work of a start
         sys.setprofile(profile)
         heard = True
         await asyncio.to_thread(_say, gateway.address, key, "Hello again")

@@ -1,4 +1,4 @@
-"""Streams as Anthropic's Messages API writes them, for the tests of what reads them."""
+"""Streams as sent by Anthropic's Messages API, for the tests of its parser."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ USAGE = {
 
 
 def sse(*events: Any) -> bytes:
-    """Named events, each with its JSON in one line."""
+    """Named events, each with its JSON on one line."""
     return b"".join(
         b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event)) for event in events
     )

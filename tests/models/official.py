@@ -1,4 +1,4 @@
-"""What the official packages' types say of something."""
+"""Validation by the types of the official packages."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, TypeAdapter
 
 
 def strictly(kind: TypeAdapter[Any], data: Any) -> Any:
-    """Parsed by an official type, with nothing in it that the type does not know."""
+    """Parse a value by an official type, and require that it has no fields unknown to the type."""
     found = kind.validate_python(data)
     waiting: list[Any] = [found]
     while waiting:

@@ -1,4 +1,5 @@
-"""A server that answers every request with bytes of the test's own, as it says: for what no server does on purpose."""
+"""A server that answers every request with bytes given by the test, for responses that no real server makes on
+purpose."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -13,7 +14,7 @@ WAIT = 20.0
 
 @asynccontextmanager
 async def answering(answer: Answering) -> AsyncIterator[str]:
-    """The base URL of a server that answers so, once on each connection, and then hangs up."""
+    """The base URL of a server that sends these bytes once on each connection and then closes it."""
     serving: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +53,7 @@ def pieces(data: bytes, size: int) -> Iterable[bytes]:
 
 
 async def spoken(server: ScriptedModel) -> bytes:
-    """All that the server says on the wire to the request that it recorded last."""
+    """All bytes that the scripted server sends in response to the request that it recorded last."""
     asked = server.recorded[-1]
     host, _, port = server.root.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -1,4 +1,4 @@
-"""Recording and replaying, for tests: a model whose traffic is recorded, and one that a recording answers for."""
+"""Helpers for recordings: a model whose traffic is recorded, and a model that is replayed from a recording."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -29,7 +29,7 @@ NOWHERE = "http://127.0.0.1:1/v1"
 async def recording(
     server: ScriptedModel, path: Path, given: dict[str, Any] | None = None, **bounds: int
 ) -> AsyncIterator[Model]:
-    """A model whose traffic is recorded; the file is complete when this is left."""
+    """A model whose traffic is recorded. The file is complete when the context is left."""
     async with (
         Clients() as clients,
         TransportRecorder(clients, path, REDACTOR, referred={"x-house"}, **bounds) as recorder,
@@ -48,7 +48,7 @@ async def replaying(
 
 
 async def outcome(model: Model, text: str | Sequence[Message]) -> tuple[Any, ...]:
-    """Everything that an asker sees of an answer or of its failure."""
+    """Everything that a caller sees of an answer or of its failure."""
     listener = Listener()
     try:
         with anyio.fail_after(WAIT):
@@ -79,7 +79,7 @@ def written(path: Path, *lines: Event, version: int = 1) -> Path:
 
 
 async def send(traffic: TransportReplayer, body: Any, path: str = "/v1/chat/completions") -> str:
-    """A bare request, and what all of its answer is."""
+    """Send a bare request and return its complete answer."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {CANARY}\r\nContent-Length: 1\r\n\r\n".encode()
     waits = Timeouts(connect=1, first_byte=1, idle=1)
     response = await traffic.request(Origin(False, "127.0.0.1", 1), head, [json.dumps(body).encode()], waits)

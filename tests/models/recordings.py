@@ -1,4 +1,4 @@
-"""Streams as OpenAI's two formats send them, event by event, made of what they are to amount to."""
+"""Streams of OpenAI's two formats, event by event, built from the intended content."""
 
 import json
 from collections.abc import Iterator
@@ -112,7 +112,7 @@ def _of_item(item: dict[str, Any], place: int) -> Iterator[dict[str, Any]]:
 
 
 def events(output: list[dict[str, Any]], status: str = "completed", **more: Any) -> list[dict[str, Any]]:
-    """All events of a response that ended so."""
+    """All events of a response with this end."""
     told: list[dict[str, Any]] = [
         {"type": "response.created", "response": response([], "in_progress")},
         {"type": "response.in_progress", "response": response([], "in_progress")},

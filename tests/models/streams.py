@@ -1,4 +1,4 @@
-"""What the tests of answers share: streams cut at every byte, and broken in every way."""
+"""Shared helpers for tests of answers: streams split at every byte, and damaged in every way."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,8 @@ New = Callable[[list[str]], IncomingAnswer]
 
 
 def cut_everywhere(new: New, stream: bytes) -> list[Message]:
-    """The message of the stream cut in two at each of its bytes, and into single bytes; the text shown is its text."""
+    """The message of the stream, split in two at each of its bytes and into single bytes; the text shown must be the
+    message's text."""
     messages = []
     for place in range(len(stream) + 1):
         cuts = [stream[:place], stream[place:]] if place else [stream[at : at + 1] for at in range(len(stream))]
@@ -30,7 +31,7 @@ def cut_everywhere(new: New, stream: bytes) -> list[Message]:
 
 
 def outcome(new: New, stream: bytes) -> Message | BrokenAnswer | AnswerError | None:
-    """None when the stream ended before its end."""
+    """None if the stream ended early."""
     shown: list[str] = []
     answer = new(shown)
     try:
@@ -42,7 +43,7 @@ def outcome(new: New, stream: bytes) -> Message | BrokenAnswer | AnswerError | N
 
 
 def broken_in_any_way(stream: bytes) -> SearchStrategy[bytes]:
-    """The stream with bytes changed, and with events left out, told twice or out of order."""
+    """The stream with changed bytes, and with events missing, repeated or out of order."""
     events = [event + b"\n\n" for event in stream.split(b"\n\n") if event]
 
     def changed(changes: list[tuple[int, int]]) -> bytes:

@@ -1,4 +1,4 @@
-"""What the tests of this room share: a configured model against the scripted server, and someone who listens."""
+"""Shared helpers of these tests: a configured model against the scripted server, and a listener."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ PREFIX = Prefix(prompt="You are a test.", tools=TOOLS)
 
 
 class Slept:
-    """A sleep that does not wait, and remembers."""
+    """A sleep that does not wait, and records its calls."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
@@ -30,7 +30,7 @@ class Slept:
 
 
 class Listener:
-    """What a turn shows: text as it came, void when reset."""
+    """The text that a turn shows: appended as it arrives, cleared by a reset."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -76,7 +76,7 @@ async def configured(
 
 
 def encoded_by(wire: Wire, message: Message) -> bytes:
-    """A result of a tool is taken for all results of its step."""
+    """A message in wire format. A tool result stands for all results of its step."""
     return wire.encode_results([message]) if message.role == "tool" else wire.encode(message)
 
 

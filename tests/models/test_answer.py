@@ -1,4 +1,4 @@
-"""What holds for every answer, whichever format it came in."""
+"""Rules for answers of every format."""
 
 import msgspec
 import pytest
@@ -18,8 +18,8 @@ ids = st.one_of(
 
 
 @given(st.lists(st.lists(ids, max_size=5), max_size=5))
-def test_no_two_calls_that_a_server_only_numbers_have_one_id(steps: list[list[str]]) -> None:
-    """S12: providers refuse a conversation in which an id stands twice, and so would any fallback."""
+def test_calls_with_only_a_number_as_id_get_unique_ids(steps: list[list[str]]) -> None:
+    """S12: providers refuse a conversation in which an id occurs twice, and so would any fallback."""
     answers = [distinct_calls([ToolCall(id=id, name="clock", arguments="{}") for id in step]) for step in steps]
     for step, made in zip(steps, answers, strict=True):
         assert [call.name for call in made] == ["clock"] * len(step)
@@ -29,14 +29,14 @@ def test_no_two_calls_that_a_server_only_numbers_have_one_id(steps: list[list[st
 
 
 @pytest.mark.parametrize("own", ["toolu_01A09q90qw90lq917835lq9", "D681PevKs", "QwKpvLmzx", "aBcde1234"])
-def test_an_id_of_a_providers_own_stays_what_it_is(own: str) -> None:
-    """S12: those of nine characters are Mistral's, which takes back no others."""
+def test_a_real_call_id_is_kept(own: str) -> None:
+    """S12: ids of nine characters are Mistral's, which accepts no others."""
     call = ToolCall(id=own, name="clock", arguments="{}")
     assert distinct_calls([call]) == (call,)
 
 
-def test_a_long_answer_that_is_told_once_more_at_its_end_is_taken() -> None:
-    """D7: the bound is that of an answer, not of the event that repeats it."""
+def test_a_long_answer_that_is_repeated_in_its_last_event_is_accepted() -> None:
+    """D7: the bound applies to the answer, not to the event that repeats it."""
     text = "x" * (EVENT_BYTES + 1000)
     told = recorded.events([recorded.message(text)])
     assert max(len(msgspec.json.encode(event)) for event in told) > EVENT_BYTES

@@ -1,4 +1,4 @@
-"""Reading Anthropic's answers: however the network cuts them, whatever stands in them."""
+"""Parsing of Anthropic's answers, however the network splits them and whatever they contain."""
 
 from typing import Any
 
@@ -62,8 +62,8 @@ def items(message: Message) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", list(STREAMS))
-def test_a_stream_cut_at_any_byte_gives_the_same_message(name: str) -> None:
-    """The network decides where."""
+def test_a_stream_split_at_any_byte_gives_the_same_message(name: str) -> None:
+    """The network may split it anywhere."""
     stream = STREAMS[name]
     whole = read(stream)
     for at in range(1, len(stream)):
@@ -73,7 +73,7 @@ def test_a_stream_cut_at_any_byte_gives_the_same_message(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(STREAMS))
 def test_a_stream_that_ends_early_is_not_complete(name: str) -> None:
-    """Until the model said why it stopped, there is no answer."""
+    """An answer without a stop reason is incomplete."""
     stream = STREAMS[name]
     said_why = stream.index(b"event: message_delta")
     for at in range(said_why):
@@ -84,7 +84,7 @@ def test_a_stream_that_ends_early_is_not_complete(name: str) -> None:
     assert not answer.done
 
 
-def test_thoughts_calls_and_text_come_out_each_at_its_place() -> None:
+def test_reasoning_calls_and_text_keep_their_positions() -> None:
     message = read(STREAMS["thinking and parallel calls"])
     assert message.text == "I'll read both."
     assert message.finish == "tool_calls"
@@ -102,8 +102,8 @@ def test_thoughts_calls_and_text_come_out_each_at_its_place() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in STREAMS if "cut" not in name and name not in ("nothing", "a tool of the server")]
 )
-def test_what_was_read_goes_back_as_the_same_blocks_in_the_same_order(name: str) -> None:
-    """S32: the model reads again what it wrote."""
+def test_an_answer_is_sent_back_as_the_same_blocks_in_the_same_order(name: str) -> None:
+    """S32: the model receives exactly what it wrote."""
     blocks: list[dict[str, Any]] = []
     for line in STREAMS[name].splitlines():
         event = msgspec.json.decode(line[6:]) if line.startswith(b"data: ") else {}
@@ -123,7 +123,7 @@ def test_what_was_read_goes_back_as_the_same_blocks_in_the_same_order(name: str)
     assert msgspec.json.decode(WIRE.encode(stored))["content"] == blocks
 
 
-def test_an_answer_cut_in_the_middle_of_a_thought_keeps_it_and_says_so() -> None:
+def test_an_answer_cut_off_during_reasoning_keeps_the_reasoning_and_its_finish() -> None:
     message = read(STREAMS["cut by the limit in a thought"])
     assert (message.text, message.finish, message.calls) == ("", "length", ())
     assert items(message) == [({"thinking": "So let us", "signature": "", "type": "thinking"}, 0, 0)]
@@ -143,11 +143,11 @@ def test_an_answer_cut_in_the_middle_of_a_thought_keeps_it_and_says_so() -> None
         ("something_new", "stop"),
     ],
 )
-def test_why_the_model_stopped_is_said_in_our_words(reason: str, finish: str) -> None:
+def test_stop_reasons_are_mapped_to_finish_reasons(reason: str, finish: str) -> None:
     assert read(sse(start(), *text(0, "x"), *end(reason, 1))).finish == finish
 
 
-def test_counts_at_the_end_replace_those_of_the_beginning() -> None:
+def test_later_token_counts_replace_earlier_ones() -> None:
     assert read(STREAMS["counted again at the end"]).usage == Usage(input=20, output=7)
     assert (
         read(
@@ -160,8 +160,8 @@ def test_counts_at_the_end_replace_those_of_the_beginning() -> None:
 # -- what need not be understood -------------------------------------------------------------------
 
 
-def test_events_and_blocks_of_unknown_kinds_are_passed_over() -> None:
-    """Whatever shape they have."""
+def test_unknown_events_and_blocks_are_ignored() -> None:
+    """Whatever their shape."""
     message = read(
         sse(
             PING,
@@ -183,7 +183,7 @@ def test_events_and_blocks_of_unknown_kinds_are_passed_over() -> None:
     assert (message.text, message.carried) == ("this", ())
 
 
-def test_a_server_that_leaves_blocks_open_or_fills_them_at_once_is_understood() -> None:
+def test_blocks_that_are_never_closed_or_arrive_complete_are_accepted() -> None:
     message = read(
         sse(
             start(),
@@ -203,8 +203,8 @@ def test_a_server_that_leaves_blocks_open_or_fills_them_at_once_is_understood() 
 # -- what is wrong ---------------------------------------------------------------------------------
 
 
-def test_an_error_in_the_stream_is_told_as_what_it_is() -> None:
-    """Also when text was shown before."""
+def test_an_error_event_is_reported() -> None:
+    """Also after text was shown."""
     heard: list[str] = []
     answer = AnthropicAnswer(LIMIT, heard.append)
     with pytest.raises(AnswerError) as caught:
@@ -216,7 +216,7 @@ def test_an_error_in_the_stream_is_told_as_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("data", [b'{"type":"error"}', b'{"type":"error","error":null}', b'{"error":{"message":"m"}}'])
-def test_an_error_of_any_shape_is_one(data: bytes) -> None:
+def test_an_error_event_of_any_shape_is_an_error(data: bytes) -> None:
     with pytest.raises(AnswerError):
         reading(b"data: " + data + b"\n\n")
 
@@ -237,7 +237,7 @@ def test_an_error_of_any_shape_is_one(data: bytes) -> None:
         [start(), begin(0, type="text", text=""), delta(0, type="text_delta", text=5)],
     ],
 )
-def test_a_stream_out_of_order_or_shape_is_no_answer(events: list[dict[str, Any]]) -> None:
+def test_a_stream_with_events_out_of_order_or_malformed_is_refused(events: list[dict[str, Any]]) -> None:
     with pytest.raises(BrokenAnswer):
         reading(sse(*events))
 
@@ -255,21 +255,21 @@ def test_a_stream_out_of_order_or_shape_is_no_answer(events: list[dict[str, Any]
     ],
 )
 def test_an_answer_beyond_its_bound_is_refused(events: list[dict[str, Any]]) -> None:
-    """What nobody is shown counts too."""
+    """Content that is never shown counts too."""
     with pytest.raises(BrokenAnswer) as caught:
         reading(sse(start(), *events, *end("end_turn", 1)), limit=1000)
     assert caught.value.limit == "answer_bytes"
 
 
-def test_more_calls_than_make_sense_are_refused() -> None:
+def test_too_many_calls_are_refused() -> None:
     with pytest.raises(BrokenAnswer) as caught:
         reading(sse(start(), *(event for index in range(129) for event in tool(index, f"t{index}", "f"))))
     assert caught.value.limit == "tool calls"
 
 
 @given(st.sampled_from(list(STREAMS.values())), st.data())
-def test_a_damaged_stream_ends_in_a_message_or_in_a_foreseen_error(stream: bytes, data: st.DataObject) -> None:
-    """Bytes changed, left out or put in anywhere; what is given out always said why it stopped."""
+def test_a_damaged_stream_gives_a_message_or_a_known_error(stream: bytes, data: st.DataObject) -> None:
+    """With bytes changed, removed or inserted anywhere. A resulting message always has a stop reason."""
     damaged = bytearray(stream)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(damaged) - 1))
@@ -323,7 +323,7 @@ def whole(body: bytes) -> AnthropicAnswer:
     return answer
 
 
-def test_a_message_in_one_piece_is_read_like_a_stream() -> None:
+def test_a_complete_body_is_parsed_like_a_stream() -> None:
     answer = whole(msgspec.json.encode(WHOLE))
     assert answer.complete
     assert answer.done
@@ -340,19 +340,19 @@ def test_a_message_in_one_piece_is_read_like_a_stream() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"type":"message"}', b'{"type":"message","content":5}', b"\xff", b"[" * 9999]
 )
-def test_a_body_that_is_no_message_is_no_answer(body: bytes) -> None:
+def test_a_body_that_is_not_a_message_is_refused(body: bytes) -> None:
     with pytest.raises(BrokenAnswer):
         whole(body)
 
 
-def test_a_block_of_the_wrong_shape_in_a_whole_message_is_no_answer() -> None:
+def test_a_malformed_block_in_a_complete_body_is_refused() -> None:
     with pytest.raises(BrokenAnswer):
         whole(msgspec.json.encode({**WHOLE, "content": [{"type": "text", "text": 5}]}))
     with pytest.raises(BrokenAnswer):
         whole(msgspec.json.encode({**WHOLE, "content": [5]}))
 
 
-def test_an_error_in_one_piece_is_told_as_what_it_is() -> None:
+def test_an_error_body_is_reported() -> None:
     with pytest.raises(AnswerError) as caught:
         whole(b'{"type":"error","error":{"type":"api_error","message":"m"}}')
     assert caught.value.complaint == b'{"type":"api_error","message":"m"}'

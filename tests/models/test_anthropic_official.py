@@ -1,4 +1,4 @@
-"""Anthropic's own package and ours: what we send is what it would let be sent, and what both read is the same."""
+"""Comparison with Anthropic's own package: it accepts our requests, and both parse answers to the same result."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -69,7 +69,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def strictly(kind: Any, value: dict[str, Any]) -> None:
-    """The package's types let anything else stand beside what they name."""
+    """Parse strictly: the package's types accept unknown fields."""
     adapter(kind).validate_python(value)
     assert set(value) <= set(get_type_hints(kind)), kind
     if marked := value.get("cache_control"):
@@ -77,8 +77,8 @@ def strictly(kind: Any, value: dict[str, Any]) -> None:
 
 
 def validate(request: Any) -> None:
-    """Each part by the very type that the package has for it: of a list, the package's types check nothing until it is
-    read, and of a choice among all blocks they take the most lenient."""
+    """Validate each part by the package's exact type for it. The package checks lists only when they are read, and of a
+    union of blocks it accepts the most lenient."""
     for message in request["messages"]:
         strictly({"user": types.UserMessageParam, "assistant": types.AssistantMessageParam}[message["role"]], message)
         for block in message["content"]:
@@ -127,7 +127,7 @@ calls = st.builds(
 def test_every_request_is_one_that_the_official_package_would_send(
     groups: list[list[Message]], call: Call, facts: Any, ttl: Any, tools: bool
 ) -> None:
-    """S32: of any conversation, with any settings."""
+    """S32: for any conversation, with any settings."""
     wire = AnthropicWire(MODEL, facts, cache_ttl=ttl)
     prefix = wire.encode_prefix(
         Prefix(prompt="You are a test.", tools=(OWN,) if tools else (), caller_tools=(BROUGHT,) if tools else ())
@@ -160,7 +160,7 @@ def test_every_request_is_one_that_the_official_package_would_send(
         {"messages": [], "output_config": {"effort": "minimal"}},
     ],
 )
-def test_the_check_itself_finds_what_is_wrong(wrong: dict[str, Any]) -> None:
+def test_the_validation_itself_finds_errors(wrong: dict[str, Any]) -> None:
     with pytest.raises((ValidationError, AssertionError)):
         validate({"model": "m", "max_tokens": 1, "stream": True, **wrong})
 
@@ -170,7 +170,7 @@ def test_the_check_itself_finds_what_is_wrong(wrong: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def serving(body: bytes, kind: bytes = b"text/event-stream") -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers every request with these bytes, and what it was asked."""
+    """A server that answers every request with these bytes, and the requests that it received."""
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -197,7 +197,7 @@ async def official(base_url: str, **request: Any) -> types.Message:
 
 
 async def ours(base_url: str, form: AnthropicMessages) -> AnthropicAnswer:
-    """The bytes as they come from the socket, without the rest of the gateway."""
+    """Our parse of the bytes from the socket, without the rest of the gateway."""
     host, port = base_url.removeprefix("http://").split(":")
     with anyio.fail_after(SECONDS):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -223,7 +223,7 @@ FINISHES = {
 
 
 def parse(arguments: str) -> Any:
-    """As the package does: what is there of an object that was cut short."""
+    """Parse like the package, which accepts the beginning of an object."""
     from jiter import from_json
 
     return from_json(arguments.encode(), partial_mode=True)
@@ -252,7 +252,7 @@ def same(theirs: types.Message, message: Message) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", list(STREAMS))
 async def test_the_official_client_and_ours_read_the_same_message(name: str) -> None:
-    """Text, calls, thoughts with their signatures, why it stopped and what it cost."""
+    """Text, calls, reasoning with signatures, stop reason and usage."""
     async with serving(STREAMS[name]) as (base_url, _):
         theirs = await official(base_url)
         answer = await ours(base_url, AnthropicMessages(MODEL, ADAPTIVE))
@@ -261,7 +261,7 @@ async def test_the_official_client_and_ours_read_the_same_message(name: str) -> 
 
 
 @pytest.mark.anyio
-async def test_the_official_client_and_ours_are_told_of_the_same_error() -> None:
+async def test_the_official_client_and_ours_report_the_same_error() -> None:
     async with serving(BROKEN_OFF) as (base_url, _):
         with pytest.raises(anthropic.APIStatusError) as theirs:
             await official(base_url)
@@ -273,7 +273,7 @@ async def test_the_official_client_and_ours_are_told_of_the_same_error() -> None
 
 @pytest.mark.anyio
 async def test_a_request_of_ours_sent_by_the_official_client_is_the_same_request() -> None:
-    """S32: it neither drops nor changes what we would send."""
+    """S32: the official client neither drops nor changes any of it."""
     history = [WIRE.encode(Message(role="user", text="x")), WIRE.encode(thinking_message())]
     history.append(WIRE.encode_results([Message(role="tool", call_id=name, text="y") for name in ("a", "b")]))
     prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(OWN,)))
@@ -288,7 +288,7 @@ async def test_a_request_of_ours_sent_by_the_official_client_is_the_same_request
 
 
 @pytest.mark.anyio
-async def test_a_message_in_one_piece_is_read_as_the_official_client_reads_it() -> None:
+async def test_a_complete_body_is_parsed_like_the_official_client_does() -> None:
     body = msgspec.json.encode(
         {
             "id": "msg_1",

@@ -1,4 +1,4 @@
-"""Encoding for Anthropic's Messages API: deterministic to the byte, growing only at the end, and never refused."""
+"""Requests to Anthropic's Messages API: deterministic to the byte, growing only at the end, and always acceptable."""
 
 import re
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def content(message: Message, wire: AnthropicWire = WIRE) -> Any:
 
 
 def check(request: Any) -> None:
-    """What the API itself checks of messages."""
+    """The API's own rules for messages."""
     awaited: list[str] = []
     marks = sum("cache_control" in block for block in [*request.get("tools", ()), *request.get("system", ())])
     for message in request["messages"]:
@@ -135,8 +135,8 @@ def answers(draw: st.DrawFn, *, calling: bool) -> Message:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[list[Message]]:
-    """Groups as they are encoded: what a user said, what a model said, all results of its calls. Each model's answer
-    ends a request, which is of all groups before it."""
+    """Groups of messages that are encoded together: a user message, a model's answer, all results of its calls. Each
+    answer ends a request made of all groups before it."""
     groups: list[list[Message]] = []
     for _ in range(draw(st.integers(1, 3))):
         groups += [[draw(users)] for _ in range(draw(st.integers(1, 2)))]
@@ -166,9 +166,9 @@ def encoded(group: list[Message], wire: AnthropicWire = WIRE) -> bytes:
 
 
 @given(conversations(), st.sampled_from(["", "You are a test."]), st.booleans())
-def test_the_next_request_begins_with_the_previous_one(groups: list[list[Message]], prompt: str, tools: bool) -> None:
-    """S32, B4: all of a request but its marks and closing brackets is the beginning of the conversation's next request,
-    and where the last one ended, the next one is marked too; every request is one that the API takes."""
+def test_the_next_request_starts_with_the_previous_one(groups: list[list[Message]], prompt: str, tools: bool) -> None:
+    """S32, B4: a request without its marks and closing brackets is the start of the conversation's next request; the
+    end of the previous one is marked too; the API accepts every request."""
     prefix = WIRE.encode_prefix(Prefix(prompt=prompt, tools=(OWN,) if tools else ()))
     history: list[bytes] = []
     before = b""
@@ -191,15 +191,15 @@ def test_the_next_request_begins_with_the_previous_one(groups: list[list[Message
 
 @given(conversations())
 def test_a_conversation_reloaded_from_the_store_encodes_to_the_same_bytes(groups: list[list[Message]]) -> None:
-    """B4, S32: JSON there and back changes no byte of the request."""
+    """B4, S32: a round trip through JSON changes no byte of the request."""
     for group in groups:
         stored = msgspec.json.decode(msgspec.json.encode(group), type=list[Message])
         assert encoded(stored, AnthropicWire(MODEL, ADAPTIVE)) == encoded(group)
 
 
 @given(conversations(), st.integers(1, 5))
-def test_pieces_that_were_put_together_make_the_same_request(groups: list[list[Message]], width: int) -> None:
-    """S32: all but the marks, which a joined past may not show the place for."""
+def test_joined_pieces_make_the_same_request(groups: list[list[Message]], width: int) -> None:
+    """S32: except for the marks, because a joined history may hide the position of the last answer."""
     prefix = WIRE.encode_prefix(PREFIX)
     history = [piece for group in groups if (piece := encoded(group))]
     joined = [b",".join(history[at : at + width]) for at in range(0, len(history), width)]
@@ -209,8 +209,8 @@ def test_pieces_that_were_put_together_make_the_same_request(groups: list[list[M
     assert together.replace(MARK, b"") == apart.replace(MARK, b"")
 
 
-def test_a_request_is_written_without_copying_its_past() -> None:
-    """L22: pieces of the history go out as the objects that they are, all but the two that are marked."""
+def test_a_request_does_not_copy_its_history() -> None:
+    """L22: pieces of the history are sent as the same objects, except for the two marked ones."""
     history = [WIRE.encode(Message(role="user", text=str(place))) for place in range(50)]
     pieces = WIRE.body(WIRE.encode_prefix(PREFIX), history, Call())
     assert sum(any(piece is part for part in pieces) for piece in history) == len(history) - 1
@@ -219,7 +219,7 @@ def test_a_request_is_written_without_copying_its_past() -> None:
 # -- marks -----------------------------------------------------------------------------------------
 
 
-def test_tools_prompt_the_end_and_the_end_before_are_marked_for_the_cache() -> None:
+def test_tools_prompt_and_the_last_two_ends_are_marked_for_the_cache() -> None:
     """S32: four marks, of which the last two move."""
     call = ToolCall(id="c1", name="own", arguments="{}")
     history = [
@@ -237,20 +237,20 @@ def test_tools_prompt_the_end_and_the_end_before_are_marked_for_the_cache() -> N
     ]
 
 
-def test_a_thought_is_never_marked() -> None:
-    """The API refuses it; no message of ours ends with one, but what is at hand decides."""
+def test_reasoning_is_never_marked_for_the_cache() -> None:
+    """The API refuses it. Our messages never end with reasoning, but the encoder checks anyway."""
     piece = b'{"role":"assistant","content":[' + bytes(thought("hm")) + b"]}"
     assert MARK not in b"".join(WIRE.body(WIRE.encode_prefix(Prefix(prompt="")), [piece], Call()))
 
 
-def test_the_longer_time_in_the_cache_is_asked_for_everywhere() -> None:
-    """A short one before a long one is refused."""
+def test_the_longer_cache_time_is_used_for_all_marks() -> None:
+    """A shorter one before a longer one is refused."""
     wire = AnthropicWire(MODEL, ADAPTIVE, cache_ttl="1h")
     whole = b"".join(wire.body(wire.encode_prefix(PREFIX), [wire.encode(Message(role="user", text="x"))], Call()))
     assert whole.count(b"cache_control") == whole.count(b'"cache_control":{"type":"ephemeral","ttl":"1h"}') == 3
 
 
-def test_a_callers_tool_after_the_agents_own_is_the_one_that_is_marked() -> None:
+def test_the_cache_mark_is_on_the_last_tool_which_may_be_the_callers() -> None:
     brought = ToolDefinition(name="brought", description="", parameters=msgspec.Raw(b'{"properties":{}}'))
     tools = body([], Call(), prefix=msgspec.structs.replace(PREFIX, caller_tools=(brought,)))["tools"]
     assert [tool["name"] for tool in tools] == ["own", "brought"]
@@ -261,8 +261,8 @@ def test_a_callers_tool_after_the_agents_own_is_the_one_that_is_marked() -> None
 # -- messages --------------------------------------------------------------------------------------
 
 
-def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words() -> None:
-    """S32: an aside is a block of its own, marked as not the user's, and stays with its message."""
+def test_a_note_of_the_gateway_is_separate_from_the_users_text() -> None:
+    """S32: a note is a separate block, marked as not the user's, and stays with its message."""
     said = content(Message(role="user", text="hello", aside="It is Monday.", media=(PICTURE, SOUND)))
     assert [block["type"] for block in said] == ["text", "text", "image", "text"]
     assert said[1]["text"] == aside("It is Monday.")
@@ -270,7 +270,7 @@ def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words()
     assert "cannot hear" in said[3]["text"]
 
 
-def test_a_document_is_a_block_under_its_name_and_may_be_marked_for_the_cache() -> None:
+def test_a_document_is_a_named_block_that_may_be_marked_for_the_cache() -> None:
     """S32, D3: in messages and in results."""
     source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="}
     block = {"type": "document", "source": source, "title": "a.pdf"}
@@ -283,7 +283,7 @@ def test_a_document_is_a_block_under_its_name_and_may_be_marked_for_the_cache() 
     assert told == "[A document (application/pdf, a.pdf) stands here, which this model cannot read.]"
 
 
-def test_only_pictures_that_the_format_and_the_model_know_are_taken() -> None:
+def test_only_picture_types_of_format_and_model_are_sent() -> None:
     assert WIRE.takes("image/webp")
     assert not WIRE.takes("image/tiff")
     assert not AnthropicWire(MODEL, Facts(vision=True, audio=True)).takes("audio/wav")
@@ -292,8 +292,9 @@ def test_only_pictures_that_the_format_and_the_model_know_are_taken() -> None:
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\n\t "])
-def test_blocks_without_words_are_never_sent(blank: str) -> None:
-    """S32: the API refuses them: a user's empty message says so, a model's is left out, a result says so."""
+def test_empty_blocks_are_never_sent(blank: str) -> None:
+    """S32: the API refuses them. An empty user message or result is replaced by a sentence; an empty answer is
+    omitted."""
     assert content(Message(role="user", text=blank)) == [{"text": aside(NO_MESSAGE), "type": "text"}]
     assert WIRE.encode(Message(role="assistant", text=blank)) == b""
     call = ToolCall(id="c1", name="own", arguments="{}")
@@ -303,7 +304,7 @@ def test_blocks_without_words_are_never_sent(blank: str) -> None:
     assert WIRE.encode_prefix(Prefix(prompt=blank)).system == b""
 
 
-def test_all_results_of_a_step_stand_in_one_message_with_what_they_show() -> None:
+def test_all_results_of_a_step_are_in_one_message_with_their_media() -> None:
     results = [
         Message(role="tool", call_id="a", text="one", media=(PICTURE,), aside="Steps are running out."),
         Message(role="tool", call_id="b", text="two", failed=True),
@@ -317,8 +318,8 @@ def test_all_results_of_a_step_stand_in_one_message_with_what_they_show() -> Non
     assert note == {"text": aside("Steps are running out."), "type": "text"}
 
 
-def test_what_a_failed_result_shows_stands_behind_all_results() -> None:
-    """S32: the API takes words alone in one that failed."""
+def test_media_of_a_failed_result_follows_all_results() -> None:
+    """S32: the API accepts only text in a failed result."""
     results = [
         Message(role="tool", call_id="a", text="broke", failed=True, media=(PICTURE,)),
         Message(role="tool", call_id="b", text="two"),
@@ -328,8 +329,8 @@ def test_what_a_failed_result_shows_stands_behind_all_results() -> None:
     assert second["tool_use_id"] == "b" and shown["type"] == "image"
 
 
-def test_a_conversation_that_begins_with_an_answer_is_given_a_beginning() -> None:
-    """S32: as callers send it that greet, or forget; the API insists on a user's word first."""
+def test_a_conversation_that_starts_with_an_answer_gets_a_user_message_first() -> None:
+    """S32: some callers send a greeting first; the API requires a user message at the start."""
     past = [WIRE.encode(Message(role="assistant", text="Hello!")), WIRE.encode(Message(role="user", text="Hi."))]
     messages = body(past)["messages"]
     check(body(past))
@@ -350,8 +351,8 @@ def test_a_conversation_that_begins_with_an_answer_is_given_a_beginning() -> Non
         ("[" * 100_000, None),
     ],
 )
-def test_tool_arguments_go_out_verbatim_or_as_what_the_model_wrote(written: str, sent: bytes | None) -> None:
-    """S32: an object is spliced in as it is; anything else is shown to the model inside one."""
+def test_tool_arguments_are_sent_verbatim_or_quoted_in_an_object(written: str, sent: bytes | None) -> None:
+    """S32: an object is sent as it is; anything else is quoted inside an object."""
     piece = WIRE.encode(Message(role="assistant", calls=(ToolCall(id="c", name="own", arguments=written),)))
     value = msgspec.json.decode(piece)["content"][0]["input"]
     if sent is None:
@@ -365,7 +366,7 @@ def test_tool_arguments_go_out_verbatim_or_as_what_the_model_wrote(written: str,
         st.text(max_size=12) | st.from_regex(r"tg_[0-9a-f]{4}", fullmatch=True), min_size=2, max_size=2, unique=True
     )
 )
-def test_ids_of_other_providers_become_ones_that_the_api_takes_and_no_two_become_one(ids: list[str]) -> None:
+def test_ids_of_other_providers_are_mapped_to_valid_and_distinct_ones(ids: list[str]) -> None:
     calls = tuple(ToolCall(id=given, name="own", arguments="{}") for given in ids)
     used = [block["id"] for block in content(Message(role="assistant", calls=calls))]
     results = msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=given, text="x") for given in ids]))
@@ -374,14 +375,14 @@ def test_ids_of_other_providers_become_ones_that_the_api_takes_and_no_two_become
     assert len(set(used)) == 2
 
 
-def test_an_id_that_looks_like_one_of_ours_is_not_taken_for_it() -> None:
+def test_an_id_with_our_prefix_is_mapped_too() -> None:
     made = content(Message(role="assistant", calls=(ToolCall(id="a|b", name="own", arguments="{}"),)))[0]["id"]
     again = content(Message(role="assistant", calls=(ToolCall(id=made, name="own", arguments="{}"),)))[0]["id"]
     assert ID.fullmatch(again)
     assert again != made
 
 
-def test_an_id_of_its_own_goes_back_as_it_came() -> None:
+def test_an_id_of_the_provider_is_sent_back_unchanged() -> None:
     call = ToolCall(id="toolu_01D7FLrfh4GYq7yT1ULFeyMV", name="a b/c" + "x" * 100, arguments="{}")
     (block,) = content(Message(role="assistant", calls=(call,)))
     assert block["id"] == call.id
@@ -408,7 +409,7 @@ def thinking_message(**changed: Any) -> Message:
     return Message(**{**given, **changed})
 
 
-def test_signed_thoughts_go_back_verbatim_at_their_places() -> None:
+def test_signed_reasoning_is_sent_back_verbatim_at_its_position() -> None:
     """S32: among text and calls, byte for byte."""
     piece = WIRE.encode(thinking_message())
     assert bytes(thought("first", "s1==")) in piece
@@ -420,13 +421,13 @@ def test_signed_thoughts_go_back_verbatim_at_their_places() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"model": "claude-other"}, {"carrier": "openai-responses"}, {"carrier": ""}])
-def test_thoughts_are_not_sent_to_another_model_or_in_another_format(changed: dict[str, str]) -> None:
-    """S32: who did not think them cannot read them."""
+def test_reasoning_is_not_sent_to_another_model_or_in_another_format(changed: dict[str, str]) -> None:
+    """S32: another model cannot read it."""
     kinds = [block["type"] for block in content(thinking_message(**changed))]
     assert kinds == ["text", "tool_use", "tool_use"]
 
 
-def test_an_answer_that_was_cut_short_in_thought_ends_with_its_last_words() -> None:
+def test_reasoning_at_the_end_of_a_cut_answer_is_not_sent() -> None:
     cut = thinking_message(calls=(), text="Well", carried=(OpaqueItem(item=thought("hm"), text=4, calls=0),))
     assert content(cut) == [{"text": "Well", "type": "text"}]
     assert WIRE.encode(thinking_message(calls=(), text="", carried=(OpaqueItem(item=thought("hm")),))) == b""
@@ -436,7 +437,7 @@ def test_an_answer_that_was_cut_short_in_thought_ends_with_its_last_words() -> N
 
 
 def test_the_body_has_parameters_tools_and_prompt_before_messages() -> None:
-    """S32: what grows comes last."""
+    """S32: the growing part comes last."""
     call = Call(max_tokens=7, stop=("x",), reasoning="high", user="u", metadata={"a": "b"}, tool_choice=b'"auto"')
     request = body([WIRE.encode(Message(role="user", text="hi"))], call)
     assert list(request) == [
@@ -450,19 +451,19 @@ def test_the_body_has_parameters_tools_and_prompt_before_messages() -> None:
     assert request["output_config"] == {"effort": "high"}
 
 
-def test_a_call_without_wishes_sends_only_what_the_api_insists_on() -> None:
+def test_a_call_without_parameters_sends_only_required_ones() -> None:
     request = body([WIRE.encode(Message(role="user", text="hi"))], prefix=Prefix(prompt=""))
     assert list(request) == ["model", "stream", "max_tokens", "messages"]
     assert request["max_tokens"] == 128_000
 
 
-def test_an_answer_is_never_asked_to_be_longer_than_the_model_can() -> None:
+def test_max_tokens_never_exceeds_the_models_limit() -> None:
     assert body([], Call(max_tokens=500_000))["max_tokens"] == 128_000
     unknown = AnthropicWire("local", Facts())
     assert body([], Call(max_tokens=500_000), wire=unknown)["max_tokens"] == 500_000
 
 
-def test_a_long_name_of_a_user_is_sent_as_a_digest() -> None:
+def test_a_long_user_id_is_sent_as_a_digest() -> None:
     assert len(body([], Call(user="u" * 300))["metadata"]["user_id"]) == 64
 
 
@@ -478,17 +479,17 @@ def test_a_long_name_of_a_user_is_sent_as_a_digest() -> None:
         ("off", (), "disabled", None),
     ],
 )
-def test_a_model_that_thinks_when_it_likes_is_told_how_hard(
+def test_an_adaptive_model_gets_an_effort(
     asked: str | None, efforts: tuple[str, ...], thinking: str | None, effort: str | None
 ) -> None:
-    """A3: by its own word; one that cannot be kept from thinking is asked for its least."""
+    """A3: in its own word. A model that cannot stop thinking gets its lowest effort."""
     wire = AnthropicWire(MODEL, msgspec.structs.replace(ADAPTIVE, efforts=efforts))
     request = body([], Call(reasoning=asked), wire=wire)
     assert request.get("thinking", {}).get("type") == thinking
     assert request.get("output_config", {}).get("effort") == effort
 
 
-def test_a_model_that_thinks_by_a_word_alone_is_given_it() -> None:
+def test_a_model_with_effort_only_gets_the_effort_without_thinking() -> None:
     wire = AnthropicWire(MODEL, Facts(thinking="effort", efforts=("low", "high")))
     assert body([], Call(reasoning="high"), wire=wire)["output_config"] == {"effort": "high"}
     assert "thinking" not in body([], Call(reasoning="high"), wire=wire)
@@ -497,8 +498,8 @@ def test_a_model_that_thinks_by_a_word_alone_is_given_it() -> None:
 
 @pytest.mark.parametrize("effort", list(BUDGETS))
 @pytest.mark.parametrize("most", [None, 500, 2047, 2048, 5000, 64_000])
-def test_a_budget_for_thinking_leaves_room_for_the_answer(effort: str, most: int | None) -> None:
-    """A3: within the limits that the API sets, or none at all."""
+def test_a_thinking_budget_leaves_tokens_for_the_answer(effort: str, most: int | None) -> None:
+    """A3: within the limits of the API, or no budget at all."""
     request = body([], Call(reasoning=effort, max_tokens=most), wire=AnthropicWire(MODEL, BUDGET))
     if most is not None and most < 2 * LEAST_BUDGET:
         assert "thinking" not in request
@@ -507,7 +508,7 @@ def test_a_budget_for_thinking_leaves_room_for_the_answer(effort: str, most: int
         assert LEAST_BUDGET <= request["thinking"]["budget_tokens"] <= request["max_tokens"] // 2
 
 
-def test_budgets_rise_with_the_effort_and_off_is_none() -> None:
+def test_budgets_rise_with_the_effort_and_off_has_none() -> None:
     wire = AnthropicWire(MODEL, BUDGET)
     assert "thinking" not in body([], Call(reasoning="off"), wire=wire)
     assert list(BUDGETS.values()) == sorted(BUDGETS.values())
@@ -516,8 +517,8 @@ def test_budgets_rise_with_the_effort_and_off_is_none() -> None:
     assert caught.value.kind == "invalid"
 
 
-def test_a_step_that_was_begun_without_thinking_is_ended_without_it() -> None:
-    """With a budget, the API refuses to think on about calls that another model made."""
+def test_a_step_that_started_without_thinking_continues_without_it() -> None:
+    """With a budget, the API refuses to think about calls that another model made."""
     wire = AnthropicWire(MODEL, BUDGET)
     calling = Message(role="assistant", calls=(ToolCall(id="a", name="own", arguments="{}"),), model="other")
     user = wire.encode(Message(role="user", text="x"))
@@ -533,7 +534,7 @@ def test_a_step_that_was_begun_without_thinking_is_ended_without_it() -> None:
     assert "thinking" in body([user, WIRE.encode(calling), results], asked)
 
 
-def test_thinking_by_a_budget_gives_way_to_a_tool_that_must_be_called() -> None:
+def test_a_forced_tool_call_switches_off_a_thinking_budget() -> None:
     request = body([], Call(reasoning="high", tool_choice=b'"required"'), wire=AnthropicWire(MODEL, BUDGET))
     assert "thinking" not in request
     assert request["tool_choice"] == {"type": "any"}
@@ -556,7 +557,7 @@ def test_thinking_by_a_budget_gives_way_to_a_tool_that_must_be_called() -> None:
         ("some-local-model", Facts(), Call(temperature=0.2), {"temperature": 0.2}),
     ],
 )
-def test_chance_is_set_only_where_the_model_takes_it(
+def test_sampling_parameters_are_sent_only_to_models_that_accept_them(
     model: str, facts: Facts, call: Call, sent: dict[str, float]
 ) -> None:
     request = body([], call, wire=AnthropicWire(model, facts))
@@ -579,16 +580,14 @@ def test_chance_is_set_only_where_the_model_takes_it(
         ("some-other-model", ADAPTIVE, Call(temperature=0.2, reasoning="low"), "temperature"),
     ],
 )
-def test_sampling_that_the_model_does_not_take_is_refused_by_name(
-    model: str, facts: Facts, call: Call, param: str
-) -> None:
-    """H08: another answer than the one that was asked for is not passed off as it."""
+def test_unsupported_sampling_parameters_are_refused_by_name(model: str, facts: Facts, call: Call, param: str) -> None:
+    """H08: a different answer is not passed off as the requested one."""
     with pytest.raises(ModelFailed, match="This model takes") as refused:
         body([], call, wire=AnthropicWire(model, facts))
     assert refused.value.param == param
 
 
-def test_the_key_goes_in_the_header_that_the_api_reads() -> None:
+def test_the_key_is_sent_in_the_header_of_the_api() -> None:
     form = AnthropicMessages(MODEL, ADAPTIVE)
     assert (form.api, form.path) == ("anthropic", "/messages")
     assert form.headers("k") == {"anthropic-version": "2026-10-21", "x-api-key": "k"}
@@ -607,12 +606,12 @@ def test_the_key_goes_in_the_header_that_the_api_reads() -> None:
         (b'{"type":"function","function":{"name":"own"}}', {"type": "tool", "name": "own"}),
     ],
 )
-def test_a_callers_choice_of_tools_is_said_in_the_apis_words(choice: bytes, sent: dict[str, str]) -> None:
+def test_a_callers_tool_choice_is_translated(choice: bytes, sent: dict[str, str]) -> None:
     assert body([], Call(tool_choice=choice))["tool_choice"] == sent
     assert "tool_choice" not in body([], Call(tool_choice=choice), prefix=Prefix(prompt="p"))
 
 
-def test_a_callers_tools_are_said_in_the_apis_words() -> None:
+def test_a_callers_tools_are_translated() -> None:
     schema = msgspec.Raw(b'{"type":"object", "x":1}')
     strict = ToolDefinition(name="f", description="d", parameters=schema, strict=True)
     prefix = Prefix(prompt="", caller_tools=(strict, ToolDefinition(name="g", description="")))
@@ -621,7 +620,7 @@ def test_a_callers_tools_are_said_in_the_apis_words() -> None:
     assert (tools[1]["name"], tools[1]["input_schema"]) == ("g", {"type": "object", "properties": {}})
 
 
-def test_an_answer_by_a_schema_is_asked_for_as_one() -> None:
+def test_a_response_schema_is_sent_as_output_format() -> None:
     shape = b'{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"type":"object"}}}'
     assert body([], Call(response_format=shape, reasoning="low"))["output_config"] == {
         "effort": "low",
@@ -640,8 +639,8 @@ def test_an_answer_by_a_schema_is_asked_for_as_one() -> None:
         Call(response_format=b"nonsense"),
     ],
 )
-def test_what_a_caller_brings_that_cannot_be_asked_is_refused_in_one_sentence(call: Call) -> None:
-    """C3: names are unique before every request, whoever contributes; nothing is asked for but what was meant."""
+def test_unsupported_parameters_of_a_caller_are_refused_in_one_sentence(call: Call) -> None:
+    """C3: tool names are unique in every request, and only what the caller meant is requested."""
     with pytest.raises(ModelFailed) as caught:
         body([], call)
     assert caught.value.kind == "invalid"

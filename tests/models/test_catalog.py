@@ -1,4 +1,4 @@
-"""What is known of models, from the file that comes with the gateway and from the configuration."""
+"""Facts about models, from the shipped catalogue and from the configuration."""
 
 import gc
 import time
@@ -27,7 +27,7 @@ def facts(model: str, api: Any = "openai-chat", **given: Any) -> Facts:
 
 
 def made(**models: list[float]) -> Catalog:
-    """A catalogue in which each pattern's window says which it was."""
+    """A catalogue in which the window identifies the pattern."""
     families = {
         pattern: Family(window=1000 + number, thinking="none", models={pattern.replace("_", "*"): prices})
         for number, (pattern, prices) in enumerate(models.items())
@@ -36,8 +36,8 @@ def made(**models: list[float]) -> Catalog:
 
 
 @pytest.mark.parametrize("title", TABLES)
-def test_every_family_of_the_file_makes_sense(title: str) -> None:
-    """A slip of the hand in it would be a wrong bill, or a request that is refused."""
+def test_every_family_of_the_file_is_consistent(title: str) -> None:
+    """An error there would be a wrong bill or a refused request."""
     table = TABLES[title]
     assert 1024 <= table["window"] <= 2_000_000
     assert 1024 <= table.get("output", UNKNOWN_OUTPUT) <= table["window"]
@@ -61,8 +61,8 @@ def test_every_family_of_the_file_makes_sense(title: str) -> None:
         assert tokens < table["window"] and all(1 < each <= 5 for each in times)
 
 
-def test_no_pattern_is_named_twice() -> None:
-    """Else the order of the file would decide."""
+def test_no_pattern_occurs_twice() -> None:
+    """Otherwise the order of the file would matter."""
     assert len(set(PATTERNS)) == len(PATTERNS)
 
 
@@ -92,7 +92,7 @@ def test_every_pattern_can_be_reached_by_its_own_name() -> None:
         ("llama3.2-vision:11b", "llama-3.2-11b-vision-instruct"),
     ],
 )
-def test_a_vendor_a_suffix_and_a_date_do_not_hide_a_model(name: str, as_if: str) -> None:
+def test_a_model_is_found_with_vendor_suffix_and_date(name: str, as_if: str) -> None:
     found = facts(name)
     assert found.known
     assert found == facts(as_if)
@@ -101,13 +101,13 @@ def test_a_vendor_a_suffix_and_a_date_do_not_hide_a_model(name: str, as_if: str)
 @pytest.mark.parametrize(
     "name", ["gpt-4-1106-preview", "claude-opus-5-6", "gpt-5.9", "o33", "my-gpt-5", "gpt-5-minimax", "", "*", "gpt*"]
 )
-def test_what_only_looks_like_a_known_model_borrows_no_facts(name: str) -> None:
-    """A release that came after the file may cost ten times as much."""
+def test_a_similar_name_does_not_get_the_facts_of_a_known_model(name: str) -> None:
+    """A later release may cost ten times as much."""
     assert not facts(name).known
     assert facts(name).prices is None
 
 
-def test_the_most_specific_pattern_decides_whatever_the_order() -> None:
+def test_the_most_specific_pattern_wins_in_any_order() -> None:
     names = {"a-b-c": [1.0, 2.0], "a-b_": [], "a_": [], "_": [], "a_c": []}
     one, other = made(**names), made(**dict(reversed(names.items())))
     for name, pattern in [("a-b-c", "a-b-c"), ("a-b-d", "a-b_"), ("a-x-c", "a_c"), ("a-x", "a_"), ("z", "_")]:
@@ -117,7 +117,7 @@ def test_the_most_specific_pattern_decides_whatever_the_order() -> None:
 
 
 @given(st.lists(st.text("ab-", max_size=4), min_size=1, max_size=4), st.text("ab-", max_size=10))
-def test_a_pattern_fits_as_a_shells_would(parts: list[str], name: str) -> None:
+def test_patterns_match_like_shell_globs(parts: list[str], name: str) -> None:
     import fnmatch
 
     pattern = "*".join(parts)
@@ -126,8 +126,8 @@ def test_a_pattern_fits_as_a_shells_would(parts: list[str], name: str) -> None:
     assert fits == fnmatch.fnmatchcase(name, pattern)
 
 
-def test_a_model_that_nobody_knows_gets_what_is_safe() -> None:
-    """A small window, no pictures, no sounds, no price; and the words for thinking that its API has."""
+def test_an_unknown_model_gets_safe_defaults() -> None:
+    """A small window, no pictures, no sounds, no price; and the efforts of its API."""
     unknown = Facts(
         window=UNKNOWN_WINDOW, output=UNKNOWN_OUTPUT, thinking="effort", efforts=CHAT_EFFORTS, thinking_unknown=True
     )
@@ -137,8 +137,8 @@ def test_a_model_that_nobody_knows_gets_what_is_safe() -> None:
     assert not (found.vision or found.audio)
 
 
-def test_the_words_for_thinking_are_those_of_the_api_types() -> None:
-    """As the official packages have them."""
+def test_efforts_are_those_of_the_official_types() -> None:
+    """As in the official packages."""
     from anthropic.types import OutputConfigParam
     from openai.types.shared.reasoning_effort import ReasoningEffort
 
@@ -148,7 +148,7 @@ def test_the_words_for_thinking_are_those_of_the_api_types() -> None:
         assert f"'{word}'" in str(OutputConfigParam.__annotations__["effort"]).replace('"', "'")
 
 
-def test_the_settings_stand_above_the_catalogue() -> None:
+def test_settings_override_the_catalogue() -> None:
     known = facts("gpt-5-mini")
     assert (known.window, known.vision, known.audio) == (400_000, True, False)
     set_ = facts(
@@ -162,19 +162,19 @@ def test_the_settings_stand_above_the_catalogue() -> None:
     assert facts("x", "anthropic", thinking="budget").efforts == ()
 
 
-def test_a_model_is_known_when_the_settings_say_enough_of_it() -> None:
+def test_a_model_is_known_if_its_settings_are_complete() -> None:
     assert not facts("x", context_window=8192).known
     assert not facts("x", vision=True).known
     assert facts("x", context_window=8192, vision=False).known
 
 
-def test_an_answer_leaves_room_for_a_question_in_a_window_that_was_made_smaller() -> None:
+def test_a_smaller_configured_window_limits_the_output() -> None:
     assert facts("gpt-5", context_window=16_000).output == 4_000
     assert facts("x", context_window=4_096).output == 1_024
     assert facts("x", context_window=4_096, max_output=4_000).output == 4_000
 
 
-def test_a_model_of_another_vendor_is_told_to_think_as_the_api_wants_it() -> None:
+def test_models_of_other_vendors_use_the_efforts_of_the_api() -> None:
     assert (facts("claude-opus-5-5").thinking, facts("claude-opus-5-5").efforts) == ("effort", CHAT_EFFORTS)
     assert facts("claude-haiku-4-5").thinking == "effort"
     native = facts("claude-haiku-4-5", "anthropic")
@@ -184,13 +184,13 @@ def test_a_model_of_another_vendor_is_told_to_think_as_the_api_wants_it() -> Non
     assert facts("gpt-4o").thinking == facts("gpt-4o", "anthropic").thinking == "none"
 
 
-def test_one_that_refuses_not_to_think_is_asked_for_its_least() -> None:
+def test_a_model_that_always_thinks_gets_its_lowest_effort() -> None:
     assert nearest_effort("off", facts("claude-opus-5-5", "anthropic").efforts) == "low"
     assert nearest_effort("off", facts("claude-opus-5", "anthropic").efforts) == "none"
     assert nearest_effort("off", facts("claude-opus-5-6", "anthropic").efforts) == "low"
 
 
-def test_the_hardest_word_is_left_out_where_an_endpoint_refuses_it() -> None:
+def test_efforts_that_an_endpoint_refuses_are_left_out() -> None:
     assert nearest_effort("max", facts("gpt-6.1-sol").efforts) == "xhigh"
     assert nearest_effort("max", facts("gpt-6.1-sol", "openai-responses").efforts) == "max"
 
@@ -202,22 +202,22 @@ def test_the_demo_model_can_do_everything_and_costs_nothing() -> None:
     assert nearest_effort("max", found.efforts) == "max" and nearest_effort("off", found.efforts) == "none"
 
 
-def test_what_a_provider_gives_away_costs_nothing() -> None:
+def test_free_models_cost_nothing() -> None:
     for name in ("meta-llama/llama-3.3-70b-instruct:free", "some/thing:free"):
         prices = facts(name).prices
         assert prices is not None and prices.cost(Usage(input=1000, output=1000)) == 0
     assert facts("some/thing:free", price_input=1, price_output=1).prices == Prices(input=1, output=1)
 
 
-def test_an_hour_in_the_cache_costs_what_it_costs() -> None:
+def test_the_price_of_cache_writes_depends_on_the_cache_time() -> None:
     usage = Usage(input=1_000_000, written=1_000_000)
     short, long = (facts("claude-opus-5", "anthropic", cache_ttl=ttl).prices for ttl in ("5m", "1h"))
     assert short is not None and long is not None
     assert (short.cost(usage), long.cost(usage)) == (6_250_000_000, 10_000_000_000)
 
 
-def test_a_long_request_costs_more_where_the_provider_says_so() -> None:
-    """All of it, from the first token."""
+def test_long_requests_have_higher_prices_for_some_models() -> None:
+    """For all of their tokens."""
     prices = facts("claude-haiku-5-5", "anthropic").prices
     assert prices is not None
     assert prices.cost(Usage(input=100_000, output=1_000)) == 10_500_000
@@ -228,8 +228,8 @@ def test_a_long_request_costs_more_where_the_provider_says_so() -> None:
 
 
 def test_the_catalogue_is_read_quickly_and_nothing_of_it_is_kept() -> None:
-    """It is read at every start, and a gateway with one model holds the facts of one. The quickest of several readings
-    counts, as the machine may be busy."""
+    """It is read at every start, and a gateway with one model holds the facts of one. The fastest of several readings
+    counts, because the machine may be busy."""
     settings = ModelSettings(api="openai-chat", model="gpt-5")
     times = []
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""The shared pool: bounded, healthy after a storm of cancels, never full of half-closed sockets."""
+"""The connection pool: bounded, intact after mass cancellation, and never full of half-closed sockets."""
 
 from pathlib import Path
 
@@ -36,11 +36,9 @@ async def until_idle(server: ScriptedModel) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-async def test_a_storm_of_cancelled_streams_leaves_pool_and_files_healthy(
-    server: ScriptedModel, tmp_path: Path
-) -> None:
-    """L10, L11: while a database is written in the same process; afterwards it is whole, no socket is left over, and
-    the pool still serves."""
+async def test_many_cancelled_streams_leave_pool_and_files_intact(server: ScriptedModel, tmp_path: Path) -> None:
+    """L10, L11: while a database is written in the same process. Afterwards it is intact, no socket is left over, and
+    the pool still works."""
     database = apsw.Connection(str(tmp_path / "t.db"))
     database.execute("create table t(x)")
 
@@ -82,7 +80,7 @@ def ask_words(number: int) -> Message:
 
 
 async def test_cancelling_before_the_first_byte_closes_the_connection(server: ScriptedModel) -> None:
-    """L11: also while the headers are being waited for."""
+    """L11: also while waiting for the headers."""
     async with Clients() as clients, configured(server.base_url, clients=clients) as model:
         async with anyio.create_task_group() as group:
             group.start_soon(ask, model, "[hold it]")
@@ -95,9 +93,9 @@ async def test_cancelling_before_the_first_byte_closes_the_connection(server: Sc
         assert server.stats()["disconnects"] == 1
 
 
-async def test_connections_that_the_server_half_closes_do_not_pile_up(server: ScriptedModel) -> None:
-    """L11: an impatient proxy hangs up on idle connections, again and again; none stays in CLOSE_WAIT and the next
-    ask is served without a failure that anyone sees."""
+async def test_half_closed_connections_do_not_accumulate(server: ScriptedModel) -> None:
+    """L11: an impatient proxy closes idle connections again and again. None stays in CLOSE_WAIT, and the next request
+    succeeds without a visible failure."""
     async with Clients() as clients, configured(server.base_url, clients=clients) as model:
         for round in range(5):
             async with anyio.create_task_group() as group:
@@ -113,7 +111,7 @@ async def test_connections_that_the_server_half_closes_do_not_pile_up(server: Sc
 
 
 async def test_idle_connections_are_closed_when_their_keep_alive_expires(server: ScriptedModel) -> None:
-    """L11: without anyone asking again."""
+    """L11: without another request."""
     async with Clients(keepalive=0.05) as clients, configured(server.base_url, clients=clients) as model:
         await ask(model, "hello")
         assert clients.stats().idle == 1
@@ -123,8 +121,8 @@ async def test_idle_connections_are_closed_when_their_keep_alive_expires(server:
         assert clients.stats().open == 0
 
 
-async def test_the_pool_is_bounded_and_connections_are_used_again(server: ScriptedModel) -> None:
-    """L11, A1: many asks, few connections."""
+async def test_the_pool_is_bounded_and_connections_are_reused(server: ScriptedModel) -> None:
+    """L11, A1: many requests, few connections."""
     async with Clients(connections=8, per_host=4) as clients, configured(server.base_url, clients=clients) as model:
         async with anyio.create_task_group() as group:
             for number in range(40):
@@ -146,7 +144,7 @@ async def test_leases_are_counted_by_endpoint_and_released_once(server: Scripted
         assert clients.stats().leases == {}
 
 
-async def test_clients_that_are_not_open_say_so() -> None:
+async def test_clients_that_are_not_open_raise_an_error() -> None:
     clients = Clients()
     with pytest.raises(RuntimeError, match="async with"):
         await clients.request(Origin(secure=False, host="127.0.0.1", port=9), b"", [b""], Timeouts(1.0, 1.0, 1.0))

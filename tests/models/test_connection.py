@@ -1,4 +1,4 @@
-"""The client's side of HTTP, byte by byte, against a server that sends exactly what it is told to."""
+"""The HTTP client byte by byte, against a server that sends exactly the given bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Wire:
-    """A server that reads a request's head and body, and then sends the next of its answers; None hangs up."""
+    """A server that reads a request and then sends the next of its answers; None closes the connection."""
 
     def __init__(self, *answers: bytes | None) -> None:
         self._answers = list(answers)
@@ -82,14 +82,14 @@ class Wire:
 
 
 class Deaf(Wire):
-    """Answers as soon as it has seen the head, and reads no further."""
+    """Responds as soon as it has seen the head, and reads no further."""
 
     async def _body(self, reader: asyncio.StreamReader, head: bytes) -> bytes:
         return b""
 
 
 def pieces(body: bytes) -> list[bytes]:
-    """As requests are made: one that is empty is a piece too."""
+    """The pieces of a request body, including empty ones."""
     third = len(body) // 3
     return [body[:third], b"", body[third:]]
 
@@ -110,7 +110,7 @@ async def whole(response: Response) -> bytes:
 
 
 async def trouble(wire: Wire, waits: Timeouts = WAITS, then: Callable[[Clients], None] = lambda _: None) -> str:
-    """What goes wrong with a request to this server, to the end of its body."""
+    """The kind of failure of a request to this server, up to the end of its body."""
     async with wire.serve() as origin, Clients() as clients:
         with pytest.raises(ConnectionFailed) as caught:
             await whole(await ask(clients, origin, waits=waits))
@@ -129,8 +129,8 @@ async def trouble(wire: Wire, waits: Timeouts = WAITS, then: Callable[[Clients],
         (OK + b"content-LENGTH: 0\r\n\r\n", b""),
     ],
 )
-async def test_an_answer_is_read_to_its_end_and_its_connection_used_again(answer: bytes, body: bytes) -> None:
-    """L11: and what stood before the answer, or behind its last piece, is none of its headers."""
+async def test_a_connection_is_reused_after_a_complete_response(answer: bytes, body: bytes) -> None:
+    """L11: interim responses and trailers are not part of the headers."""
     wire = Wire(answer, answer)
     async with wire.serve() as origin, Clients() as clients:
         for _ in range(2):
@@ -150,7 +150,7 @@ async def test_an_answer_is_read_to_its_end_and_its_connection_used_again(answer
         OK + b"Connection: close\r\nContent-Length: 3\r\n\r\nabc",
     ],
 )
-async def test_a_connection_that_ends_with_its_answer_is_not_used_again(answer: bytes) -> None:
+async def test_a_connection_that_closes_after_its_response_is_not_reused(answer: bytes) -> None:
     wire = Wire(answer)
     async with wire.serve() as origin, Clients() as clients:
         assert await whole(await ask(clients, origin)) == b"abc"
@@ -158,7 +158,7 @@ async def test_a_connection_that_ends_with_its_answer_is_not_used_again(answer: 
 
 
 @given(cuts=st.sets(st.integers(1, 200), max_size=20))
-def test_it_does_not_matter_where_the_network_cuts_an_answer(cuts: set[int]) -> None:
+def test_a_response_is_the_same_wherever_the_network_splits_it(cuts: set[int]) -> None:
     answer = CHUNKED + b"5\r\nhello\r\n1\r\n \r\na\r\nwide world\r\n0\r\n\r\n"
     places = [0, *sorted(cut for cut in cuts if cut < len(answer)), len(answer)]
     pieces = [answer[start:end] for start, end in pairwise(places)]
@@ -200,13 +200,13 @@ def test_it_does_not_matter_where_the_network_cuts_an_answer(cuts: set[int]) -> 
         (CHUNKED + b"1\r\nx\r\n1;" + b"x" * 8 * FRAME_BYTES, "foreign"),
     ],
 )
-async def test_what_is_cut_or_is_no_http_is_told_and_leaves_no_connection(answer: bytes | None, what: str) -> None:
-    """L11: an answer counts only when its end has come."""
+async def test_a_truncated_or_invalid_response_fails_and_closes_the_connection(answer: bytes | None, what: str) -> None:
+    """L11: a response counts only when its end has arrived."""
     assert await trouble(Wire(answer)) == what
 
 
-async def test_an_answer_that_says_more_than_was_asked_is_taken_and_its_connection_is_not_kept() -> None:
-    """A second answer would pass for the next question's."""
+async def test_extra_bytes_after_a_response_close_the_connection() -> None:
+    """A second response would be taken for the next request's."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(one + one)
     async with wire.serve() as origin, Clients() as clients:
@@ -214,8 +214,9 @@ async def test_an_answer_that_says_more_than_was_asked_is_taken_and_its_connecti
         assert clients.stats().open == 0
 
 
-async def test_a_connection_that_breaks_as_it_is_used_again_is_replaced_unseen() -> None:
-    """L11: hung up on in the moment of its use; with a new one it is tried once, and what breaks there is told."""
+async def test_a_reused_connection_that_breaks_at_once_is_replaced() -> None:
+    """L11: the server closed it at the moment of its reuse. There is one attempt with a new connection, and its failure
+    is reported."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(one, None, one, None, None)
     async with wire.serve() as origin, Clients() as clients:
@@ -227,8 +228,8 @@ async def test_a_connection_that_breaks_as_it_is_used_again_is_replaced_unseen()
         assert (caught.value.trouble, wire.accepted) == ("broken", 3)
 
 
-async def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
-    """What has begun is for whoever asked to judge: it may have been shown."""
+async def test_a_response_that_breaks_off_is_not_requested_again() -> None:
+    """The caller decides about a partial response, because it may have been shown."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(one, b"HTTP/1.1 200 OK\r\n")
     async with wire.serve() as origin, Clients() as clients:
@@ -238,7 +239,7 @@ async def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
         assert wire.accepted == 1
 
 
-async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
+async def test_unexpected_bytes_close_an_idle_connection() -> None:
     wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
     async with wire.serve() as origin, Clients() as clients:
         assert await whole(await ask(clients, origin)) == b"abc"
@@ -249,15 +250,15 @@ async def test_bytes_that_nobody_asked_for_close_an_idle_connection() -> None:
                 await anyio.lowlevel.checkpoint()
 
 
-async def test_silence_is_counted_from_the_last_byte_and_by_the_patience_that_holds_there() -> None:
-    """L11: a long patience before the first byte does not hold for the pause after it."""
+async def test_silence_is_measured_from_the_last_byte_with_the_timeout_of_that_phase() -> None:
+    """L11: a long first-byte timeout does not apply to pauses after the first byte."""
     begun = CHUNKED + b"3\r\nabc\r\n"
     assert await trouble(Wire(b"", None), Timeouts(WAIT, 0.05, WAIT)) == "silent"
     assert await trouble(Wire(begun, None), Timeouts(WAIT, WAIT, 0.05)) == "silent"
 
 
-async def test_headers_that_drip_do_not_count_as_an_answer() -> None:
-    """L11: the patience for the first byte is for an answer, and is not renewed by what stands before it."""
+async def test_slow_headers_do_not_extend_the_first_byte_timeout() -> None:
+    """L11: the first-byte timeout covers the headers."""
     stopped = asyncio.Event()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -281,8 +282,8 @@ async def test_headers_that_drip_do_not_count_as_an_answer() -> None:
     assert caught.value.trouble == "silent"
 
 
-async def test_what_is_not_read_waits_in_the_socket_and_is_no_silence() -> None:
-    """L18: an answer of many megabytes to a reader that takes its time holds a bound of memory, and is not given up."""
+async def test_unread_data_waits_in_the_socket_and_is_not_silence() -> None:
+    """L18: a response of many megabytes to a slow reader uses bounded memory and does not time out."""
     size = 64 * READ_AHEAD_BYTES
     wire = Wire(OK + b"Content-Length: %d\r\n\r\n" % size + b"x" * size)
     async with wire.serve() as origin, Clients() as clients:
@@ -298,8 +299,8 @@ async def test_what_is_not_read_waits_in_the_socket_and_is_no_silence() -> None:
         assert len(await whole(response)) == size
 
 
-async def test_a_server_that_answers_before_it_has_read_a_long_request_is_heard() -> None:
-    """A 413 comes early: nothing more is sent, and the connection is not used again."""
+async def test_an_early_response_to_a_long_request_stops_the_upload() -> None:
+    """A 413 arrives early: nothing more is sent, and the connection is not reused."""
     wire = Deaf(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nabc", None)
     async with wire.serve() as origin, Clients() as clients:
         response = await ask(clients, origin, b"x" * (64 * WHOLE_BYTES))
@@ -309,7 +310,7 @@ async def test_a_server_that_answers_before_it_has_read_a_long_request_is_heard(
 
 
 @pytest.mark.parametrize("size", [0, 1, WHOLE_BYTES, WHOLE_BYTES + 1, 5 * WHOLE_BYTES + 7])
-async def test_a_request_of_any_length_arrives_as_it_is(size: int) -> None:
+async def test_requests_of_any_length_arrive_unchanged(size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     wire = Wire(OK + b"Content-Length: 0\r\n\r\n")
     async with wire.serve() as origin, Clients() as clients:
@@ -318,8 +319,8 @@ async def test_a_request_of_any_length_arrives_as_it_is(size: int) -> None:
     assert wire.heads[0].startswith(b"POST /v1 HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % origin.port)
 
 
-async def test_a_response_that_is_closed_early_takes_its_connection_with_it() -> None:
-    """L11: the rest of it would stand before the next answer."""
+async def test_closing_a_response_early_closes_its_connection() -> None:
+    """L11: the rest of it would precede the next response."""
     wire = Wire(CHUNKED + b"3\r\nabc\r\n")
     async with wire.serve() as origin, Clients() as clients:
         response = await ask(clients, origin)
@@ -328,8 +329,8 @@ async def test_a_response_that_is_closed_early_takes_its_connection_with_it() ->
         response.close()
 
 
-async def test_who_finds_the_pool_full_waits_for_a_place_and_not_for_ever() -> None:
-    """L11, A1: at most as many connections as the limit; the place of one that ends goes to who waits."""
+async def test_a_request_waits_for_a_connection_of_a_full_pool_with_a_deadline() -> None:
+    """L11, A1: there are never more connections than the limit; a freed one goes to a waiting request."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(*[one] * 5)
     wire.hold.clear()
@@ -354,8 +355,8 @@ async def test_who_finds_the_pool_full_waits_for_a_place_and_not_for_ever() -> N
         assert wire.accepted == 2
 
 
-async def test_an_idle_connection_to_another_endpoint_makes_room_for_one_that_is_needed() -> None:
-    """L11: the limit of the whole pool does not lock an endpoint out."""
+async def test_an_idle_connection_to_another_endpoint_is_closed_to_make_room() -> None:
+    """L11: the limit of the whole pool does not lock out an endpoint."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     left, right = Wire(one, None), Wire(one, None)
     async with left.serve() as here, right.serve() as there, Clients(connections=1, per_host=1) as clients:
@@ -364,8 +365,8 @@ async def test_an_idle_connection_to_another_endpoint_makes_room_for_one_that_is
         assert clients.stats().open == 1
 
 
-async def test_a_place_that_a_failed_connection_had_is_free_again() -> None:
-    """L11: refused, and then another endpoint is asked over the only place."""
+async def test_a_failed_connection_frees_its_slot() -> None:
+    """L11: it is refused, and then another endpoint uses the only slot."""
     wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
     async with wire.serve() as origin, Clients(connections=1, per_host=1) as clients:
         async with Wire().serve() as nobody:
@@ -377,8 +378,8 @@ async def test_a_place_that_a_failed_connection_had_is_free_again() -> None:
         assert await whole(await ask(clients, origin)) == b"abc"
 
 
-async def test_a_freed_connection_goes_to_who_waits_for_it_and_to_nobody_before() -> None:
-    """L11: of two endpoints, each with who waits, a place at one wakes who can use it; who comes later comes later."""
+async def test_a_freed_connection_goes_to_the_first_request_that_waits_for_its_endpoint() -> None:
+    """L11: with requests waiting for two endpoints, a slot wakes one that can use it; later requests wait behind."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     here, there = Wire(*[one] * 50, None), Wire(*[one] * 50, None)
     order: list[str] = []
@@ -406,8 +407,8 @@ async def test_a_freed_connection_goes_to_who_waits_for_it_and_to_nobody_before(
     assert order.index("far") < order.index("late") and "near" in order
 
 
-async def test_a_cancelled_wait_for_a_place_hands_the_place_on() -> None:
-    """L11: who was just given one and is cancelled does not keep it."""
+async def test_a_cancelled_wait_passes_its_slot_on() -> None:
+    """L11: a request that just got a slot and is cancelled does not keep it."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(*[one] * 3)
     async with wire.serve() as origin, Clients(connections=1, per_host=1) as clients:
@@ -426,8 +427,8 @@ async def test_a_cancelled_wait_for_a_place_hands_the_place_on() -> None:
                 await second
 
 
-async def test_a_header_that_is_configured_stands_for_our_own() -> None:
-    """X22: spelt in any case, and never beside it: which of two an endpoint takes nobody knows."""
+async def test_a_configured_header_replaces_a_built_in_one() -> None:
+    """X22: in any spelling, and never in addition: endpoints differ in which of two they use."""
     body = b'{"choices":[{"message":{"content":"hi"}}]}'
     wire = Wire(OK + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     own = {"authorization": "env:CANARY", "HOST": "front.example", "user-agent": "me"}
@@ -450,13 +451,13 @@ async def test_a_header_that_is_configured_stands_for_our_own() -> None:
         ("http://bücher.example/v1/ü%20x", b"xn--bcher-kva.example", b"/v1/%C3%BC%20x"),
     ],
 )
-def test_an_address_is_sent_as_http_wants_it(url: str, host: bytes, target: bytes) -> None:
+def test_addresses_are_sent_as_valid_http(url: str, host: bytes, target: bytes) -> None:
     head = EndpointAddress(url).head("POST", {"X-Title": "tide"})
     assert head == b"POST %b HTTP/1.1\r\nHost: %b\r\nX-Title: tide\r\nContent-Length: " % (target, host)
 
 
-async def test_who_is_cancelled_at_whichever_step_leaves_nothing_behind() -> None:
-    """L11: while a connection is made, while the request is sent, while the answer is waited for."""
+async def test_cancellation_at_any_step_leaves_nothing_behind() -> None:
+    """L11: while connecting, sending or waiting for the response."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(*[one] * 60)
     async with wire.serve() as origin, Clients() as clients:
@@ -474,14 +475,14 @@ async def test_who_is_cancelled_at_whichever_step_leaves_nothing_behind() -> Non
 
 
 async def test_a_host_with_several_addresses_is_reached_at_one_that_answers() -> None:
-    """The name of this machine has an address of either kind, and the server listens at one."""
+    """The name of this machine has addresses of both families, and the server listens on one."""
     wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
     async with wire.serve() as origin, Clients() as clients:
         named = Origin(secure=False, host="localhost", port=origin.port)
         assert await whole(await ask(clients, named)) == b"abc"
 
 
-async def test_a_host_that_is_not_known_is_told() -> None:
+async def test_an_unknown_host_is_reported() -> None:
     async with Clients() as clients:
         with pytest.raises(ConnectionFailed) as caught:
             await ask(clients, Origin(secure=False, host="nowhere.invalid", port=80))

@@ -1,4 +1,4 @@
-"""What is left alone for a while after it failed."""
+"""Cooldowns after failures."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def failure(kind: ModelKind = "overloaded", after: float | None = None) -> Model
 
 
 @pytest.mark.parametrize("kind", sorted(REST_SECONDS))
-def test_what_failed_by_itself_rests_until_its_time_to_the_moment(kind: ModelKind) -> None:
+def test_a_cooldown_ends_exactly_at_its_time(kind: ModelKind) -> None:
     clock = Clock()
     cooldowns = Cooldowns(clock)
     seconds = cooldowns.begin("main", failure(kind))
@@ -35,7 +35,7 @@ def test_what_failed_by_itself_rests_until_its_time_to_the_moment(kind: ModelKin
 
 
 @pytest.mark.parametrize("kind", ["context", "content", "invalid", "protocol"])
-def test_what_the_conversation_or_the_settings_did_wrong_is_no_reason_to_rest(kind: ModelKind) -> None:
+def test_failures_caused_by_the_conversation_start_no_cooldown(kind: ModelKind) -> None:
     cooldowns = Cooldowns(Clock())
     assert cooldowns.begin("main", failure(kind, 30.0)) is None
     assert cooldowns.of("main") is None
@@ -44,13 +44,13 @@ def test_what_the_conversation_or_the_settings_did_wrong_is_no_reason_to_rest(ki
 @pytest.mark.parametrize(
     ("asked", "seconds"), [(7.0, 7.0), (0.0, SHORTEST_REST), (1e12, LONGEST_REST), (float("inf"), LONGEST_REST)]
 )
-def test_the_endpoints_own_time_is_kept_within_bounds(asked: float, seconds: float) -> None:
+def test_the_endpoints_retry_after_is_used_within_bounds(asked: float, seconds: float) -> None:
     cooldowns = Cooldowns(Clock())
     assert cooldowns.begin("main", failure("quota", asked)) == seconds
     assert cooldowns.wait("main") == seconds
 
 
-def test_a_clock_that_is_set_back_does_not_keep_it_resting() -> None:
+def test_a_clock_that_is_set_back_does_not_prolong_a_cooldown() -> None:
     clock = Clock()
     cooldowns = Cooldowns(clock)
     cooldowns.begin("main", failure())
@@ -58,7 +58,7 @@ def test_a_clock_that_is_set_back_does_not_keep_it_resting() -> None:
     assert cooldowns.of("main") is None
 
 
-def test_what_works_all_the_same_rests_no_longer() -> None:
+def test_success_ends_a_cooldown() -> None:
     cooldowns = Cooldowns(Clock())
     cooldowns.begin("main", failure())
     cooldowns.end("main")

@@ -1,4 +1,4 @@
-"""The demo model: each word that docs/demo-model.md promises, and that it never pretends."""
+"""The demo model: every phrase of docs/demo-model.md, and that it never pretends to be a real model."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -52,7 +52,7 @@ async def demo() -> AsyncIterator[Model]:
         ("what did I say", "This is the first thing that you have said to me."),
     ],
 )
-async def test_it_answers_to_its_words(demo: Model, said: str, answer: str) -> None:
+async def test_it_answers_the_documented_phrases(demo: Model, said: str, answer: str) -> None:
     listener = Listener()
     message = await ask(demo, said, listener)
     assert message.text == listener.text == answer
@@ -101,7 +101,7 @@ async def test_it_calls_tools_in_plain_words(demo: Model, said: str, name: str, 
     assert message.finish == "tool_calls"
 
 
-async def test_it_tells_what_a_tool_gave(demo: Model) -> None:
+async def test_it_reports_tool_results(demo: Model) -> None:
     said = [Message(role="user", text="what time is it")]
     said.append(await ask(demo, said))
     said.append(Message(role="tool", call_id="call_demo_1", text="Monday noon"))
@@ -145,22 +145,22 @@ async def test_it_fails_when_asked_to(demo: Model, said: str, kind: str, retryab
     assert (caught.value.kind, caught.value.retryable) == (kind, retryable)
 
 
-async def test_it_takes_back_what_it_said_when_asked_to_stumble(demo: Model) -> None:
+async def test_stumble_withdraws_text_and_starts_again(demo: Model) -> None:
     listener = Listener()
     answer = await ask(demo, "stumble", listener)
     assert len(listener.resets) == 1
     assert listener.text == answer.text != ""
 
 
-async def test_it_honours_the_limit_of_tokens(demo: Model) -> None:
+async def test_it_respects_the_token_limit(demo: Model) -> None:
     counted = await ask(demo, "count to 50", call=Call(max_tokens=3))
     assert (counted.text, counted.finish) == ("1 2 3", "length")
     said = await ask(demo, "say one two three", call=Call(max_tokens=2))
     assert (said.text, said.finish) == ("one two", "length")
 
 
-async def test_a_long_count_gives_way_and_stops_at_once(demo: Model) -> None:
-    """Other tasks run between two words, and a stop is heard."""
+async def test_a_long_count_yields_to_other_tasks_and_stops_at_once(demo: Model) -> None:
+    """Other tasks run between two words, and a cancellation takes effect."""
     listener = Listener()
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
@@ -179,14 +179,14 @@ async def test_its_lease_is_counted(demo: Model) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=40)), max_size=6))
 def test_the_same_request_has_the_same_reply(said: list[tuple[str, str]]) -> None:
-    """S32: whatever was said, it answers, and always the same."""
+    """S32: every message gets a reply, always the same."""
     wire = ChatWire("demo", FACTS)
     history = [encoded_by(wire, Message(role=role, text=text, call_id="c")) for role, text in said]  # type: ignore[arg-type]
     body = b"".join(wire.body(wire.encode_prefix(PREFIX), history, Call()))
     assert reply(read_request(body)) == reply(read_request(body))
 
 
-def test_every_word_is_documented() -> None:
+def test_every_phrase_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "demo-model.md").read_text()
     for word in ("help", "say", "count to", "long", "slow", "stumble", "silence", "fail", "call", "loop", "read file"):
         assert f"`{word}" in page

@@ -1,4 +1,4 @@
-"""What the demo model says of pictures and sounds: what it was given, so that people see that it arrived."""
+"""The demo model's replies to pictures and sounds: a description, so that users see that they arrived."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ def said(*messages: Message) -> str:
         ((SOUND, SONG, PICTURE), "a sound (wav, 16044 bytes), a sound (mp3, 1000 bytes) and a picture (png, 77 bytes)"),
     ],
 )
-def test_it_says_what_it_was_given(media: tuple[Media, ...], told: str) -> None:
-    """D3: with words and without."""
+def test_it_describes_media_in_a_message(media: tuple[Media, ...], told: str) -> None:
+    """D3: with text and without."""
     assert said(Message(role="user", media=media)).startswith(f"You gave me {told}. I am only the demo model")
     assert said(Message(role="user", text="who sings?", media=media)).startswith(
         f'You gave me {told}, and said: "who sings?".'
@@ -42,8 +42,8 @@ def test_it_says_what_it_was_given(media: tuple[Media, ...], told: str) -> None:
     assert said(Message(role="user", text="say hello", media=media)) == "hello"
 
 
-def test_it_says_what_came_with_a_result() -> None:
-    """D3: what follows a tool's result is not the user's."""
+def test_it_describes_media_of_a_tool_result() -> None:
+    """D3: media after a tool result is not the user's."""
     call = ToolCall(id="a", name="read_file", arguments="{}")
     result = Message(role="tool", call_id="a", name="read_file", text="[a sound]", media=(SOUND,))
     encoded = [

@@ -1,4 +1,4 @@
-"""The demo model and what is remembered: each word that docs/demo-model.md promises."""
+"""The demo model and notes: every phrase that docs/demo-model.md documents."""
 
 import json
 from pathlib import Path
@@ -26,21 +26,21 @@ def answer(said: str, *, system: str = "You are a test.", tools: bool = True) ->
         ("forget note 12", "forget", {"note": 12}),
     ],
 )
-def test_it_remembers_and_forgets_when_it_is_told_to(said: str, name: str, arguments: dict[str, object]) -> None:
+def test_it_remembers_and_forgets_on_request(said: str, name: str, arguments: dict[str, object]) -> None:
     (call,) = answer(said).calls
     assert (call.name, json.loads(call.arguments)) == (name, arguments)
     assert f"no {name} tool" in answer(said, tools=False).text
 
 
-def test_it_tells_what_its_prompt_begins_with() -> None:
-    """X19: lines that only a user wrote are no notes."""
+def test_it_lists_the_notes_of_its_prompt() -> None:
+    """X19: lines that only a user wrote are not notes."""
     notes = "# Notes\n\n- 3 (anna wrote): likes tea\n- 4 (noted with anna): lives in Ghent"
     told = answer("what do you remember?", system=notes).text
     assert told == "I remember:\n- 3 (anna wrote): likes tea\n- 4 (noted with anna): lives in Ghent"
     assert answer("what do you remember\n- 5 (owner wrote): everything").text == "I remember nothing."
 
 
-def test_at_an_end_it_gives_what_was_said_behind_note() -> None:
+def test_at_the_end_it_returns_the_texts_after_note() -> None:
     said = ["hello", "Note: likes tea\nplease note: lives in Ghent", "note: known"]
     given = {
         "notes": ["known"],
@@ -50,6 +50,6 @@ def test_at_an_end_it_gives_what_was_said_behind_note() -> None:
     assert json.loads(answer(json.dumps(given), system=NOTES_TASK + " More.").text) == ["likes tea", "lives in Ghent"]
 
 
-def test_every_word_is_documented() -> None:
+def test_every_phrase_is_documented() -> None:
     for words in ("remember that", "remember for everybody", "forget note", "what do you remember", "note: "):
         assert f"`{words}" in PAGE

@@ -1,4 +1,4 @@
-"""The demo model gives tasks to other agents, in the words that docs/demo-model.md promises."""
+"""The demo model delegates tasks to other agents with the phrases that docs/demo-model.md documents."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ def said(text: str, *, tools: bool = True) -> bytes:
         ("delegate to a: call x {}; call y {}", [("a", "call x {}; call y {}")]),
     ],
 )
-def test_it_gives_tasks_in_plain_words(text: str, tasks: list[tuple[str, str]]) -> None:
+def test_it_delegates_tasks_in_plain_words(text: str, tasks: list[tuple[str, str]]) -> None:
     calls = reply(read(said(text))).calls
     assert [call.name for call in calls] == ["delegate"] * len(tasks)
     given = [msgspec.json.decode(call.arguments) for call in calls]
@@ -31,6 +31,6 @@ def test_it_gives_tasks_in_plain_words(text: str, tasks: list[tuple[str, str]]) 
     assert len({call.id for call in calls}) == len(tasks)
 
 
-def test_it_says_when_it_can_give_none() -> None:
+def test_it_says_that_the_delegate_tool_is_missing() -> None:
     assert "no delegate tool" in reply(read(said("delegate to a: say x", tools=False))).text
     assert not reply(read(said("say delegate to a: b"))).calls

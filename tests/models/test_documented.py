@@ -1,4 +1,4 @@
-"""The page about models says what is so."""
+"""The documentation page about models is correct."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_there_is_an_example_for_every_kind_of_provider() -> None:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("]")[0].strip("["))
 def test_an_example_can_be_copied(block: str) -> None:
-    """X22: it is read as it stands, all is known of its models, and keys stand in it only as references."""
+    """X22: it is valid as it is, all its models are known, and keys occur in it only as references."""
     found = config(block)
     assert not found.demo
     for model in found.models.values():
@@ -41,11 +41,11 @@ def test_an_example_can_be_copied(block: str) -> None:
         assert model.base_url.rpartition("/")[2] in ("v1", "openai")
 
 
-def test_all_examples_stand_beside_each_other_in_one_file() -> None:
+def test_all_examples_fit_into_one_file() -> None:
     assert len(config("\n".join(BLOCKS)).models) == len(PROVIDERS) + 2
 
 
-def test_what_is_said_of_unknown_models_is_so() -> None:
+def test_the_documented_defaults_of_unknown_models_are_correct() -> None:
     table = dict(re.findall(r"^\| (`[a-z_`, ]+`) \| (.*) \|$", PAGE.partition("## What is known")[2], re.MULTILINE))
     assert table["`context_window`"].startswith(f"{UNKNOWN_WINDOW:,} ")
     assert table["`max_output`"].startswith(f"{UNKNOWN_OUTPUT:,} ")
@@ -56,7 +56,7 @@ def test_what_is_said_of_unknown_models_is_so() -> None:
         assert f"`{facts.thinking}` for" in table["`thinking`"]
 
 
-def test_every_setting_that_it_names_is_there() -> None:
+def test_every_documented_setting_exists() -> None:
     settings = {*ModelSettings.__struct_fields__, "fallback", "reasoning"}
     for name in re.findall(r"`((?:price|cache|max|context|first)_[a-z_]+|keys?|efforts|thinking|vision|audio)`", PAGE):
         assert name in settings

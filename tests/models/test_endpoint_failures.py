@@ -1,4 +1,4 @@
-"""Foreign failures in our own words."""
+"""Failures of endpoints, mapped to ModelFailed."""
 
 import json
 from typing import Any
@@ -199,7 +199,7 @@ BODIES = [
         ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST_WAIT),
     ],
 )
-def test_the_wish_to_wait_is_understood_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_of(headers, NOW) == seconds
 
 
@@ -223,12 +223,12 @@ def test_any_error_body_becomes_a_failure_in_one_short_line(status: int, body: b
         b"the words",
     ],
 )
-def test_what_the_endpoint_says_is_quoted_whatever_its_shape(body: bytes) -> None:
+def test_the_endpoints_message_is_quoted_from_any_shape(body: bytes) -> None:
     assert COMPLAIN.of_status(400, body, {}, NOW).message.endswith("It said: the words")
 
 
-def test_what_a_server_lists_as_wrong_is_quoted_with_its_place() -> None:
-    """H22: FastAPI's shape, as many compatible servers have it; bounded, whatever the list holds."""
+def test_validation_errors_are_quoted_with_their_location() -> None:
+    """H22: FastAPI's shape, as many compatible servers have it; bounded for any list."""
     detail = [{"loc": ["body", "messages", 0], "msg": "Input should be a string"}, {"msg": "another"}, 7, {"msg": 1}]
     said = COMPLAIN.of_status(422, json.dumps({"detail": detail}).encode(), {}, NOW).message
     assert said.endswith("It said: body.messages.0: Input should be a string; another")
@@ -237,8 +237,10 @@ def test_what_a_server_lists_as_wrong_is_quoted_with_its_place() -> None:
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "retryable", "word"), BODIES)
-def test_what_the_providers_say_has_its_kind(status: int, body: str, kind: str, retryable: bool, word: str) -> None:
-    """Bodies as OpenAI, Anthropic, Gemini, OpenRouter, Azure, others and local servers send them."""
+def test_error_bodies_of_providers_have_the_right_kind(
+    status: int, body: str, kind: str, retryable: bool, word: str
+) -> None:
+    """Bodies of OpenAI, Anthropic, Gemini, OpenRouter, Azure, others and local servers."""
     failure = COMPLAIN.of_status(status, body.encode(), {}, NOW)
     assert (failure.kind, failure.retryable) == (kind, retryable)
     assert word in failure.brief
@@ -262,8 +264,8 @@ def test_what_the_providers_say_has_its_kind(status: int, body: str, kind: str, 
         (400, "Invalid image.", False),
     ],
 )
-def test_a_refusal_of_a_document_is_known_as_one(status: int, said: str, documents: bool) -> None:
-    """D5: as servers put it that take none, or not this one; then it can be asked again without."""
+def test_a_refused_document_is_recognised(status: int, said: str, documents: bool) -> None:
+    """D5: by servers that accept no documents, or not this one; the request can then be retried without it."""
     assert COMPLAIN.of_status(status, _openai(said).encode(), {}, NOW).documents is documents
 
 
@@ -278,18 +280,18 @@ def test_a_refusal_of_a_document_is_known_as_one(status: int, said: str, documen
         ('{"error":{"message":"try again in a moment"}}', None),
     ],
 )
-def test_a_wish_to_wait_may_stand_in_the_body(body: str, seconds: float | None) -> None:
+def test_retry_after_is_read_from_the_body(body: str, seconds: float | None) -> None:
     assert COMPLAIN.of_status(429, body.encode(), {}, NOW).retry_after == seconds
     assert COMPLAIN.of_status(429, body.encode(), {"retry-after": "3"}, NOW).retry_after == 3.0, "a header outranks it"
 
 
 @pytest.mark.parametrize(("said", "retryable"), [("false", False), ("true", True), ("perhaps", True)])
-def test_an_endpoint_that_says_whether_to_try_again_is_believed(said: str, retryable: bool) -> None:
+def test_x_should_retry_takes_precedence(said: str, retryable: bool) -> None:
     assert COMPLAIN.of_status(503, b"", {"x-should-retry": said}, NOW).retryable is retryable
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), _nested, max_leaves=12))
-def test_any_json_that_is_called_an_error_becomes_a_failure(error: Any) -> None:
+def test_any_json_error_becomes_a_failure(error: Any) -> None:
     body = json.dumps({"error": error, "code": error}).encode()
     assert COMPLAIN.of_status(400, body, {}, NOW).message.startswith("Model 'main': ")
     assert COMPLAIN.of_stream_error(json.dumps(error).encode()).message.startswith("Model 'main': ")
@@ -300,8 +302,8 @@ def test_a_web_page_is_not_quoted() -> None:
 
 
 @pytest.mark.parametrize("padding", [0, QUOTE_CHARACTERS - 10])
-def test_a_credential_is_taken_out_before_a_quote_is_cut(padding: int) -> None:
-    """X15: a cut in its middle would hide it from the redaction."""
+def test_a_credential_is_removed_before_a_quote_is_shortened(padding: int) -> None:
+    """X15: shortened in its middle, it would escape redaction."""
     said = b'{"error":{"message":"' + b"a" * padding + b" " + SECRET.encode() + b' sk-abcdefghijklmnop"}}'
     message = COMPLAIN.of_status(400, said, {}, NOW).message
     assert "canary" not in message
@@ -351,7 +353,7 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
         ("foreign", False, "protocol", False, "does not speak HTTP"),
     ],
 )
-def test_troubles_of_a_connection_have_their_kind_and_their_advice(
+def test_connection_failures_have_a_kind_and_advice(
     trouble: Trouble, begun: bool, kind: str, retryable: bool, word: str
 ) -> None:
     failure = COMPLAIN.of_connection(ConnectionFailed(trouble, "some reason"), begun=begun)

@@ -1,5 +1,5 @@
-"""Every failure in every format, over real sockets: each ends as ModelFailed of the right kind, within its waits and in
-bounded memory, and leaves the pool as it was."""
+"""Every failure in every format over real sockets: a ModelFailed of the right kind, in time and in bounded memory, with
+an intact pool."""
 
 import asyncio
 import gzip
@@ -49,7 +49,7 @@ async def fails(model: Model, text: str, listener: Listener | None = None) -> Mo
 
 
 async def is_clean(server: ScriptedModel, model: Model, clients: Clients) -> None:
-    """Nothing of what went wrong is left: not in the pool, not in the kernel, not at the server."""
+    """Nothing of the failure is left: not in the pool, not in the kernel, not at the server."""
     with anyio.fail_after(WAIT):
         while server.stats()["busy"]:
             await anyio.lowlevel.checkpoint()
@@ -81,7 +81,7 @@ async def test_every_status_has_its_kind(server: ScriptedModel, api: str) -> Non
         await is_clean(server, model, clients)
 
 
-async def test_what_may_pass_is_tried_again_after_the_wish_of_the_endpoint(server: ScriptedModel, api: str) -> None:
+async def test_temporary_failures_are_retried_after_the_endpoints_retry_after(server: ScriptedModel, api: str) -> None:
     sleep = Slept()
     async with asking(server.base_url, api, retries=3, sleep=sleep) as (model, clients):
         assert (await ask(model, "[status 529 times=2] [status 429 retry-after=7 times=2]")).text == ANSWER
@@ -92,7 +92,7 @@ async def test_what_may_pass_is_tried_again_after_the_wish_of_the_endpoint(serve
 
 @pytest.mark.parametrize("script", ["[say one two three four]", "[saying I look] [together clock {} read_file {}]"])
 @pytest.mark.parametrize(("fault", "kind"), [("cut", "network"), ("badjson", "protocol"), ("hugeline", "protocol")])
-async def test_a_stream_that_breaks_at_any_event_fails_and_shows_no_more_than_it_said(
+async def test_a_stream_that_breaks_at_any_event_fails_and_shows_only_received_text(
     server: ScriptedModel, api: str, script: str, fault: str, kind: str
 ) -> None:
     async with asking(server.base_url, api) as (model, clients):
@@ -115,7 +115,7 @@ async def test_a_stream_that_breaks_at_any_event_fails_and_shows_no_more_than_it
 
 
 @pytest.mark.parametrize("script", ["[hang]", "[hang after=0]", "[hang after=1]", "[hang after=3]"])
-async def test_silence_is_given_up_after_its_time(server: ScriptedModel, api: str, script: str) -> None:
+async def test_silence_times_out(server: ScriptedModel, api: str, script: str) -> None:
     async with asking(server.base_url, api, first_byte_timeout=0.15, idle_timeout=0.15) as (model, clients):
         failure = await fails(model, script)
         assert (failure.kind, failure.retryable) == ("timeout", True)
@@ -146,7 +146,7 @@ async def test_an_error_event_has_its_kind_before_and_after_text(server: Scripte
         await is_clean(server, model, clients)
 
 
-async def test_a_web_page_and_a_body_that_is_not_an_answer_are_told(server: ScriptedModel, api: str) -> None:
+async def test_a_web_page_and_a_body_without_an_answer_are_reported(server: ScriptedModel, api: str) -> None:
     async with asking(server.base_url, api) as (model, clients):
         assert (await fails(model, "[html]")).kind == "protocol"
         await is_clean(server, model, clients)
@@ -160,8 +160,8 @@ async def test_a_web_page_and_a_body_that_is_not_an_answer_are_told(server: Scri
             assert (await fails(model, "x")).kind in ("protocol", "overloaded", "invalid"), body
 
 
-async def test_an_answer_may_come_byte_by_byte_and_is_cut_at_any(server: ScriptedModel, api: str) -> None:
-    """Whatever is cut off of a recorded answer, what comes out is the whole of it or a failure."""
+async def test_an_answer_may_arrive_byte_by_byte_and_be_cut_off_anywhere(server: ScriptedModel, api: str) -> None:
+    """A truncated recorded answer gives either the complete answer or a failure."""
     async with asking(server.base_url, api) as (model, _):
         whole = await ask(model, "[saying so it is] [tool clock {}]")
         said = await spoken(server)
@@ -195,8 +195,8 @@ def same(one: Message, other: Message) -> bool:
     return (one.text, one.calls, one.finish) == (other.text, other.calls, other.finish)
 
 
-async def test_what_has_no_end_takes_bounded_memory(server: ScriptedModel, api: str) -> None:
-    """A line, a body of an error, comments, an answer in one piece: each without end, and each given up."""
+async def test_endless_input_uses_bounded_memory(server: ScriptedModel, api: str) -> None:
+    """An endless line, error body, comment and complete answer are each given up."""
 
     async def endless(writer: asyncio.StreamWriter, head: bytes, piece: bytes) -> None:
         writer.write(head)
@@ -228,14 +228,14 @@ async def test_what_has_no_end_takes_bounded_memory(server: ScriptedModel, api: 
             assert clients.stats().open == 0
 
 
-async def test_an_answer_over_its_limit_is_broken_off_and_named(server: ScriptedModel, api: str) -> None:
+async def test_an_answer_over_its_limit_is_cut_off_and_the_limit_is_named(server: ScriptedModel, api: str) -> None:
     async with asking(server.base_url, api, answer_bytes=1000) as (model, clients):
         failure = await fails(model, "[words 5000]")
         assert failure.kind == "protocol" and "limits.answer_bytes" in failure.brief
         await is_clean(server, model, clients)
 
 
-async def test_a_hundred_cancelled_at_any_moment_leave_a_clean_pool(server: ScriptedModel, api: str) -> None:
+async def test_a_hundred_requests_cancelled_at_any_moment_leave_a_clean_pool(server: ScriptedModel, api: str) -> None:
     """L11: before the first byte, between events, in the middle of an answer."""
     async with asking(server.base_url, api) as (model, clients):
         async with anyio.create_task_group() as group:
@@ -251,8 +251,9 @@ async def _cancelled(model: Model, text: str, after: float) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "nonsense"])
-async def test_a_compressed_error_is_judged_by_its_status(api: str, encoding: str) -> None:
-    """H22: what cannot be read is not quoted, and is no other failure for it; a bomb is read no further than any."""
+async def test_an_unreadable_compressed_error_is_classified_by_its_status(api: str, encoding: str) -> None:
+    """H22: an unreadable body is not quoted and does not change the kind; a decompression bomb is read only up to the
+    bound."""
     plain = b'{"error":{"message":"slow down, please"}}' + b" " * 10_000_000
     body = (
         gzip.compress(plain) if encoding == "gzip" else zlib.compress(plain) if encoding == "deflate" else b"\x8b\xff"

@@ -1,4 +1,4 @@
-"""Bytes that are no text and halves of characters in a model's answer: replaced, in every format."""
+"""Invalid bytes and halves of characters in a model's answer are replaced, in every format."""
 
 import json
 import sqlite3
@@ -46,7 +46,7 @@ SAID, ARGUMENTS = f"low {MARK} tide 🌊", json.dumps({"path": f"a{MARK}b"})
 
 
 def stream_of(api: str) -> bytes:
-    """An answer with words, a thought and a call, and the mark in each of their strings."""
+    """An answer with text, reasoning and a call, and the mark in each of their strings."""
     if api == "openai-chat":
         thought = {"reasoning_content": f"hm {MARK}"}
         call = recorded.calling(0, f"read{MARK}", ARGUMENTS)
@@ -81,7 +81,7 @@ def read(new: New, pieces: list[bytes]) -> Message:
 
 
 def is_sound(message: Message) -> None:
-    """It can be stored, sent to every provider and told to every client."""
+    """Whether the message can be stored, sent to every provider and to every client."""
     stored = msgspec.json.decode(msgspec.json.encode(message), type=Message)
     assert stored == message
     db = sqlite3.connect(":memory:")
@@ -97,8 +97,8 @@ def is_sound(message: Message) -> None:
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize("api", FORMATS)
-def test_what_cannot_be_decoded_is_replaced_wherever_the_network_cuts(api: str, data: Any) -> None:
-    """A2, S33: in words, thoughts, names, ids and arguments; what is whole stays as it is."""
+def test_invalid_bytes_are_replaced_wherever_the_network_splits_them(api: str, data: Any) -> None:
+    """A2, S33: in text, reasoning, names, ids and arguments; intact content stays unchanged."""
     damage = data.draw(st.sampled_from(sorted(DAMAGE)))
     stream = stream_of(api).replace(MARK.encode(), DAMAGE[damage])
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
@@ -114,8 +114,8 @@ def test_what_cannot_be_decoded_is_replaced_wherever_the_network_cuts(api: str, 
 
 
 @pytest.mark.parametrize("api", FORMATS)
-def test_what_is_whole_is_not_touched(api: str) -> None:
-    """S33: a pair of halves is one character, and a backslash before `u` may be a backslash."""
+def test_intact_text_is_not_changed(api: str) -> None:
+    """S33: a surrogate pair is one character, and a backslash before `u` may be a backslash."""
     stream = stream_of(api)
     pair = read(NEW[api], [stream.replace(MARK.encode(), rb"\uD83C\udF0A")])
     assert pair.text == "low 🌊 tide 🌊" and json.loads(pair.calls[0].arguments) == {"path": "a🌊b"}
@@ -123,15 +123,15 @@ def test_what_is_whole_is_not_touched(api: str) -> None:
 
 
 @pytest.mark.parametrize("api", FORMATS)
-def test_half_a_character_within_a_calls_own_json_is_replaced(api: str) -> None:
-    """S33: the arguments are JSON in JSON; a provider that gets them back would refuse all that follows."""
+def test_half_a_character_in_tool_arguments_is_replaced(api: str) -> None:
+    """S33: the arguments are JSON in JSON; a provider that gets them back would refuse all following requests."""
     message = read(NEW[api], [stream_of(api).replace(MARK.encode(), rb"\\ud800")])
     assert json.loads(message.calls[0].arguments) == {"path": "a\ufffdb"}
     is_sound(message)
 
 
-def test_a_character_that_is_cut_between_two_events_costs_no_answer() -> None:
-    """A2: the last event of a response says all of it once more, whole."""
+def test_a_character_split_between_two_events_does_not_break_an_answer() -> None:
+    """A2: the last event of a response repeats all of it, intact."""
     told = recorded.events([recorded.message("🌊🌊"), recorded.function_call("f", '{"a":"🌊"}')])
     stream = recorded.responses_stream(told)
     half = (
@@ -151,8 +151,8 @@ def test_a_character_that_is_cut_between_two_events_costs_no_answer() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("way", ["chunk=1", "chunk=7", "", "whole"])
 @pytest.mark.parametrize("api", FORMATS)
-async def test_a_provider_that_garbles_its_answer_is_understood(server: ScriptedModel, api: str, way: str) -> None:
-    """A2: streamed a byte at a time, or not streamed at all; the answer goes back to the provider as it was taken."""
+async def test_a_garbled_answer_is_accepted_and_sent_back_as_stored(server: ScriptedModel, api: str, way: str) -> None:
+    """A2: streamed a byte at a time, or not streamed."""
     how = f"[garbled {way}]" if way != "whole" else "[garbled] [whole]"
     async with configured(server.base_url, api=api, key="env:CANARY", retries=0) as model:
         listener = Listener()
@@ -165,7 +165,7 @@ async def test_a_provider_that_garbles_its_answer_is_understood(server: Scripted
         assert again.text.startswith("The tide")
 
 
-def test_repairing_leaves_sound_data_as_it_is() -> None:
+def test_repair_leaves_valid_data_unchanged() -> None:
     for data in (b"", b'{"a":"b"}', '{"a":"世界"}'.encode(), rb'{"a":"\\ud800"}', rb'{"a":"\ud83c\udf0a\n"}'):
         assert repair_json(data) == data
     assert repair_json(rb'"\\\ud83d\n\\\\ud83d"') == rb'"\\\ufffd\n\\\\ud83d"'

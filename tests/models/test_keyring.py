@@ -1,4 +1,4 @@
-"""Several keys for one endpoint, over a real socket: which is used, when it rests, and that it ends."""
+"""Several keys for one endpoint over a real socket: which key is used, its cooldown, and the end of retries."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ async def pooled(
     keys: tuple[str, ...] = KEYS,
     **given: object,
 ) -> AsyncIterator[Models]:
-    """`main` and `twin` of one endpoint, and `far` of another (the same server by another name)."""
+    """`main` and `twin` of one endpoint, and `far` of another (the same server under another name)."""
     retry_policy = RetryPolicy(sleep=sleep or Slept(), chance=lambda: 0.0, clock=clock)
     configured = {
         "main": settings(base_url, keys=keys, **given),
@@ -52,7 +52,7 @@ async def pooled(
 
 
 def used(server: ScriptedModel) -> list[str]:
-    """Which keys were used, in order, by where they come from."""
+    """The references of the used keys, in order."""
     names = {f"Bearer {secret}": reference for reference, secret in SECRETS.items()}
     return [names[request.authorization] for request in server.recorded]
 
@@ -60,7 +60,7 @@ def used(server: ScriptedModel) -> list[str]:
 @pytest.mark.parametrize(
     "script", ["[status 429 code=insufficient_quota times=1]", "[status 429 times=1]", "[status 401 times=1]"]
 )
-async def test_a_key_that_fails_rests_and_the_next_is_used_at_once(server: ScriptedModel, script: str) -> None:
+async def test_a_failed_key_has_a_cooldown_and_the_next_is_used_at_once(server: ScriptedModel, script: str) -> None:
     clock, sleep = Clock(), Slept()
     async with pooled(server.base_url, clock, sleep=sleep, retries=0) as models:
         model = models.get("main")
@@ -88,7 +88,7 @@ async def test_the_same_key_is_used_while_it_works(server: ScriptedModel) -> Non
     assert set(used(server)) == {"env:ONE"}, "what is not the key's fault leaves it where it is"
 
 
-async def test_models_of_one_endpoint_know_of_each_others_keys(server: ScriptedModel) -> None:
+async def test_models_of_one_endpoint_share_key_cooldowns(server: ScriptedModel) -> None:
     async with pooled(server.base_url, Clock(), retries=0) as models:
         await ask(models.get("main"), "[status 402 times=1]")
         await ask(models.get("twin"), "hello")
@@ -96,7 +96,7 @@ async def test_models_of_one_endpoint_know_of_each_others_keys(server: ScriptedM
     assert used(server) == ["env:ONE", "env:TWO", "env:TWO", "env:ONE"]
 
 
-async def test_when_all_keys_rest_the_failure_says_until_when(server: ScriptedModel) -> None:
+async def test_if_all_keys_are_in_cooldown_the_failure_says_until_when(server: ScriptedModel) -> None:
     clock = Clock()
     async with pooled(server.base_url, clock, retries=2) as models:
         with pytest.raises(ModelFailed) as caught:
@@ -111,8 +111,8 @@ async def test_when_all_keys_rest_the_failure_says_until_when(server: ScriptedMo
         assert models.states()["main"].keys_resting == 2, "and it works"
 
 
-async def test_keys_that_come_back_while_others_are_tried_are_not_tried_for_ever(server: ScriptedModel) -> None:
-    """Each request takes longer than the key rests."""
+async def test_each_key_is_tried_once_even_if_its_cooldown_ends_meanwhile(server: ScriptedModel) -> None:
+    """Each request takes longer than the cooldown."""
     clock = Clock()
     sleep = Slept()
 
@@ -129,7 +129,7 @@ async def test_keys_that_come_back_while_others_are_tried_are_not_tried_for_ever
     assert len(server.recorded) == 1 + 2 + 2, "once, a turn of each other key, and the retries"
 
 
-async def test_a_single_key_does_not_rest(server: ScriptedModel) -> None:
+async def test_a_single_key_has_no_cooldown(server: ScriptedModel) -> None:
     async with pooled(server.base_url, Clock(), keys=("env:ONE",), retries=0) as models:
         with pytest.raises(ModelFailed) as caught:
             await ask(models.get("main"), "[status 402]")
@@ -137,14 +137,14 @@ async def test_a_single_key_does_not_rest(server: ScriptedModel) -> None:
         assert (models.states()["main"].keys, models.states()["main"].keys_resting) == (1, 0)
 
 
-async def test_without_keys_none_is_sent(server: ScriptedModel) -> None:
+async def test_without_keys_no_key_is_sent(server: ScriptedModel) -> None:
     async with pooled(server.base_url, Clock(), keys=()) as models:
         await ask(models.get("main"), "hello")
         assert models.states()["main"].keys == 0
     assert server.recorded[0].authorization == ""
 
 
-async def test_what_was_shown_is_void_before_another_key_speaks(server: ScriptedModel) -> None:
+async def test_shown_text_is_withdrawn_before_another_key_is_used(server: ScriptedModel) -> None:
     listener = Listener()
     async with pooled(server.base_url, Clock(), retries=0) as models:
         answer = await ask(models.get("main"), "[error after=3 code=insufficient_quota times=1]", listener)
@@ -153,7 +153,7 @@ async def test_what_was_shown_is_void_before_another_key_speaks(server: Scripted
     assert used(server) == ["env:ONE", "env:TWO"]
 
 
-async def test_many_at_once_rotate_together(server: ScriptedModel) -> None:
+async def test_concurrent_requests_rotate_together(server: ScriptedModel) -> None:
     async with pooled(server.base_url, Clock(), retries=0) as models:
         model: Model = models.get("main")
         async with anyio.create_task_group() as group:
@@ -163,8 +163,8 @@ async def test_many_at_once_rotate_together(server: ScriptedModel) -> None:
         await ask(model, "hello")
 
 
-async def test_a_key_is_told_by_where_it_comes_from_and_never_by_what_it_is(server: ScriptedModel) -> None:
-    """X15: in the log, in the failure, and in whatever a traceback shows."""
+async def test_a_key_is_named_by_its_reference_and_never_by_its_value(server: ScriptedModel) -> None:
+    """X15: in the log, in the failure, and in anything that a traceback shows."""
     with capture_logs() as lines:
         async with pooled(server.base_url, Clock(), retries=0) as models:
             with pytest.raises(ModelFailed) as caught:
@@ -178,8 +178,8 @@ async def test_a_key_is_told_by_where_it_comes_from_and_never_by_what_it_is(serv
             assert secret not in seen
 
 
-async def test_a_model_is_another_when_any_of_its_keys_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A2: though they share a beginning; and none can be read from its signature."""
+async def test_the_signature_depends_on_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A2: even if they share a prefix; and no key can be read from it."""
 
     async def signature(keys: tuple[str, ...]) -> bytes:
         async with pooled("http://127.0.0.1:1/v1", Clock(), keys=keys) as models:
@@ -197,7 +197,7 @@ kinds = st.sampled_from(sorted(ROTATED | {"overloaded", "network", "content"}))
 
 
 @given(st.lists(st.tuples(kinds, st.none() | st.floats(0, 200), st.floats(0, 400)), max_size=30), st.integers(1, 4))
-def test_the_key_in_use_is_never_one_that_rests_while_another_does_not(
+def test_a_key_in_cooldown_is_never_used_while_another_is_available(
     steps: list[tuple[ModelKind, float | None, float]], count: int
 ) -> None:
     clock = Clock()

@@ -1,4 +1,4 @@
-"""The official client and ours, against the same server with the same script: they must see the same."""
+"""The official client and ours against the same server with the same script: they must see the same."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def seen(message: Message) -> tuple[str, list[tuple[str, str, str]], str, tuple[
 
 @pytest.mark.parametrize("script", SCRIPTS)
 async def test_ours_sees_what_the_official_client_sees(server: ScriptedModel, script: str) -> None:
-    """S32: text, tool calls, finish and usage, for a plain, a tool, a long answer, streamed and not."""
+    """S32: text, tool calls, finish and usage, for a plain answer, a tool call and a long answer, streamed and not."""
     with anyio.fail_after(60):
         async with configured(server.base_url) as model:
             server.reset()

@@ -1,4 +1,4 @@
-"""Answers of servers that take the format in their own way."""
+"""Answers of servers that interpret the chat-completions format in their own way."""
 
 import json
 from typing import Any
@@ -37,19 +37,19 @@ def read(*events: bytes, limit: int = 4096) -> tuple[Message, list[str]]:
     return answer.message("m"), shown
 
 
-def test_text_of_one_read_is_handed_on_in_one_piece() -> None:
+def test_text_of_one_read_is_passed_on_in_one_piece() -> None:
     message, shown = read(delta(content="a"), delta(content="b"), delta("stop"), b"data: [DONE]\n\n")
     assert message == Message(role="assistant", text="ab", finish="stop", model="m")
     assert shown == ["ab"]
 
 
-def test_small_pieces_of_one_read_are_kept_as_the_text_that_was_handed_on() -> None:
+def test_small_pieces_of_one_read_are_stored_as_one_text() -> None:
     """L03: an answer in thousands of pieces does not stay as thousands of objects."""
     message, shown = read(*(delta(content=f"piece {number} ") for number in range(100)), delta("stop"))
     assert message.text is shown[0]
 
 
-def test_calls_without_an_index_are_told_apart_by_their_ids() -> None:
+def test_calls_without_an_index_are_distinguished_by_id() -> None:
     message, _ = read(
         delta(tool_calls=[{"id": "a", "function": {"name": "x", "arguments": "{"}}]),
         delta(tool_calls=[{"function": {"arguments": "}"}}]),
@@ -62,7 +62,7 @@ def test_calls_without_an_index_are_told_apart_by_their_ids() -> None:
     assert message.finish == "tool_calls"
 
 
-def test_calls_that_arrive_interleaved_are_put_together_by_index() -> None:
+def test_interleaved_calls_are_assembled_by_index() -> None:
     message, _ = read(
         delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "x", "arguments": ""}}]),
         delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "y", "arguments": "[1"}}]),
@@ -72,9 +72,9 @@ def test_calls_that_arrive_interleaved_are_put_together_by_index() -> None:
     assert [call.arguments for call in message.calls] == ["{}", "[1]"]
 
 
-def test_calls_that_share_an_index_are_told_apart_by_their_ids_and_names() -> None:
-    """A2: as endpoints send them that number the calls of each event anew. A new id alone begins no call: there are
-    servers that make one up for every piece."""
+def test_calls_with_the_same_index_are_distinguished_by_id_and_name() -> None:
+    """A2: some endpoints number the calls of each event from the start. A new id alone starts no call, because some
+    servers make one up for every piece."""
     message, _ = read(
         delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "x", "arguments": '{"k":1}'}}]),
         delta(tool_calls=[{"index": 0, "id": "b", "function": {"name": "x", "arguments": '{"k":'}}]),
@@ -89,14 +89,14 @@ def test_calls_that_share_an_index_are_told_apart_by_their_ids_and_names() -> No
 
 @pytest.mark.parametrize("long", [{"id": "i" * 2000}, {"function": {"name": "n" * 2000}}])
 def test_names_and_ids_of_calls_count_towards_the_bound(long: dict[str, Any]) -> None:
-    """L03: nothing that is kept of an answer is without one."""
+    """L03: everything that is kept of an answer is bounded."""
     with pytest.raises(BrokenAnswer, match="longer than 1000 bytes"):
         read(delta("tool_calls", tool_calls=[{"index": 0, **long}]), limit=1000)
 
 
 @pytest.mark.parametrize("field", ["extra_content", "reasoning_details", "call"])
-def test_what_an_endpoint_wants_back_is_not_nested_without_end(field: str) -> None:
-    """S33: it stands in a row that must be read again, wherever in the program that is done."""
+def test_fields_to_send_back_have_a_limit_on_nesting(field: str) -> None:
+    """S33: they are stored in a row that must be readable everywhere in the program."""
 
     def answer(depth: int) -> bytes:
         nested: Any = json.loads('{"a":' * depth + "1" + "}" * depth)
@@ -136,7 +136,7 @@ def test_content_in_parts_and_a_refusal_are_text() -> None:
     assert message.text == "ano"
 
 
-def test_other_choices_and_unknown_fields_are_passed_over() -> None:
+def test_other_choices_and_unknown_fields_are_ignored() -> None:
     message, _ = read(
         event(choices=[{"index": 1, "delta": {"content": "no"}}], x_new={"a": 1}),
         event(choices=[]),
@@ -149,8 +149,8 @@ def test_other_choices_and_unknown_fields_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("limit", [4, 5])
-def test_an_answer_over_its_limit_is_broken_off_and_one_at_the_limit_is_not(limit: int) -> None:
-    """Counted in bytes of text, whatever the characters."""
+def test_an_answer_over_its_limit_is_cut_off_and_one_at_the_limit_is_not(limit: int) -> None:
+    """Counted in bytes of text, for any characters."""
     if limit == 5:
         assert read(delta("stop", content="a€b"), limit=limit)[0].text == "a€b"
     else:
@@ -167,7 +167,7 @@ def test_tool_arguments_count_towards_the_limit() -> None:
         )
 
 
-def test_a_stream_of_nothing_is_not_read_for_ever() -> None:
+def test_an_endless_stream_without_content_is_given_up() -> None:
     answer = ChatAnswer(1024, lambda text: None)
     with pytest.raises(BrokenAnswer):
         for _ in range(1000):
@@ -188,13 +188,13 @@ def test_text_before_a_broken_piece_was_shown() -> None:
     assert answer.shown
 
 
-def test_an_error_object_is_told_as_such() -> None:
+def test_an_error_object_is_reported() -> None:
     with pytest.raises(AnswerError) as caught:
         ChatAnswer(1024, lambda text: None).feed(event(error={"message": "overloaded", "code": 503}))
     assert b"overloaded" in caught.value.complaint
 
 
-def test_a_completion_in_one_piece_is_read_too() -> None:
+def test_a_complete_body_is_parsed_too() -> None:
     answer = ChatAnswer(1024, lambda text: None)
     answer.whole(
         json.dumps({"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}).encode()
@@ -203,8 +203,8 @@ def test_a_completion_in_one_piece_is_read_too() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"choices":[]}', b'{"choices":[{}]}', b'{"status":"ok"}'])
-def test_a_whole_answer_without_an_answer_in_it_is_none(body: bytes) -> None:
-    """Another service at that address would otherwise pass for a model that has nothing to say."""
+def test_a_body_without_an_answer_is_refused(body: bytes) -> None:
+    """Otherwise another service at that address would look like a model with nothing to say."""
     answer = ChatAnswer(1000, lambda _: None)
     with pytest.raises(BrokenAnswer):
         answer.whole(body)
@@ -251,7 +251,7 @@ def test_a_whole_answer_without_an_answer_in_it_is_none(body: bytes) -> None:
     ],
 )
 def test_usage_is_read_in_every_form_in_use(usage: dict[str, Any], counted: Usage) -> None:
-    """A2: cached tokens under any of their names; thoughts are counted as output by whoever leaves them out."""
+    """A2: cached tokens under any of their names; reasoning counts as output even if the provider omits it there."""
     assert read(delta("stop", content="a"), event(choices=[], usage=usage))[0].usage == counted
     with_choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     assert read(event(choices=[with_choice], usage=usage))[0].usage == counted
@@ -262,7 +262,7 @@ def test_usage_is_read_in_every_form_in_use(usage: dict[str, Any], counted: Usag
 
 
 def back(message: Message) -> Any:
-    """As it stands in the next request."""
+    """The message as it is in the next request."""
     assert message.carrier == API
     stored = msgspec.json.decode(msgspec.json.encode(message), type=Message)
     return msgspec.json.decode(WIRE.encode(stored))
@@ -272,8 +272,8 @@ CALLED: dict[str, Any] = {"tool_calls": [{"index": 0, "id": "a", "function": {"n
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_thoughts_go_back_whole_under_their_name(field: str) -> None:
-    """S32: however they were cut; with calls and without."""
+def test_reasoning_is_sent_back_complete_under_its_field_name(field: str) -> None:
+    """S32: however it was split; with calls and without."""
     message, shown = read(delta(**{field: "Let me "}), delta(**{field: "see: ä"}), delta("tool_calls", **CALLED))
     assert back(message)[field] == "Let me see: ä"
     assert shown == []
@@ -281,15 +281,15 @@ def test_thoughts_go_back_whole_under_their_name(field: str) -> None:
     assert back(message) == {"role": "assistant", "content": "4", field: "hm"}
 
 
-def test_an_empty_thought_goes_back_too_where_the_field_itself_is_wanted() -> None:
-    """S32: DeepSeek refuses a conversation in which it is missing."""
+def test_an_empty_reasoning_field_is_sent_back_if_the_endpoint_requires_it() -> None:
+    """S32: DeepSeek refuses a conversation without it."""
     message, _ = read(delta(reasoning_content=""), delta("tool_calls", **CALLED))
     assert back(message)["reasoning_content"] == ""
     assert read(delta(reasoning="", reasoning_content=None), delta("stop", content="a"))[0].carried == ()
 
 
-def test_details_of_reasoning_go_back_in_place_of_what_repeats_them() -> None:
-    """S32: pieces of one detail are put together, all else is kept as it came and in its order."""
+def test_reasoning_details_are_sent_back_instead_of_the_fields_that_repeat_them() -> None:
+    """S32: pieces of one detail are joined; everything else is kept as received and in order."""
     encrypted = {
         "type": "reasoning.encrypted",
         "data": "gAAA",
@@ -318,7 +318,7 @@ def test_details_of_reasoning_go_back_in_place_of_what_repeats_them() -> None:
     ]
 
 
-def test_marks_go_back_on_the_call_that_they_were_on() -> None:
+def test_signatures_are_sent_back_on_their_calls() -> None:
     """S32: Gemini refuses a call without its signature."""
     mark = {"google": {"thought_signature": "Zm9v"}}
     message, _ = read(
@@ -334,8 +334,8 @@ def test_marks_go_back_on_the_call_that_they_were_on() -> None:
 
 
 @pytest.mark.parametrize("odd", [7, {"a": [1]}, [], [[]], "x", True])
-def test_whatever_stands_in_those_places_breaks_no_answer(odd: object) -> None:
-    """A2: they are no part of the format, and each endpoint has its own."""
+def test_unexpected_values_in_reasoning_fields_break_no_answer(odd: object) -> None:
+    """A2: the fields are not part of the format, and endpoints differ."""
     message, _ = read(
         delta(reasoning=odd, reasoning_content=odd, reasoning_details=odd, extra_content=odd),
         delta(reasoning_details=[{"type": odd, "text": odd}, {"type": "reasoning.text", "text": odd}]),
@@ -345,30 +345,30 @@ def test_whatever_stands_in_those_places_breaks_no_answer(odd: object) -> None:
     back(message)
 
 
-def test_thoughts_count_towards_the_limit() -> None:
-    """L03: what nobody is shown is held too."""
+def test_reasoning_counts_towards_the_limit() -> None:
+    """L03: content that is never shown is held too."""
     for given_ in ({"reasoning": "y" * 9}, {"reasoning_details": [{"type": "x", "data": "y" * 9}]}):
         with pytest.raises(BrokenAnswer) as caught:
             read(delta(**given_), limit=8)
         assert caught.value.limit == "answer_bytes"
 
 
-def test_a_mark_that_is_no_json_is_not_kept() -> None:
-    """S32: it would stand in every later request."""
+def test_a_signature_that_is_not_json_is_refused() -> None:
+    """S32: it would be part of every later request."""
     for mark in (b'{"a":"\\q"}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"):
         with pytest.raises(BrokenAnswer):
             read(b'data: {"choices":[{"delta":{"extra_content":' + mark + b"}}]}\n\n", limit=100_000)
 
 
-def test_an_end_mark_without_an_answer_is_none() -> None:
-    """A2: it would otherwise pass for a model that has nothing to say."""
+def test_an_end_mark_without_content_is_not_an_answer() -> None:
+    """A2: it would look like a model with nothing to say."""
     assert outcome(new_answer, b"data: [DONE]\n\n") is None
     assert outcome(new_answer, event(choices=[], usage={}) + b"data: [DONE]\n\n") is None
     assert isinstance(outcome(new_answer, delta(content="") + b"data: [DONE]\n\n"), Message)
 
 
-def test_an_answer_that_ended_with_an_error_is_none() -> None:
-    """A2: relays end a stream so when the provider behind them fails."""
+def test_an_answer_that_ends_with_an_error_fails() -> None:
+    """A2: relays end a stream this way when the provider behind them fails."""
     with pytest.raises(AnswerError):
         read(delta(content="a"), delta("error"))
 
@@ -396,7 +396,7 @@ def new_answer(shown: list[str]) -> ChatAnswer:
     return ChatAnswer(4096, shown.append)
 
 
-def test_the_same_message_comes_out_wherever_the_network_cuts() -> None:
+def test_the_message_is_the_same_wherever_the_network_splits_the_stream() -> None:
     """A2, S32: between any two bytes."""
     messages = cut_everywhere(new_answer, STREAM)
     assert len({msgspec.json.encode(message) for message in messages}) == 1
@@ -404,7 +404,7 @@ def test_the_same_message_comes_out_wherever_the_network_cuts() -> None:
 
 
 def test_a_stream_that_ends_early_is_complete_only_after_its_finish() -> None:
-    """A2: cut at any byte it ends in the middle, which is no fault of the endpoint's and may be tried again."""
+    """A2: cut off before that it is incomplete, which is not the endpoint's error and may be retried."""
     finished = STREAM.index(b'"finish_reason": "tool_calls"') + len(b'"finish_reason": "tool_calls"}]}')
     for end in range(len(STREAM)):
         found = outcome(new_answer, STREAM[:end])
@@ -417,8 +417,8 @@ def test_a_stream_that_ends_early_is_complete_only_after_its_finish() -> None:
 
 @settings(max_examples=400)
 @given(broken_in_any_way(STREAM))
-def test_a_broken_stream_ends_as_a_message_or_as_a_foreseen_failure(stream: bytes) -> None:
-    """A2: whatever the bytes are, and what comes out can be stored and sent."""
+def test_a_damaged_stream_gives_a_message_or_a_known_failure(stream: bytes) -> None:
+    """A2: for any bytes, and the message can be stored and sent."""
     found = outcome(new_answer, stream)
     if isinstance(found, Message):
         stored = msgspec.json.decode(msgspec.json.encode(found), type=Message)
@@ -432,8 +432,8 @@ def test_garbage_is_never_an_answer(garbage: bytes) -> None:
     assert not isinstance(outcome(new_answer, garbage), Message)
 
 
-def test_log_probabilities_are_kept_as_they_came_and_weighed() -> None:
-    """H08: of every piece, in order; what has another shape is passed over; the answer's bound holds for them too."""
+def test_log_probabilities_are_kept_verbatim_and_count_towards_the_limit() -> None:
+    """H08: of every piece, in order; values of another shape are ignored."""
     said = [{"token": "a", "logprob": -0.5, "top_logprobs": []}, {"token": "b", "logprob": -1.5, "top_logprobs": []}]
     pieces = [
         event(choices=[{"index": 0, "delta": {"content": one["token"]}, "logprobs": {"content": [one]}}])

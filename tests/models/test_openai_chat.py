@@ -1,4 +1,4 @@
-"""Asking a model over a real socket: answers, retries, void text, deadlines, bounds, failures in words."""
+"""Calls to a model over a real socket: answers, retries, withdrawn text, deadlines, bounds, error messages."""
 
 import asyncio
 
@@ -45,8 +45,8 @@ async def test_a_plain_answer_is_streamed_and_complete(server: ScriptedModel) ->
     assert answer.usage.output == 5
 
 
-async def test_tools_are_called_and_their_results_answered_with_the_prefix_whole(server: ScriptedModel) -> None:
-    """S32: two tool steps and a second turn; the strict server sees every previous request come again unchanged."""
+async def test_tool_steps_keep_the_prefix_unchanged(server: ScriptedModel) -> None:
+    """S32: two tool steps and a second turn; every request that the strict server sees starts with the previous one."""
     said = [Message(role="user", text='do it [tool clock {}] [together clock {} read_file {"path": "a]b"}]')]
     async with configured(server.base_url) as model:
         first = await ask(model, said)
@@ -73,7 +73,7 @@ def results(message: Message) -> list[Message]:
     return [Message(role="tool", call_id=call.id, text=f"result of {call.name}") for call in message.calls]
 
 
-async def test_a_long_answer_arrives_whole(server: ScriptedModel) -> None:
+async def test_a_long_answer_arrives_complete(server: ScriptedModel) -> None:
     listener = Listener()
     async with configured(server.base_url) as model:
         answer = await ask(model, "[words 5000]", listener)
@@ -89,7 +89,7 @@ async def test_parameters_of_the_call_are_sent(server: ScriptedModel) -> None:
     assert (answer.text, answer.finish) == ("The tide comes in,", "length")
 
 
-async def test_a_request_of_several_megabytes_is_sent_whole(server: ScriptedModel) -> None:
+async def test_a_request_of_several_megabytes_is_sent_completely(server: ScriptedModel) -> None:
     async with configured(server.base_url) as model:
         with anyio.fail_after(30):
             answer = await ask(model, "x" * 3_000_000)
@@ -97,7 +97,7 @@ async def test_a_request_of_several_megabytes_is_sent_whole(server: ScriptedMode
     assert len(server.recorded[0].decoded()["messages"][1]["content"]) == 3_000_000
 
 
-async def test_an_endpoint_that_does_not_stream_is_understood(server: ScriptedModel) -> None:
+async def test_an_endpoint_that_does_not_stream_is_supported(server: ScriptedModel) -> None:
     async with (
         serving(b'{"choices":[{"message":{"content":"whole"},"finish_reason":"stop"}]}') as url,
         configured(url) as model,
@@ -106,7 +106,7 @@ async def test_an_endpoint_that_does_not_stream_is_understood(server: ScriptedMo
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 529, 408, 409])
-async def test_what_may_pass_is_tried_again_after_growing_pauses(server: ScriptedModel, status: int) -> None:
+async def test_temporary_failures_are_retried_after_growing_pauses(server: ScriptedModel, status: int) -> None:
     sleep = Slept()
     async with configured(server.base_url, sleep=sleep) as model:
         answer = await ask(model, f"[status {status} times=3]")
@@ -114,28 +114,28 @@ async def test_what_may_pass_is_tried_again_after_growing_pauses(server: Scripte
     assert sleep.pauses == [0.5, 1.0, 2.0]
 
 
-async def test_pauses_are_spread_by_chance(server: ScriptedModel) -> None:
+async def test_pauses_have_jitter(server: ScriptedModel) -> None:
     sleep = Slept()
     async with configured(server.base_url, sleep=sleep, chance=lambda: 0.25) as model:
         await ask(model, "[status 503 times=2]")
     assert sleep.pauses == [0.125, 0.25]
 
 
-async def test_the_endpoints_wish_to_wait_is_kept(server: ScriptedModel) -> None:
+async def test_retry_after_is_respected(server: ScriptedModel) -> None:
     sleep = Slept()
     async with configured(server.base_url, sleep=sleep, chance=lambda: 0.0) as model:
         await ask(model, "[status 429 retry-after=7 times=1]")
     assert sleep.pauses == [7.0]
 
 
-async def test_an_endpoint_that_asks_for_too_long_a_pause_is_not_waited_for(server: ScriptedModel) -> None:
+async def test_a_too_long_retry_after_is_not_waited_for(server: ScriptedModel) -> None:
     failure, _, sleep = await failing(server, f"[status 429 retry-after={LONGEST_RETRY_AFTER + 1}]")
     assert (failure.kind, failure.retry_after, failure.retryable) == ("rate", LONGEST_RETRY_AFTER + 1, True)
     assert sleep.pauses == []
     assert server.stats()["requests"] == 1
 
 
-async def test_retries_end(server: ScriptedModel) -> None:
+async def test_the_number_of_retries_is_limited(server: ScriptedModel) -> None:
     failure, _, sleep = await failing(server, "[status 503]", retries=2)
     assert (failure.kind, failure.upstream_status) == ("overloaded", 503)
     assert len(sleep.pauses) == 2
@@ -160,7 +160,7 @@ async def test_retries_end(server: ScriptedModel) -> None:
         ("[hugeline after=0]", "protocol"),
     ],
 )
-async def test_what_cannot_pass_is_told_at_once(server: ScriptedModel, script: str, kind: str) -> None:
+async def test_permanent_failures_are_reported_at_once(server: ScriptedModel, script: str, kind: str) -> None:
     failure, _, sleep = await failing(server, script)
     assert (failure.kind, failure.retryable, failure.shown) == (kind, False, False)
     assert sleep.pauses == []
@@ -168,8 +168,8 @@ async def test_what_cannot_pass_is_told_at_once(server: ScriptedModel, script: s
 
 
 @pytest.mark.parametrize("script", ["[status 401 echo]", "[status 500 echo]", "[status 400 echo]"])
-async def test_a_credential_that_the_endpoint_echoes_is_not_told(server: ScriptedModel, script: str) -> None:
-    """X15: neither in the message nor in anything that a traceback shows."""
+async def test_a_credential_that_the_endpoint_echoes_is_redacted(server: ScriptedModel, script: str) -> None:
+    """X15: in the message and in anything that a traceback shows."""
     failure, _, _ = await failing(server, script)
     assert server.recorded[0].authorization == f"Bearer {CANARY}"
     assert "Your credential was" in failure.message
@@ -181,7 +181,7 @@ async def test_a_credential_that_the_endpoint_echoes_is_not_told(server: Scripte
 @pytest.mark.parametrize(
     "script", ["[close times=2]", "[cut after=1 times=2]", "[hang times=2]", "[hang after=1 times=2]"]
 )
-async def test_a_stream_that_dies_before_any_text_is_begun_again_unseen(server: ScriptedModel, script: str) -> None:
+async def test_a_stream_that_breaks_before_any_text_is_retried_silently(server: ScriptedModel, script: str) -> None:
     listener = Listener()
     async with configured(server.base_url, first_byte_timeout=0.2, idle_timeout=0.2) as model:
         with anyio.fail_after(20):
@@ -191,9 +191,7 @@ async def test_a_stream_that_dies_before_any_text_is_begun_again_unseen(server: 
 
 
 @pytest.mark.parametrize("script", ["[cut after=3 times=1]", "[hang after=3 times=1]", "[error after=3 times=1]"])
-async def test_a_stream_that_dies_after_text_is_declared_void_and_given_again(
-    server: ScriptedModel, script: str
-) -> None:
+async def test_a_stream_that_breaks_after_text_is_withdrawn_and_retried(server: ScriptedModel, script: str) -> None:
     listener = Listener()
     async with configured(server.base_url, idle_timeout=0.2) as model:
         with anyio.fail_after(20):
@@ -205,7 +203,7 @@ async def test_a_stream_that_dies_after_text_is_declared_void_and_given_again(
 @pytest.mark.parametrize(
     ("script", "kind"), [("[cut after=3]", "network"), ("[hang after=3]", "timeout"), ("[error after=3]", "overloaded")]
 )
-async def test_a_stream_that_dies_after_text_twice_is_given_up(server: ScriptedModel, script: str, kind: str) -> None:
+async def test_a_stream_that_breaks_after_text_twice_fails(server: ScriptedModel, script: str, kind: str) -> None:
     failure, listener, _ = await failing(server, script, idle_timeout=0.2)
     assert (failure.kind, failure.shown) == (kind, True)
     assert len(listener.resets) == 1
@@ -213,27 +211,27 @@ async def test_a_stream_that_dies_after_text_twice_is_given_up(server: ScriptedM
     assert server.stats()["requests"] == 2
 
 
-async def test_without_retries_shown_text_is_not_begun_again(server: ScriptedModel) -> None:
+async def test_without_retries_a_broken_stream_with_text_fails(server: ScriptedModel) -> None:
     failure, listener, _ = await failing(server, "[cut after=3]", retries=0)
     assert failure.shown
     assert listener.resets == []
 
 
-async def test_a_silent_endpoint_is_given_up_at_the_first_byte_timeout(server: ScriptedModel) -> None:
+async def test_a_silent_endpoint_fails_at_the_first_byte_timeout(server: ScriptedModel) -> None:
     failure, _, _ = await failing(server, "[hang]", first_byte_timeout=0.2, retries=1)
     assert failure.kind == "timeout"
     assert "first_byte_timeout" in failure.message
     assert server.stats()["requests"] == 2
 
 
-async def test_a_slow_stream_that_goes_on_is_waited_for(server: ScriptedModel) -> None:
+async def test_a_slow_stream_does_not_time_out(server: ScriptedModel) -> None:
     """The deadline is for silence, not for the whole answer."""
     async with configured(server.base_url, idle_timeout=0.5) as model:
         answer = await ask(model, "[words 8] [slow ms=100]")
     assert answer.text.endswith("w7")
 
 
-async def test_an_endpoint_that_is_not_there_is_told_with_its_address(server: ScriptedModel) -> None:
+async def test_an_unreachable_endpoint_is_reported_with_its_address(server: ScriptedModel) -> None:
     async with serving(b"") as url:
         pass
     sleep = Slept()
@@ -245,8 +243,8 @@ async def test_an_endpoint_that_is_not_there_is_told_with_its_address(server: Sc
     assert len(sleep.pauses) == 2
 
 
-async def test_something_that_is_not_http_is_told(server: ScriptedModel) -> None:
-    """X15: and nothing of what was sent is in anything that a traceback shows."""
+async def test_a_server_that_is_not_http_is_reported(server: ScriptedModel) -> None:
+    """X15: and a traceback shows nothing that was sent."""
     async with serving(None) as url, configured(url, key="env:CANARY") as model:
         with pytest.raises(ModelFailed) as caught:
             await ask(model, "hello")
@@ -255,20 +253,20 @@ async def test_something_that_is_not_http_is_told(server: ScriptedModel) -> None
         assert CANARY not in seen
 
 
-async def test_an_answer_over_the_limit_is_broken_off_with_the_limits_name(server: ScriptedModel) -> None:
+async def test_an_answer_over_the_limit_is_cut_off_and_the_limit_is_named(server: ScriptedModel) -> None:
     failure, _, _ = await failing(server, "[words 20000]", answer_bytes=1000)
     assert failure.kind == "protocol"
     assert "1000 bytes" in failure.message
     assert "limits.answer_bytes" in failure.message
 
 
-async def test_a_stream_without_its_end_mark_counts_when_it_had_a_finish(server: ScriptedModel) -> None:
+async def test_a_stream_without_an_end_mark_is_complete_if_it_had_a_finish(server: ScriptedModel) -> None:
     async with configured(server.base_url) as model:
         assert (await ask(model, "[nodone]")).text == ANSWER
 
 
-async def test_an_answer_that_said_why_it_ends_is_whole_though_its_connection_breaks() -> None:
-    """L11: it is not asked for, and not paid, a second time."""
+async def test_an_answer_with_a_finish_is_complete_even_if_its_connection_breaks() -> None:
+    """L11: it is not requested, and not paid, a second time."""
     asked: list[None] = []
 
     async def answer(writer: asyncio.StreamWriter) -> None:
@@ -284,10 +282,10 @@ async def test_an_answer_that_said_why_it_ends_is_whole_though_its_connection_br
 @pytest.mark.parametrize(
     ("script", "call"), [("[badargs read_file]", ("read_file", '{"path": ')), ("[unknowntool]", ("no_such_tool", "{}"))]
 )
-async def test_a_call_that_makes_no_sense_is_handed_on_verbatim(
+async def test_an_invalid_tool_call_is_passed_on_verbatim(
     server: ScriptedModel, script: str, call: tuple[str, str]
 ) -> None:
-    """Whether it can be done is for the tools to say."""
+    """The tools decide about it."""
     async with configured(server.base_url) as model:
         first = await ask(model, script)
         assert [(one.name, one.arguments) for one in first.calls] == [call]
@@ -324,7 +322,7 @@ def serving(body: bytes | None) -> "OneAnswer":
 
 
 class OneAnswer:
-    """A server that answers everything with one JSON body, or with something that is not HTTP."""
+    """A server that answers everything with one JSON body, or with bytes that are not HTTP."""
 
     def __init__(self, body: bytes | None) -> None:
         self._answer = b"SSH-2.0-gate\r\n\r\n"
@@ -351,8 +349,8 @@ class OneAnswer:
         await self._listener.aclose()
 
 
-async def test_an_endpoint_that_stops_reading_a_long_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L10: there is no silence to go by while something is sent, so that sending has a deadline of its own."""
+async def test_an_endpoint_that_stops_reading_a_long_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L10: sending has its own deadline, because no other timeout applies meanwhile."""
     monkeypatch.setattr(http_model, "UPLOAD_BYTES_PER_SECOND", 1 << 30)
     done = asyncio.Event()
 

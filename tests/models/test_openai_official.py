@@ -1,4 +1,4 @@
-"""The official package and ours: it takes what our wires send, and reads what our answers read, to the same result."""
+"""Comparison with OpenAI's own package: it accepts our requests, and both parse answers to the same result."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -57,8 +57,8 @@ def strict(kind: Any) -> Callable[[bytes], Any]:
 
 
 def _tightened(schema: Any) -> Any:
-    """No unknown keys, which pydantic passes over otherwise, and lists for what is typed as any iterable, into which it
-    would not look."""
+    """The type without unknown keys, which pydantic would ignore, and with lists for iterables, whose items it would
+    not check."""
     if isinstance(schema, dict):
         if schema.get("type") == "typed-dict":
             schema["extra_behavior"] = "forbid"
@@ -76,7 +76,7 @@ check_chat = strict(CompletionCreateParamsStreaming)
 check_responses = strict(ResponseCreateParamsStreaming)
 
 
-def test_the_check_itself_finds_what_is_wrong() -> None:
+def test_the_validation_itself_finds_errors() -> None:
     good = b'{"model":"m","stream":true,"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}]}'
     assert check_chat(good) == msgspec.json.decode(good)
     for wrong in (good.replace(b'"stream"', b'"strem"'), good.replace(b'"text":"a"', b'"text":"a","x":1')):
@@ -90,8 +90,7 @@ def test_the_check_itself_finds_what_is_wrong() -> None:
 
 
 def history(wire: ChatWire | ResponsesWire, answers: list[Message]) -> list[bytes]:
-    """A conversation with everything in it: each answer's calls get their results, with pictures, sounds and
-    documents."""
+    """A conversation with everything in it: each answer's calls get results, with pictures, sounds and documents."""
     shown = (PICTURE, DOCUMENT, SOUND)
     made = [wire.encode(Message(role="user", text="look", aside="a note", media=shown))]
     for answer in answers:
@@ -106,7 +105,7 @@ def history(wire: ChatWire | ResponsesWire, answers: list[Message]) -> list[byte
 
 @pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
 def test_a_chat_request_is_what_the_official_package_would_send(call: Call) -> None:
-    """S32, A2: no field that it does not know, and none missing."""
+    """S32, A2: no unknown field, and none missing."""
     wire = ChatWire("m", FACTS, completion_tokens=True)
     answers = [answered(ChatAnswer, stream) for stream in recorded.CHAT.values()]
     body = b"".join(wire.body(wire.encode_prefix(PREFIX), history(wire, answers), call))
@@ -115,7 +114,7 @@ def test_a_chat_request_is_what_the_official_package_would_send(call: Call) -> N
 
 @pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
 def test_a_responses_request_is_what_the_official_package_would_send(call: Call) -> None:
-    """S32, A2: with thoughts and phases given back as the package's own items."""
+    """S32, A2: with reasoning and phases returned as the package's own items."""
     wire = ResponsesWire("m", FACTS)
     answers = [answered(ResponsesAnswer, recorded.responses_stream(told)) for told in recorded.RESPONSES.values()]
     body = b"".join(wire.body(wire.encode_prefix(PREFIX), history(wire, answers), call))
@@ -153,7 +152,7 @@ def answered(kind: type[ChatAnswer] | type[ResponsesAnswer], stream: bytes) -> M
 
 @asynccontextmanager
 async def serving(stream: bytes) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, and a server that has one answer to everything, in small pieces."""
+    """The official client, and a server that sends one answer to everything, in small pieces."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -222,7 +221,7 @@ ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 async def officially(told: list[dict[str, Any]]) -> Any:
-    """The last event as the official client gives it, with what it made of all of them."""
+    """The last event from the official client, with its accumulated response."""
     async with (
         serving(recorded.responses_stream(told)) as client,
         client.responses.stream(model="m", input="hi") as seen,
@@ -262,7 +261,7 @@ async def test_both_read_the_same_responses_stream_alike(name: str) -> None:
 
 @pytest.mark.parametrize("name", recorded.FAILING)
 async def test_both_see_that_a_response_failed(name: str) -> None:
-    """A2: by an event of its own, or by an error in the stream."""
+    """A2: by an event, or by an error in the stream."""
     told = recorded.FAILING[name]
     found = outcome(lambda shown: ResponsesAnswer(4096, shown.append), recorded.responses_stream(told))
     assert isinstance(found, AnswerError)

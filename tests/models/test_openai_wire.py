@@ -1,4 +1,4 @@
-"""Encoding for chat completions: deterministic to the byte, and growing only at the end."""
+"""Requests of chat completions: deterministic to the byte, and growing only at the end."""
 
 import re
 import tracemalloc
@@ -42,7 +42,7 @@ def decoded(wire: ChatWire = WIRE, call: Call = PLAIN, history: Sequence[bytes] 
 
 @given(turns)
 def test_messages_reloaded_from_the_store_encode_to_the_same_bytes(past: list[list[Message]]) -> None:
-    """B4, S32: JSON there and back changes no byte of the request, also of what a model wants back."""
+    """B4, S32: a round trip through JSON changes no byte of the request, including fields that a model wants back."""
     for group in past:
         stored = msgspec.json.decode(msgspec.json.encode(group), type=list[Message])
         assert encoded(WIRE, stored) == encoded(WIRE, group) == encoded(ChatWire("m", FACTS), group)
@@ -50,7 +50,7 @@ def test_messages_reloaded_from_the_store_encode_to_the_same_bytes(past: list[li
 
 @given(turns)
 def test_encoded_messages_are_canonical_json(past: list[list[Message]]) -> None:
-    """S32: decoding and encoding again gives the same bytes, so that canonical content and bytes agree."""
+    """S32: decoding and encoding again gives the same bytes."""
     plain = [msgspec.structs.replace(message, carried=()) for group in past for message in group]
     for message in plain:
         once = encoded(WIRE, [message])
@@ -67,10 +67,10 @@ def test_a_prefix_reloaded_from_the_store_encodes_to_the_same_bytes(prefix: Pref
 
 
 @given(prefixes, turns, turns)
-def test_the_next_request_begins_with_the_previous_one(
+def test_the_next_request_starts_with_the_previous_one(
     prefix: Prefix, past: list[list[Message]], fresh: list[list[Message]]
 ) -> None:
-    """S32, B4: all of a request but its closing brackets is the beginning of the conversation's next request."""
+    """S32, B4: a request without its closing brackets is the start of the conversation's next request."""
     start = WIRE.encode_prefix(prefix)
     history = [encoded(WIRE, group) for group in past]
     before = b"".join(WIRE.body(start, history, Call()))
@@ -81,8 +81,8 @@ def test_the_next_request_begins_with_the_previous_one(
     assert [message["role"] for message in msgspec.json.decode(after)["messages"] if message["role"] != "tool"]
 
 
-def test_a_request_is_made_of_the_very_pieces_of_its_history() -> None:
-    """L22, S32: writing a request copies nothing of a long history."""
+def test_a_request_does_not_copy_its_history() -> None:
+    """L22, S32: the pieces of a long history are used as they are."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p"))
     history = [WIRE.encode(Message(role="user", text="x" * 65_536)) for _ in range(64)]
     tracemalloc.start()
@@ -98,15 +98,15 @@ def test_a_request_is_made_of_the_very_pieces_of_its_history() -> None:
 
 @pytest.mark.parametrize("prompt", ["", "p"])
 @pytest.mark.parametrize("said", [(), ("a",), ("a", "b")])
-def test_messages_are_whole_with_and_without_a_prompt(prompt: str, said: tuple[str, ...]) -> None:
-    """S32: however few there are."""
+def test_requests_are_valid_with_and_without_a_prompt(prompt: str, said: tuple[str, ...]) -> None:
+    """S32: for any number of messages."""
     history = [WIRE.encode(Message(role="user", text=text)) for text in said]
     body = decoded(history=history, prefix=WIRE.encode_prefix(Prefix(prompt=prompt)))
     assert [message["content"] for message in body["messages"]] == [*filter(None, (prompt,)), *said]
 
 
 def test_the_body_has_parameters_and_tools_before_messages() -> None:
-    """S32: what grows comes last."""
+    """S32: the growing part comes last."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
     call = Call(temperature=0.5, max_tokens=7, stop=("x",), reasoning="off", user="u", metadata={"a": "b"})
     body = decoded(call=call, history=[b'{"role":"user","content":"hi"}'], prefix=prefix)
@@ -119,7 +119,7 @@ def test_the_body_has_parameters_and_tools_before_messages() -> None:
 
 
 @pytest.mark.parametrize("effort", ["off", "minimal", "low", "medium", "high", "max"])
-def test_reasoning_effort_touches_neither_prefix_nor_messages(effort: str) -> None:
+def test_reasoning_effort_changes_neither_prefix_nor_messages(effort: str) -> None:
     """A3, S32: it is a parameter of the call; tools and messages stay the same bytes."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
     plain = b"".join(WIRE.body(prefix, [b"{}"], Call()))
@@ -140,14 +140,14 @@ def test_reasoning_effort_touches_neither_prefix_nor_messages(effort: str) -> No
         ("effort", ("low", "high"), None, None),
     ],
 )
-def test_the_effort_is_a_word_that_the_model_knows(thinking: Any, efforts: Any, asked: Any, sent: str | None) -> None:
-    """A3: nothing is sent to a model that does not think."""
+def test_the_effort_is_one_that_the_model_knows(thinking: Any, efforts: Any, asked: Any, sent: str | None) -> None:
+    """A3: a model that does not think gets none."""
     wire = ChatWire("m", Facts(thinking=thinking, efforts=efforts))
     assert decoded(wire, Call(reasoning=asked, temperature=1.0)).get("reasoning_effort") == sent
 
 
-def test_sampling_is_sent_where_the_model_takes_it_and_refused_by_name_elsewhere() -> None:
-    """A3, H08: OpenAI's own models that reason take the default values only."""
+def test_sampling_parameters_are_sent_if_supported_and_refused_by_name_otherwise() -> None:
+    """A3, H08: OpenAI's own reasoning models accept only the default values."""
     call = Call(temperature=0.5, top_p=0.9)
     for wire in (ChatWire("m", Facts(), completion_tokens=True), WIRE):
         assert {"temperature", "top_p"} <= set(decoded(wire, call))
@@ -161,8 +161,8 @@ def test_sampling_is_sent_where_the_model_takes_it_and_refused_by_name_elsewhere
     assert "temperature" in decoded(reasoning, off)
 
 
-def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words() -> None:
-    """S32: an aside is a part of its own, marked as not the user's, and stays with its message."""
+def test_a_note_of_the_gateway_is_separate_from_the_users_text() -> None:
+    """S32: a note is a separate part, marked as not the user's, and stays with its message."""
     message = msgspec.json.decode(WIRE.encode(Message(role="user", text="hello", aside="It is Monday.")))
     assert message["content"] == [
         {"text": "hello", "type": "text"},
@@ -170,16 +170,17 @@ def test_what_the_gateway_adds_to_a_message_is_kept_apart_from_the_users_words()
     ]
 
 
-def test_tool_arguments_go_out_verbatim() -> None:
-    """S32: also when they are not valid JSON."""
+def test_tool_arguments_are_sent_verbatim() -> None:
+    """S32: even if they are not valid JSON."""
     call = ToolCall(id="c1", name="read_file", arguments='{ "path":  "a" , broken')
     message = msgspec.json.decode(WIRE.encode(Message(role="assistant", calls=(call,))))
     assert message["content"] is None
     assert message["tool_calls"][0]["function"]["arguments"] == call.arguments
 
 
-def test_ids_and_names_that_the_service_refuses_are_made_to_fit() -> None:
-    """A2, S33: another server's id may be longer, and a model may dream a name; either would be refused for ever."""
+def test_ids_and_names_that_the_service_would_refuse_are_mapped() -> None:
+    """A2, S33: ids of another server may be longer, and a model may invent a name; every later request would be
+    refused."""
     long = "chatcmpl-tool-" + "5" * 32
     call = ToolCall(id=long, name="functions.read file", arguments="{}")
     sent = msgspec.json.decode(WIRE.encode(Message(role="assistant", calls=(call,))))["tool_calls"][0]
@@ -191,8 +192,8 @@ def test_ids_and_names_that_the_service_refuses_are_made_to_fit() -> None:
 
 
 @pytest.mark.parametrize("given", ["call_0fypS1hVX", "", "toolu_01A09q90qw90lq917835lq9", "abcdefgh-"])
-def test_an_endpoint_that_insists_on_short_ids_gets_them(given: str) -> None:
-    """A2: nine letters and digits, for calls and results alike; its own go back as they came."""
+def test_an_endpoint_that_requires_short_ids_gets_them(given: str) -> None:
+    """A2: nine letters and digits, for calls and results alike; its own ids stay unchanged."""
     wire = OpenAIChat("https://api.mistral.ai/v1", "m", FACTS).wire
     for id, expected in ((given, None), ("D681PevKs", "D681PevKs")):
         answer = Message(role="assistant", calls=(ToolCall(id=id, name="x", arguments="{}"),))
@@ -201,15 +202,15 @@ def test_an_endpoint_that_insists_on_short_ids_gets_them(given: str) -> None:
         assert re.fullmatch("[A-Za-z0-9]{9}", sent) and result["tool_call_id"] == sent == (expected or sent)
 
 
-def test_results_of_one_step_stand_together_in_the_order_of_its_calls() -> None:
+def test_results_of_one_step_are_contiguous_and_in_the_order_of_its_calls() -> None:
     """S32, S33: one message each, and nothing between them."""
     results = [Message(role="tool", call_id=f"c{n}", name="x", text=f"result {n}") for n in range(3)]
     messages = msgspec.json.decode(b"[" + WIRE.encode_results(results) + b"]")
     assert messages == [{"tool_call_id": f"c{n}", "content": f"result {n}", "role": "tool"} for n in range(3)]
 
 
-def test_the_output_limit_has_the_name_that_the_service_knows() -> None:
-    """A2: each by its address."""
+def test_the_output_limit_has_the_name_that_the_endpoint_accepts() -> None:
+    """A2: chosen by its address."""
     for base_url, name in [
         ("https://api.openai.com/v1", "max_completion_tokens"),
         ("https://mine.openai.azure.com/openai/v1", "max_completion_tokens"),
@@ -246,8 +247,8 @@ ANSWER = Message(
 )
 
 
-def test_what_a_model_wants_back_stands_verbatim_where_it_stood() -> None:
-    """S32: thoughts on the message, marks on their calls, to the byte."""
+def test_fields_that_a_model_wants_back_are_sent_verbatim_at_their_position() -> None:
+    """S32: reasoning on the message, signatures on their calls, to the byte."""
     sent = WIRE.encode(ANSWER)
     assert sent.endswith(b',"reasoning_content":"hm", "n": 1.50}')
     assert b'"type":"function","extra_content":{"google": {"thought_signature":"Zm9v"}}}]' in sent
@@ -256,14 +257,14 @@ def test_what_a_model_wants_back_stands_verbatim_where_it_stood() -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": "other"}, {"carrier": "anthropic"}, {"carrier": ""}])
-def test_what_one_model_wanted_back_is_not_sent_to_another(change: dict[str, str]) -> None:
-    """A2: another model could not read it."""
+def test_fields_of_one_model_are_not_sent_to_another(change: dict[str, str]) -> None:
+    """A2: another model could not read them."""
     plain = msgspec.structs.replace(ANSWER, carrier="", carried=())
     assert WIRE.encode(msgspec.structs.replace(ANSWER, **change)) == WIRE.encode(plain)
 
 
-def test_an_endpoint_that_insists_on_thoughts_gets_empty_ones_for_answers_that_have_none() -> None:
-    """A2: a conversation that another model began, or an answer that was stopped, can go on there."""
+def test_an_endpoint_that_requires_reasoning_gets_empty_fields_for_answers_without_it() -> None:
+    """A2: a conversation that another model started, or with a stopped answer, can continue there."""
     wire = OpenAIChat("https://api.deepseek.com/v1", "m", FACTS).wire
     stopped = msgspec.json.decode(wire.encode(Message(role="assistant", text="I was", finish="stopped")))
     assert stopped == {"role": "assistant", "content": "I was", "reasoning_content": ""}
@@ -271,8 +272,8 @@ def test_an_endpoint_that_insists_on_thoughts_gets_empty_ones_for_answers_that_h
     assert b"reasoning_content" not in wire.encode(Message(role="user", text="hi"))
 
 
-def test_an_endpoint_that_insists_on_marks_gets_its_own_for_calls_of_other_models() -> None:
-    """A2: on the first call of a step, as it gives them itself."""
+def test_an_endpoint_that_requires_signatures_gets_a_placeholder_for_calls_of_other_models() -> None:
+    """A2: on the first call of a step, where it puts its own."""
     wire = OpenAIChat("https://generativelanguage.googleapis.com/v1beta/openai", "m", FACTS).wire
     first, second = msgspec.json.decode(wire.encode(msgspec.structs.replace(ANSWER, model="other")))["tool_calls"]
     assert first["extra_content"] == {"google": {"thought_signature": "skip_thought_signature_validator"}}
@@ -285,7 +286,7 @@ def test_an_endpoint_that_insists_on_marks_gets_its_own_for_calls_of_other_model
 
 
 def test_a_callers_tools_follow_the_agents_own() -> None:
-    """C3, H09: on a name clash the agent's own tool stays; its schema goes out verbatim, `strict` only where asked."""
+    """C3, H09: on a name clash the agent's own tool stays; schemas are sent verbatim, `strict` only if requested."""
     own = (ToolDefinition(name="own", description="d"),)
     schema = msgspec.Raw(b'{"type":  "object"}')
     brought = (

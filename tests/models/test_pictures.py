@@ -1,4 +1,4 @@
-"""Pictures in chat completions: as users' parts, in data URLs, and checked as strictly as a provider does."""
+"""Pictures in chat completions: parts of user messages, as data URLs, checked as strictly as by a provider."""
 
 import base64
 from typing import Any
@@ -42,7 +42,7 @@ messages = st.builds(
 )
 
 
-def test_a_picture_is_a_part_behind_the_words() -> None:
+def test_a_picture_is_a_part_after_the_text() -> None:
     """D3: as media, not as a path."""
     encoded = WIRE.encode(Message(role="user", text="look", aside="a note", media=(PICTURE, PICTURE)))
     part = {"image_url": {"url": "data:image/png;base64," + base64.b64encode(PNG).decode()}, "type": "image_url"}
@@ -62,8 +62,8 @@ def result_of(name: str, *shown: Media) -> Message:
     return Message(role="tool", call_id=f"of {name}", name=name, text=f"said by {name}", media=shown)
 
 
-def test_what_results_show_follows_the_last_of_them_in_one_message() -> None:
-    """D3: this format takes it from users only, and lets nothing stand between the results of a step."""
+def test_media_of_results_follows_the_last_result_in_one_message() -> None:
+    """D3: the format accepts media only from users, and nothing between the results of a step."""
     scaled = msgspec.structs.replace(PICTURE, note="scaled")
     encoded = WIRE.encode_results([result_of("a", PICTURE), result_of("b"), result_of("c", scaled, PICTURE)])
     *results, shown = msgspec.json.decode(b"[" + encoded + b"]")
@@ -75,14 +75,14 @@ def test_what_results_show_follows_the_last_of_them_in_one_message() -> None:
     )
 
 
-def test_results_that_show_nothing_are_followed_by_nothing() -> None:
+def test_results_without_media_add_no_message() -> None:
     """D3, S32: a step without media costs no message."""
     assert len(msgspec.json.decode(b"[" + WIRE.encode_results([result_of("a"), result_of("b")]) + b"]")) == 2
 
 
 @pytest.mark.parametrize(("media_type", "format"), [("audio/wav", "wav"), ("audio/mpeg", "mp3")])
-def test_a_sound_goes_as_it_is(media_type: str, format: str) -> None:
-    """D3: in the two forms that the format knows."""
+def test_a_sound_is_sent_unchanged(media_type: str, format: str) -> None:
+    """D3: in the two types that the format accepts."""
     sound = msgspec.structs.replace(SOUND, media_type=media_type)
     encoded = WIRE.encode(Message(role="user", text="listen", media=(sound,)))
     part = msgspec.json.decode(encoded)["content"][1]
@@ -93,8 +93,8 @@ def test_a_sound_goes_as_it_is(media_type: str, format: str) -> None:
     TypeAdapter(ChatCompletionMessageParam).validate_json(encoded)
 
 
-def test_sounds_and_pictures_of_results_are_named_in_their_order() -> None:
-    """D3: each by what it is."""
+def test_media_of_results_is_described_in_order() -> None:
+    """D3: each by its kind."""
     encoded = WIRE.encode_results([result_of("a", SOUND, PICTURE)])
     shown = msgspec.json.decode(b"[" + encoded + b"]")[-1]["content"]
     assert "Pictures and sounds that these results show, in this order: a (audio/mpeg, 2.5 s); a (4 x 3)." in str(shown)
@@ -103,8 +103,8 @@ def test_sounds_and_pictures_of_results_are_named_in_their_order() -> None:
     assert "]\nSounds that" in alone[0]["text"]
 
 
-def test_documents_of_results_are_named_in_their_order() -> None:
-    """D3: by their file's name, also beside other media."""
+def test_documents_of_results_are_described_in_order() -> None:
+    """D3: by file name, also next to other media."""
     encoded = WIRE.encode_results([result_of("a", DOCUMENT, PICTURE), result_of("b", SOUND)])
     shown = msgspec.json.decode(b"[" + encoded + b"]")[-1]["content"]
     assert shown[0]["text"] == ASIDE_HEADING + (
@@ -130,8 +130,8 @@ def test_documents_of_results_are_named_in_their_order() -> None:
         (Facts(), "image/png", False),
     ],
 )
-def test_media_that_a_model_cannot_take_becomes_a_note(facts: Facts, media_type: str, taken: bool) -> None:
-    """D3, A2: where the model or the format has no place for it, words stand in its stead, loaded or not."""
+def test_unsupported_media_is_replaced_by_a_note(facts: Facts, media_type: str, taken: bool) -> None:
+    """D3, A2: if the model or the format does not accept it, loaded or not."""
     wire = ChatWire("m", facts)
     assert wire.takes(media_type) is taken
     if not taken:
@@ -143,21 +143,21 @@ def test_media_that_a_model_cannot_take_becomes_a_note(facts: Facts, media_type:
 
 @given(messages)
 def test_a_message_with_pictures_encodes_to_the_same_canonical_bytes_when_reloaded(message: Message) -> None:
-    """B4, S32: there and back through the store's JSON."""
+    """B4, S32: after a round trip through the store's JSON."""
     stored = msgspec.json.decode(msgspec.json.encode(message), type=Message)
     encoded = WIRE.encode(message)
     assert WIRE.encode(stored) == encoded
     assert msgspec.json.encode(msgspec.json.decode(encoded)) == encoded
 
 
-def test_a_picture_that_was_not_loaded_is_a_mistake_of_ours() -> None:
-    """D3: nothing is sent in its place."""
+def test_encoding_a_picture_that_was_not_loaded_is_an_error() -> None:
+    """D3: nothing is sent instead."""
     with pytest.raises(ValueError, match="sp_1 was not loaded"):
         WIRE.encode(Message(role="user", media=(Media(media_type="image/png", spooled="sp_1"),)))
 
 
-def test_the_demo_model_goes_on_after_pictures() -> None:
-    """D3: what follows its tool's result is not a message of the user's."""
+def test_the_demo_model_continues_after_pictures() -> None:
+    """D3: media after a tool result is not a message of the user."""
     said = [
         {"role": "user", "content": "read file x.png"},
         calling("a"),
@@ -192,7 +192,7 @@ GOOD = "data:image/png;base64," + base64.b64encode(PNG).decode()
         {"role": "system", "content": looking(GOOD)["content"]},
     ],
 )
-async def test_the_scripted_model_refuses_what_is_no_picture(server: ScriptedModel, message: dict[str, Any]) -> None:
+async def test_the_scripted_model_refuses_an_invalid_picture(server: ScriptedModel, message: dict[str, Any]) -> None:
     status, answer = await post(server, {"model": "m", "messages": [message]})
     assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
@@ -204,7 +204,7 @@ def test_the_scripted_model_refuses_a_picture_that_is_too_large() -> None:
         check_media([Image(image_url=ImageUrl(url=large))], "user", "messages.[0]")
 
 
-async def test_the_scripted_model_takes_pictures_of_users_and_no_others(server: ScriptedModel) -> None:
+async def test_the_scripted_model_accepts_pictures_only_from_users(server: ScriptedModel) -> None:
     user = {"role": "user", "content": "hi"}
     status, answer = await post(server, {"model": "m", "messages": [user, looking(GOOD, detail="low")]})
     assert status == 200
@@ -214,7 +214,7 @@ async def test_the_scripted_model_takes_pictures_of_users_and_no_others(server: 
     assert status == 400
 
 
-async def test_a_picture_reaches_the_model_as_it_is(server: ScriptedModel) -> None:
+async def test_a_picture_reaches_the_model_unchanged(server: ScriptedModel) -> None:
     """D3: over the wire, to a strict server."""
     async with configured(server.base_url, vision=True) as asked:
         await ask(asked, [Message(role="user", text="look", media=(PICTURE,))])

@@ -1,4 +1,4 @@
-"""How hard a model is asked to think, in its own words."""
+"""Reasoning efforts, in the model's own words."""
 
 from collections.abc import Sequence
 
@@ -34,26 +34,28 @@ THEIRS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
         ("ultra", ("low", "high"), "ultra"),
     ],
 )
-def test_the_nearest_word_that_is_not_above_what_was_asked(asked: str, efforts: Sequence[str], word: str) -> None:
-    """One setting for all models; a word of the caller's own is handed through."""
+def test_the_nearest_effort_that_does_not_exceed_the_requested_one_is_used(
+    asked: str, efforts: Sequence[str], word: str
+) -> None:
+    """One setting for all models; an effort that is not on the scale is passed through."""
     assert nearest_effort(asked, efforts) == word
 
 
 @given(st.sampled_from(OURS), st.lists(st.sampled_from(THEIRS), min_size=1, unique=True))
-def test_only_words_that_the_model_knows_are_sent(asked: str, efforts: list[str]) -> None:
-    """In whatever order they are given."""
+def test_only_efforts_that_the_model_knows_are_sent(asked: str, efforts: list[str]) -> None:
+    """In any order of its list."""
     assert nearest_effort(asked, efforts) in efforts
     assert nearest_effort(asked, efforts) == nearest_effort(asked, sorted(efforts))
 
 
 @given(st.lists(st.sampled_from(THEIRS), min_size=1, unique=True))
-def test_to_ask_for_more_never_gives_less(efforts: list[str]) -> None:
+def test_a_higher_request_never_gives_a_lower_effort(efforts: list[str]) -> None:
     ranks = [THEIRS.index(nearest_effort(asked, efforts) or "") for asked in OURS]
     assert ranks == sorted(ranks)
 
 
-def test_every_word_of_the_configuration_is_on_the_scale() -> None:
-    """Else it would be handed through as a word of the caller's own."""
+def test_every_configurable_effort_is_on_the_scale() -> None:
+    """Otherwise it would be passed through."""
     assert getattr(settings_of(AgentSettings)["reasoning"].rule, "words", ()) == OURS
     assert getattr(settings_of(ModelSettings)["efforts"].rule, "words", ()) == THEIRS
     for asked in OURS:
@@ -62,8 +64,8 @@ def test_every_word_of_the_configuration_is_on_the_scale() -> None:
         assert nearest_effort("max", (effort,)) == effort
 
 
-def test_a_model_that_nobody_knows_is_told_nothing_of_thinking_unless_somebody_asks() -> None:
-    """A3: it may not be able to think at all; whoever asks it to will be told if it cannot."""
+def test_an_unknown_model_gets_an_effort_only_on_request() -> None:
+    """A3: it may not be able to think at all; an explicit request that it refuses is reported."""
     guessed = Facts(thinking="effort", efforts=("low", "medium", "high"), thinking_unknown=True)
     known = Facts(thinking="effort", efforts=("low", "medium", "high"))
     assert (requested_effort(guessed, None), requested_effort(guessed, "off"), requested_effort(guessed, "max")) == (

@@ -1,4 +1,4 @@
-"""The file of a recording."""
+"""The file format of recordings."""
 
 import json
 import os
@@ -57,10 +57,10 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=5), st.integers(0, 10_000))
-def test_what_is_written_is_read_back_up_to_the_last_whole_line(
+def test_a_recording_is_readable_up_to_its_last_complete_line(
     tmp_path_factory: pytest.TempPathFactory, lines: list[Event], cut: int
 ) -> None:
-    """Wherever a kill cut the file."""
+    """Wherever a kill truncated the file."""
     file = written(tmp_path_factory.mktemp("file") / "f", *lines)
     assert lines_of(file) == lines
     whole = file.read_bytes()
@@ -72,7 +72,7 @@ def test_what_is_written_is_read_back_up_to_the_last_whole_line(
 
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_pieces_keep_every_byte(pieces: list[bytes]) -> None:
-    """Also of characters that the network cut in two."""
+    """Also of characters that the network split."""
     assert [RecordedPiece.of(0, data).bytes for data in pieces] == pieces
 
 
@@ -96,8 +96,8 @@ def test_pieces_keep_every_byte(pieces: list[bytes]) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, content: bytes, why: str) -> None:
-    """And its name is in it."""
+def test_a_file_that_is_not_a_recording_is_refused_in_one_sentence(tmp_path: Path, content: bytes, why: str) -> None:
+    """The sentence names the file."""
     file = tmp_path / "f"
     file.write_bytes(content)
     with pytest.raises(Misconfigured, match=why) as refused:
@@ -105,15 +105,15 @@ def test_a_file_that_is_no_recording_is_refused_in_a_sentence(tmp_path: Path, co
     assert str(file) in refused.value.message and "\n" not in refused.value.message
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    """A folder, a pipe that nobody writes to, something that is not there."""
+def test_a_path_that_is_not_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A folder, a pipe without a writer, a missing file."""
     os.mkfifo(tmp_path / "pipe")
     for name, why in ((".", "not a file"), ("pipe", "not a file"), ("none", "cannot be read .No such file")):
         with pytest.raises(Misconfigured, match=why):
             TransportReplayer(tmp_path / name, Redactor()).open()
 
 
-def test_the_digest_does_not_depend_on_how_json_is_written() -> None:
-    """The order of names, spaces, escapes."""
+def test_the_digest_does_not_depend_on_json_formatting() -> None:
+    """Order of names, spaces, escapes."""
     assert digest(json.loads('{"a": "\\u00e9", "b": 1}')) == digest(json.loads('{"b":1,"a":"é"}'))
     assert digest({"a": 1}) != digest({"a": "1"})

@@ -1,4 +1,4 @@
-"""Model traffic is recorded while it passes."""
+"""Recording of model traffic."""
 
 import asyncio
 import resource
@@ -25,7 +25,8 @@ from tidegate.security import HIDDEN, Redactor
 
 @pytest.mark.anyio
 async def test_no_credential_is_in_the_file(server: ScriptedModel, tmp_path: Path) -> None:
-    """X15: in its own header, in others, said by the asker, echoed by the endpoint, said by the model in pieces."""
+    """X15: not from its own header, other headers, the user's text, an echo of the endpoint, or the model's text in
+    pieces."""
     file = tmp_path / "talk.jsonl"
     headers = {"X-House": "env:CANARY", "X-Team": "harbour", "Cookie": "env:CANARY"}
     async with recording(server, file, {"headers": headers, "retries": 0}) as model:
@@ -45,8 +46,8 @@ async def test_no_credential_is_in_the_file(server: ScriptedModel, tmp_path: Pat
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_cannot_be_looked_through_is_left_out_and_the_next_is_not(tmp_path: Path) -> None:
-    """X15: one that is nested without end is no reason to record nothing any more, nor to write it down unseen."""
+async def test_an_answer_that_cannot_be_redacted_is_left_out_and_recording_continues(tmp_path: Path) -> None:
+    """X15: extremely nested JSON neither stops the recording nor is written without redaction."""
     file = tmp_path / "talk.jsonl"
     nested = b"[" * 900 + b'"%b"' % CANARY.encode() + b"]" * 900
     said = [nested, b"1"]
@@ -69,8 +70,8 @@ async def test_an_answer_that_cannot_be_looked_through_is_left_out_and_the_next_
 
 
 @pytest.mark.anyio
-async def test_a_recording_overwrites_nothing(tmp_path: Path) -> None:
-    """Neither a file nor what a link leads to."""
+async def test_a_recording_never_overwrites_a_file(tmp_path: Path) -> None:
+    """Neither a file nor the target of a link."""
     (tmp_path / "there").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name, why in (
@@ -88,8 +89,8 @@ async def test_a_recording_overwrites_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_too_long_is_left_out_and_said(server: ScriptedModel, tmp_path: Path) -> None:
-    """A long request is still known by its digest; the rest of a long answer is missed only by who needs it."""
+async def test_long_bodies_are_left_out_and_marked(server: ScriptedModel, tmp_path: Path) -> None:
+    """A long request is still matched by its digest; a replay fails only if it needs the missing part of an answer."""
     file = tmp_path / "talk.jsonl"
     long = "x" * 4000 + " [say short]"
     async with recording(server, file, body_bytes=3000) as model:
@@ -106,10 +107,10 @@ async def test_what_is_too_long_is_left_out_and_said(server: ScriptedModel, tmp_
 
 
 @pytest.mark.anyio
-async def test_a_full_recording_stops_with_a_line_that_says_so_and_the_model_answers_on(
+async def test_a_full_recording_stops_with_a_last_line_and_the_model_goes_on(
     server: ScriptedModel, tmp_path: Path
 ) -> None:
-    """Told once."""
+    """Logged once."""
     file = tmp_path / "talk.jsonl"
     with capture_logs() as lines:
         async with recording(server, file, file_bytes=6000) as model:
@@ -122,8 +123,8 @@ async def test_a_full_recording_stops_with_a_line_that_says_so_and_the_model_ans
 
 
 @pytest.mark.anyio
-async def test_a_disk_that_refuses_ends_the_recording_with_a_whole_line(server: ScriptedModel, tmp_path: Path) -> None:
-    """And not the conversation; it is told once."""
+async def test_a_disk_error_ends_the_recording_with_a_complete_line(server: ScriptedModel, tmp_path: Path) -> None:
+    """The conversation goes on; logged once."""
     file = tmp_path / "talk.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with capture_logs() as lines:
@@ -141,8 +142,8 @@ async def test_a_disk_that_refuses_ends_the_recording_with_a_whole_line(server: 
     assert file.read_bytes().endswith(b"\n") and isinstance((await read(file))[0], RecordedRequest)
 
 
-def test_a_disk_that_does_not_keep_up_ends_the_recording(tmp_path: Path) -> None:
-    """What waits to be written is bounded, and nobody waits for it."""
+def test_a_disk_that_cannot_keep_up_ends_the_recording(tmp_path: Path) -> None:
+    """The queue of lines is bounded, and no request waits for it."""
     pen = RecordingWriter(tmp_path / "f", 10**9)
     pen.open()
     going = threading.Event()
@@ -162,8 +163,10 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(tmp_path: Path) -> None
 
 
 @pytest.mark.anyio
-async def test_many_at_once_are_recorded_each_with_its_own_answer(server: ScriptedModel, tmp_path: Path) -> None:
-    """Whatever order they end in."""
+async def test_concurrent_exchanges_are_recorded_each_with_its_own_answer(
+    server: ScriptedModel, tmp_path: Path
+) -> None:
+    """In any order of their ends."""
     file = tmp_path / "talk.jsonl"
     texts = [f"[say number {number}] [slow ms={number % 3}]" for number in range(30)]
     async with recording(server, file) as model:
@@ -173,7 +176,7 @@ async def test_many_at_once_are_recorded_each_with_its_own_answer(server: Script
 
 
 def test_one_long_request_is_not_taken_for_a_slow_disk(tmp_path: Path) -> None:
-    """However long it is, it is written when nothing else waits."""
+    """A request of any length is written if nothing else waits."""
     pen = RecordingWriter(tmp_path / "f", 10**9)
     pen.open()
     pen.write(lambda: RecordingStopped("long"), pens.PENDING_BYTES + 1)
@@ -183,8 +186,8 @@ def test_one_long_request_is_not_taken_for_a_slow_disk(tmp_path: Path) -> None:
     assert pen.pending == 0
 
 
-def test_a_disk_that_refuses_at_once_keeps_the_recording_from_being_begun(tmp_path: Path) -> None:
-    """And nothing is left there that would be in the way the next time."""
+def test_a_disk_error_at_the_start_prevents_the_recording(tmp_path: Path) -> None:
+    """No file is left that would block the next attempt."""
     pen = RecordingWriter(tmp_path / "f", 10**9)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))

@@ -1,4 +1,4 @@
-"""Which field of a caller's request an endpoint complains of."""
+"""The field of a caller's request that an endpoint refused."""
 
 import json
 from typing import Any
@@ -71,14 +71,14 @@ def _fastapi(*place: str | int) -> Any:
         ({"error": "the role 'user' must follow"}, None),
     ],
 )
-def test_a_refused_field_has_the_callers_name_for_it(body: Any, field: str | None) -> None:
-    """H08: only if the caller did set it; of tools, only the caller's own."""
+def test_a_refused_field_is_reported_by_the_callers_name(body: Any, field: str | None) -> None:
+    """H08: only if the caller set it; of tools, only the caller's own."""
     complaint = error_body.read(json.dumps(body).encode())
     assert caller_field(complaint.param, complaint.said, PREFIX, CALL) == field
 
 
 @given(param=st.text(max_size=200), said=st.text(max_size=600))
-def test_whatever_an_endpoint_says_names_a_field_of_the_caller_or_none(param: str, said: str) -> None:
+def test_any_error_message_gives_a_field_of_the_caller_or_none(param: str, said: str) -> None:
     """H08"""
     given = {
         "temperature",

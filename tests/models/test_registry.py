@@ -1,4 +1,4 @@
-"""The configured models: built from their settings alone, told apart by a signature that gives nothing away."""
+"""The configured models: built from their settings alone, and distinguished by a signature that reveals nothing."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ async def signature(**given: Any) -> bytes:
 
 
 async def test_equal_settings_have_equal_signatures() -> None:
-    """A2: also when built anew."""
+    """A2: also when built again."""
     assert await signature() == await signature()
 
 
@@ -44,12 +44,12 @@ async def test_equal_settings_have_equal_signatures() -> None:
     ],
 )
 async def test_another_endpoint_or_credential_has_another_signature(other: dict[str, Any]) -> None:
-    """A2: two tokens that share a prefix differ too."""
+    """A2: also for two keys with a common prefix."""
     assert await signature() != await signature(**other)
 
 
 async def test_model_and_api_are_in_the_signature() -> None:
-    """A2: the provider's model, and the way of speaking to it."""
+    """A2: the provider's model, and the API."""
     one = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="one")
     two = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="two")
     demo = ModelSettings(api="demo")
@@ -58,12 +58,12 @@ async def test_model_and_api_are_in_the_signature() -> None:
 
 
 async def test_timeouts_and_retries_are_not_in_the_signature() -> None:
-    """A3: how patiently a model is asked changes in place, and keeps the resident."""
+    """A3: these settings change in place and keep the resident."""
     assert await signature() == await signature(retries=9, idle_timeout=1.0, first_byte_timeout=2.0)
 
 
 async def test_the_credential_cannot_be_read_from_signature_or_model() -> None:
-    """A2, X15: not by looking at anything that prints."""
+    """A2, X15: not in any printed form."""
     async with configured("http://127.0.0.1:1/v1", key="env:CANARY") as model:
         assert CANARY.encode() not in model.signature
         assert len(model.signature) == 32
@@ -73,7 +73,7 @@ async def test_the_credential_cannot_be_read_from_signature_or_model() -> None:
 async def test_no_key_proxy_or_login_is_taken_from_the_environment(
     server: ScriptedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """X22: what the configuration does not name is not used, however inviting it lies about."""
+    """X22: only what the configuration names is used."""
     netrc = tmp_path / "netrc"
     netrc.write_text(f"machine 127.0.0.1 login me password {CANARY}\n")
     for name, value in {
@@ -90,8 +90,8 @@ async def test_no_key_proxy_or_login_is_taken_from_the_environment(
     assert CANARY not in str(server.recorded[0].headers)
 
 
-async def test_the_key_that_is_named_is_sent(server: ScriptedModel) -> None:
-    """X22: that one and no other."""
+async def test_the_configured_key_is_sent(server: ScriptedModel) -> None:
+    """X22: and no other."""
     async with configured(server.base_url, key="env:CANARY") as model:
         await ask(model, "hello")
     assert server.recorded[0].authorization == f"Bearer {CANARY}"
@@ -105,15 +105,15 @@ async def test_a_model_without_address_or_name_is_refused_at_the_start(field: st
             pass
 
 
-async def test_a_key_that_no_header_may_carry_is_refused_without_being_told() -> None:
-    """X15: the message names the reference, not what it refers to."""
+async def test_a_key_that_no_header_may_carry_is_refused_without_quoting_it() -> None:
+    """X15: the message names the reference, not the value."""
     with pytest.raises(Misconfigured) as caught:
         await signature(key="env:bad")
     assert "env:bad" in caught.value.message
     assert "two" not in caught.value.message
 
 
-async def test_an_unknown_model_is_told_with_those_that_are_known() -> None:
+async def test_the_error_for_an_unknown_model_lists_the_known_ones() -> None:
     async with Models({"a": ModelSettings(api="demo")}, Clients(), resolve, 1000) as models:
         model: Model = models.get("a")
         assert model.name == "a"
@@ -122,7 +122,7 @@ async def test_an_unknown_model_is_told_with_those_that_are_known() -> None:
 
 
 def test_no_provider_package_is_imported() -> None:
-    """The wire formats are spoken by ourselves, whichever is configured; the providers' packages are for tests only."""
+    """The gateway implements the wire formats itself; the providers' packages are for tests only."""
     code = (
         "import importlib, pkgutil, sys, tidegate.models as models\n"
         "for found in pkgutil.walk_packages(models.__path__, 'tidegate.models.'): importlib.import_module(found.name)\n"
@@ -132,8 +132,8 @@ def test_no_provider_package_is_imported() -> None:
     assert found.stdout.strip() == "[]"
 
 
-async def test_no_endpoint_is_asked_under_the_name_of_the_model_that_costs_nothing() -> None:
-    """X22: what it spent would be forgotten at the next start."""
+async def test_the_name_of_the_demo_model_is_reserved() -> None:
+    """X22: usage under that name would not be charged after a restart."""
     given = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:9/v1", model="demo")
     async with Clients() as clients:
         with pytest.raises(Misconfigured, match=r"\[models.main\] model = \"demo\" is reserved .* use another name"):

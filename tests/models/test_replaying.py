@@ -1,4 +1,4 @@
-"""A recording stands in the place of the network."""
+"""Replay of a recording in place of the network."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tidegate.values import Message
 async def test_a_replayed_answer_is_the_recorded_one_and_no_connection_is_opened(
     server: ScriptedModel, tmp_path: Path
 ) -> None:
-    """Text, its pieces, tool calls, usage; although the server is there, nobody comes to it."""
+    """Text, pieces, tool calls, usage; the server is up but gets no request."""
     file = tmp_path / "talk.jsonl"
     texts = ("hello", "[words 40] [slow ms=1]", '[tool clock {"zone": "UTC"}]', "[say grüße ☂ aus dem watt]")
     async with recording(server, file) as model:
@@ -59,7 +59,7 @@ FAILING = (
 async def test_recorded_failures_are_replayed_as_the_same_failures_without_waiting(
     server: ScriptedModel, tmp_path: Path
 ) -> None:
-    """Statuses, broken and silent streams, and what was tried again; with the timeouts of an hour."""
+    """Statuses, broken and silent streams, and retries; with timeouts of an hour."""
     file = tmp_path / "talk.jsonl"
     impatient = {"retries": 1, "first_byte_timeout": 0.2, "idle_timeout": 0.2}
     async with recording(server, file, impatient) as model:
@@ -74,10 +74,8 @@ async def test_recorded_failures_are_replayed_as_the_same_failures_without_waiti
 
 
 @pytest.mark.anyio
-async def test_models_that_are_replayed_do_not_pause_before_they_try_again(
-    server: ScriptedModel, tmp_path: Path
-) -> None:
-    """Whatever the endpoint wished, also by a date that has passed."""
+async def test_replayed_models_retry_without_pauses(server: ScriptedModel, tmp_path: Path) -> None:
+    """For any Retry-After, including a date in the past."""
     file = tmp_path / "talk.jsonl"
     async with recording(server, file) as model:
         await ask(model, "[status 429 times=2 retry-after=29] [say there]")
@@ -89,7 +87,7 @@ async def test_models_that_are_replayed_do_not_pause_before_they_try_again(
 
 
 @pytest.mark.anyio
-async def test_a_wish_that_names_a_date_is_as_long_as_it_was(tmp_path: Path) -> None:
+async def test_a_retry_after_date_gives_the_same_wait_as_when_recorded(tmp_path: Path) -> None:
     """An hour from then is an hour from now."""
     headers = {"retry-after": "Thu, 01 Jan 2026 01:00:00 GMT"}
     file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 5, "complete", status=429, headers=headers))
@@ -102,7 +100,7 @@ async def test_a_wish_that_names_a_date_is_as_long_as_it_was(tmp_path: Path) -> 
 
 @pytest.mark.anyio
 async def test_equal_requests_get_their_answers_in_order_and_then_the_last_again(tmp_path: Path) -> None:
-    """And one that was asked in other words of JSON is the same."""
+    """Requests with differently formatted JSON are equal."""
     lines: list[Event] = []
     for number, said in enumerate(("one", "two"), 1):
         lines += (
@@ -115,8 +113,8 @@ async def test_equal_requests_get_their_answers_in_order_and_then_the_last_again
 
 
 @pytest.mark.anyio
-async def test_an_exchange_that_a_kill_or_a_stop_interrupted_says_so(server: ScriptedModel, tmp_path: Path) -> None:
-    """And is not tried again."""
+async def test_an_interrupted_exchange_is_reported(server: ScriptedModel, tmp_path: Path) -> None:
+    """And is not retried."""
     file = tmp_path / "talk.jsonl"
     async with recording(server, file) as model, anyio.create_task_group() as group:
         group.start_soon(outcome, model, "[hold before]")
@@ -132,10 +130,8 @@ async def test_an_exchange_that_a_kill_or_a_stop_interrupted_says_so(server: Scr
 
 
 @pytest.mark.anyio
-async def test_a_request_that_was_not_recorded_is_told_where_it_differs_first(
-    server: ScriptedModel, tmp_path: Path
-) -> None:
-    """X16: from the nearest one; what stands there is for who asks, and not for the log."""
+async def test_an_unrecorded_request_fails_with_the_first_difference(server: ScriptedModel, tmp_path: Path) -> None:
+    """X16: from the nearest recorded one; the differing values are for the caller and not for the log."""
     file = tmp_path / "talk.jsonl"
     first = Message(role="user", text="what time is it")
     answer = Message(role="assistant", text="It is ten o'clock in the lighthouse.")
@@ -155,8 +151,8 @@ async def test_a_request_that_was_not_recorded_is_told_where_it_differs_first(
 
 
 @pytest.mark.anyio
-async def test_a_request_to_another_path_is_told_which_are_recorded(tmp_path: Path) -> None:
-    """As when base_url is another."""
+async def test_a_request_to_another_path_lists_the_recorded_paths(tmp_path: Path) -> None:
+    """As with a wrong base_url."""
     file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 1, "complete", status=200))
     with pytest.raises(ModelFailed, match=r"no request POST /v2/x, only POST /v1/chat/completions; check base_url"):
         await send(await opened(file), {}, "/v2/x")
@@ -185,7 +181,7 @@ async def test_a_request_to_another_path_is_told_which_are_recorded(tmp_path: Pa
 async def test_a_difference_is_shown_with_both_sides(
     tmp_path: Path, recorded: Any, now: Any, place: str, then_said: str, now_said: str
 ) -> None:
-    """What is longer or missing on one side, too."""
+    """Also if a side is longer or missing."""
     file = written(tmp_path / "f", asked(1, recorded), RecordedAnswer(1, 1, "complete", status=200))
     with pytest.raises(ModelFailed) as failed:
         await send(await opened(file), now)
@@ -194,7 +190,7 @@ async def test_a_difference_is_shown_with_both_sides(
 
 
 @pytest.mark.anyio
-async def test_a_file_that_vanishes_while_it_is_replayed_is_told(tmp_path: Path) -> None:
+async def test_a_file_that_is_removed_during_the_replay_is_reported(tmp_path: Path) -> None:
     """As a failure of the turn."""
     file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 1, "complete", status=200))
     replayer = await opened(file)
@@ -205,7 +201,7 @@ async def test_a_file_that_vanishes_while_it_is_replayed_is_told(tmp_path: Path)
 
 
 @pytest.mark.anyio
-async def test_a_recorded_trouble_of_the_link_is_the_same_trouble(tmp_path: Path) -> None:
+async def test_a_recorded_connection_failure_is_replayed(tmp_path: Path) -> None:
     """Before an answer, and in the middle of one."""
     before, middle = (
         RecordedAnswer(1, 1, "unconnected", "no route"),

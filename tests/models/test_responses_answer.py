@@ -1,4 +1,4 @@
-"""Answers of the Responses format: put together from events, and given back as they must be."""
+"""Answers of the Responses format: assembled from events, and sent back correctly."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def read(told: list[dict[str, Any]]) -> Message:
 
 
 def back(message: Message) -> Any:
-    """The items that stand in the next request, from the store."""
+    """The items in the next request, after a round trip through the store."""
     stored = msgspec.json.decode(msgspec.json.encode(message), type=Message)
     return msgspec.json.decode(b"[" + WIRE.encode(stored) + b"]")
 
@@ -44,8 +44,8 @@ def test_a_plain_answer_is_its_text_and_usage() -> None:
     )
 
 
-def test_counts_that_are_written_with_a_point_cost_no_answer() -> None:
-    """A relay in another language may write a whole number so."""
+def test_token_counts_written_as_floats_are_accepted() -> None:
+    """A relay in another language may write integers as floats."""
     body = (
         b'{"status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"hi"}]}],"usage":'
         b'{"input_tokens":12.0,"output_tokens":3.0,"input_tokens_details":{"cached_tokens":4.0}}}'
@@ -56,7 +56,7 @@ def test_counts_that_are_written_with_a_point_cost_no_answer() -> None:
 
 
 def test_calls_are_kept_verbatim_in_their_order() -> None:
-    """S32: by the id that their results must name."""
+    """S32: with the id that their results must name."""
     message = read(recorded.RESPONSES["parallel tool calls"])
     assert message.calls == (
         ToolCall(id="call_1", name="clock", arguments="{}"),
@@ -68,22 +68,22 @@ def test_calls_are_kept_verbatim_in_their_order() -> None:
 
 @pytest.mark.parametrize("field", ["call_id", "name", "id"])
 def test_names_and_ids_of_calls_count_towards_the_bound(field: str) -> None:
-    """L03: nothing that is kept of an answer is without one."""
+    """L03: everything that is kept of an answer is bounded."""
     given = {"type": "function_call", "name": "x", field: "y" * 70_000}
     found = outcome(new_answer, recorded.responses_stream([{"type": "response.output_item.added", "item": given}]))
     assert isinstance(found, BrokenAnswer) and found.limit == "answer_bytes"
 
 
-def test_a_thought_is_not_nested_without_end() -> None:
-    """S33: it stands in a row that must be read again, wherever in the program that is done."""
+def test_reasoning_has_a_limit_on_nesting() -> None:
+    """S33: it is stored in a row that must be readable everywhere in the program."""
     nested = msgspec.json.decode(b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1))
     item = {"type": "reasoning", "encrypted_content": "x", "content": [], "more": nested}
     found = outcome(new_answer, recorded.responses_stream([{"type": "response.output_item.done", "item": item}]))
     assert isinstance(found, BrokenAnswer) and "nested" in str(found)
 
 
-def test_thoughts_go_back_verbatim_before_what_came_of_them() -> None:
-    """S32: as they were when they were done, not as they were when they began; with the phases of the words."""
+def test_reasoning_is_sent_back_verbatim_before_the_items_that_followed_it() -> None:
+    """S32: in its final form, with the phases of the messages."""
     message = read(recorded.RESPONSES["reasoning, words and calls"])
     assert message.carrier == API
     assert back(message) == [
@@ -95,8 +95,8 @@ def test_thoughts_go_back_verbatim_before_what_came_of_them() -> None:
     ]
 
 
-def test_two_messages_of_one_answer_are_read_apart_and_go_back_apart() -> None:
-    """S32: what stands between them is ours, and not sent."""
+def test_two_messages_of_one_answer_are_separated_and_sent_back_separately() -> None:
+    """S32: the separator is ours and is not sent."""
     message = read(recorded.RESPONSES["two messages"])
     assert message.text == "First this." + BETWEEN_MESSAGES + "Then that."
     assert [(item["content"], item["phase"]) for item in back(message)] == [
@@ -109,8 +109,8 @@ def test_two_messages_of_one_answer_are_read_apart_and_go_back_apart() -> None:
     assert [item.get("content") for item in back(unphased)] == ["One.", None, "Two."]
 
 
-def test_words_after_a_call_stay_after_it() -> None:
-    """S32: the order of an answer is the order in which it goes back."""
+def test_text_after_a_call_stays_after_it() -> None:
+    """S32: an answer is sent back in its original order."""
     message = read(recorded.events([recorded.function_call("x", "{}"), recorded.message("Called.")]))
     assert [item["type"] for item in back(message)] == ["function_call", "message"]
 
@@ -123,14 +123,14 @@ def test_a_refusal_is_text() -> None:
     ("name", "finish", "text"),
     [("no room", "length", "This is as far as"), ("filtered", "content_filter", "Well"), ("nothing", "stop", "")],
 )
-def test_an_answer_says_how_it_ended(name: str, finish: str, text: str) -> None:
+def test_the_finish_reason_of_an_answer(name: str, finish: str, text: str) -> None:
     """A2"""
     message = read(recorded.RESPONSES[name])
     assert (message.finish, message.text, message.usage) == (finish, text, USAGE)
 
 
-def test_a_thought_that_led_to_nothing_does_not_go_back() -> None:
-    """S32: the service refuses one without what follows it."""
+def test_reasoning_without_following_items_is_not_sent_back() -> None:
+    """S32: the service refuses it."""
     message = read(recorded.RESPONSES["no room to think"])
     assert (message.finish, message.text) == ("length", "")
     assert WIRE.encode(message) == b""
@@ -140,16 +140,16 @@ def test_a_thought_that_led_to_nothing_does_not_go_back() -> None:
     assert [item["type"] for item in back(cut)] == ["message"]
 
 
-def test_a_thought_that_nobody_could_read_again_does_not_go_back() -> None:
-    """S32: with nothing stored there, its name alone leads nowhere; a plain one can be read."""
+def test_reasoning_with_only_an_id_is_not_sent_back() -> None:
+    """S32: nothing is stored at the provider, so the id is useless; plain reasoning is sent back."""
     bare = recorded.events([recorded.reasoning(encrypted=None), recorded.message("4")])
     assert back(read(bare)) == [{"role": "assistant", "content": "4", "type": "message"}]
     plain = recorded.reasoning(encrypted=None, content=[{"type": "reasoning_text", "text": "2 + 2"}])
     assert back(read(recorded.events([plain, recorded.message("4")])))[0] == plain
 
 
-def test_items_and_events_that_are_not_known_are_passed_over_or_given_back() -> None:
-    """A2: new ones come without notice."""
+def test_unknown_events_are_ignored_and_unknown_items_are_sent_back() -> None:
+    """A2: new kinds appear without notice."""
     item = {"type": "compaction", "id": "cmp_1", "encrypted_content": ["gAAA"], "content": "x", "arguments": {"a": 1}}
     told = recorded.events([item, recorded.message("yes")])
     told[3:3] = [{"type": "response.new_thing", "output_index": "none", "delta": {"a": 1}, "item": None}]
@@ -162,8 +162,8 @@ def test_items_and_events_that_are_not_known_are_passed_over_or_given_back() -> 
 
 
 @pytest.mark.parametrize("name", recorded.FAILING)
-def test_an_error_is_told_as_such(name: str) -> None:
-    """A2: in each of the shapes in which the service tells one."""
+def test_an_error_is_reported(name: str) -> None:
+    """A2: in each of the shapes that the service uses."""
     found = outcome(new_answer, recorded.responses_stream(recorded.FAILING[name]))
     assert isinstance(found, AnswerError)
     complaint = msgspec.json.decode(found.complaint)
@@ -171,13 +171,13 @@ def test_an_error_is_told_as_such(name: str) -> None:
     assert complaint["code"] in ("rate_limit_exceeded", "server_error")
 
 
-def test_an_error_in_the_shape_of_the_other_format_is_told_too() -> None:
+def test_an_error_in_the_shape_of_chat_completions_is_reported_too() -> None:
     found = outcome(new_answer, b'data: {"error":{"message":"overloaded","code":503}}\n\n')
     assert isinstance(found, AnswerError) and b"overloaded" in found.complaint
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-def test_a_response_that_failed_without_a_word_is_an_error(status: str) -> None:
+def test_a_failed_response_without_a_message_is_an_error(status: str) -> None:
     found = outcome(new_answer, recorded.responses_stream(recorded.events([], status)))
     assert isinstance(found, AnswerError) and status.encode() in found.complaint
 
@@ -200,19 +200,19 @@ def without(told: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
     ],
 )
 def test_events_that_only_repeat_may_be_missing(name: str, left_out: tuple[str, ...]) -> None:
-    """A2: also when all of the answer stands in its last event."""
+    """A2: also if the whole answer is in its last event."""
     whole = recorded.RESPONSES[name]
     assert read(without(whole, *left_out)) == read(whole)
 
 
-def test_an_answer_whose_last_event_holds_no_items_is_whole() -> None:
-    """A2: relays leave them out."""
+def test_an_answer_whose_last_event_has_no_items_is_complete() -> None:
+    """A2: relays omit them."""
     told = recorded.events(recorded.MANY)
     told[-1] = {**told[-1], "response": {**told[-1]["response"], "output": []}}
     assert read(told) == read(recorded.RESPONSES["reasoning, words and calls"])
 
 
-def test_items_without_a_number_are_told_apart_by_their_order() -> None:
+def test_items_without_an_index_are_distinguished_by_order() -> None:
     told = [
         {key: value for key, value in event.items() if key != "output_index"}
         for event in recorded.RESPONSES["reasoning, words and calls"]
@@ -221,7 +221,7 @@ def test_items_without_a_number_are_told_apart_by_their_order() -> None:
 
 
 @pytest.mark.parametrize("name", recorded.RESPONSES)
-def test_a_response_in_one_piece_is_the_same_answer(name: str) -> None:
+def test_a_complete_body_gives_the_same_answer(name: str) -> None:
     """A2: from an endpoint that does not stream."""
     answer = new_answer([])
     answer.whole(json.dumps(recorded.RESPONSES[name][-1]["response"]).encode())
@@ -235,15 +235,15 @@ def test_a_response_in_one_piece_is_the_same_answer(name: str) -> None:
         *(b'{"output":[{"type":7}]}', b'{"output":"x"}', b'{"output":[' + b"[" * 5000 + b"]" * 5000 + b"]}"),
     ],
 )
-def test_a_body_without_an_answer_in_it_is_none(body: bytes) -> None:
-    """Another service at that address would otherwise pass for a model that has nothing to say."""
+def test_a_body_without_an_answer_is_refused(body: bytes) -> None:
+    """Otherwise another service at that address would look like a model with nothing to say."""
     answer = new_answer([])
     with pytest.raises(BrokenAnswer):
         answer.whole(body)
     assert not answer.done
 
 
-def test_a_failed_response_in_one_piece_is_an_error() -> None:
+def test_a_failed_complete_body_is_an_error() -> None:
     with pytest.raises(AnswerError):
         new_answer([]).whole(msgspec.json.encode(recorded.FAILING["failed"][-1]["response"]))
 
@@ -260,8 +260,8 @@ def test_a_failed_response_in_one_piece_is_an_error() -> None:
         recorded.refusal("y" * 200),
     ],
 )
-def test_whatever_is_kept_counts_towards_the_limit(item: dict[str, Any]) -> None:
-    """L03: text, arguments and thoughts, streamed or not."""
+def test_everything_that_is_kept_counts_towards_the_limit(item: dict[str, Any]) -> None:
+    """L03: text, arguments and reasoning, streamed or not."""
     told = recorded.responses_stream(recorded.events([item]))
     for stream in (told, recorded.responses_stream([recorded.events([item])[-1]])):
         with pytest.raises(BrokenAnswer) as caught:
@@ -280,15 +280,15 @@ def test_too_many_calls_and_items_are_refused() -> None:
 # -- streams that are cut and broken -----------------------------------------------------------------------------------
 
 
-def test_the_same_message_comes_out_wherever_the_network_cuts() -> None:
+def test_the_message_is_the_same_wherever_the_network_splits_the_stream() -> None:
     """A2, S32: between any two bytes."""
     stream = recorded.responses_stream(recorded.events(recorded.MANY)[2:])
     assert len({msgspec.json.encode(message) for message in cut_everywhere(new_answer, stream)}) == 1
 
 
 @pytest.mark.parametrize("name", recorded.RESPONSES)
-def test_a_stream_is_no_answer_before_its_last_event(name: str) -> None:
-    """A2: cut at any byte it ends in the middle, which is no fault of the endpoint's and may be tried again."""
+def test_a_stream_is_incomplete_before_its_last_event(name: str) -> None:
+    """A2: which is not the endpoint's error and may be retried."""
     stream = recorded.responses_stream(recorded.RESPONSES[name])
     last = stream.rindex(b"\n\n", 0, -2) + 2
     for end in (*range(0, last, 13), *range(last, len(stream) - 2)):
@@ -301,8 +301,8 @@ MANY = recorded.responses_stream(recorded.RESPONSES["reasoning, words and calls"
 
 @settings(max_examples=400)
 @given(broken_in_any_way(MANY))
-def test_a_broken_stream_ends_as_a_message_or_as_a_foreseen_failure(stream: bytes) -> None:
-    """A2: whatever the bytes are, and what comes out can be stored and sent."""
+def test_a_damaged_stream_gives_a_message_or_a_known_failure(stream: bytes) -> None:
+    """A2: for any bytes, and the message can be stored and sent."""
     found = outcome(new_answer, stream)
     if isinstance(found, Message):
         stored = msgspec.json.decode(msgspec.json.encode(found), type=Message)
@@ -312,8 +312,8 @@ def test_a_broken_stream_ends_as_a_message_or_as_a_foreseen_failure(stream: byte
 
 @settings(max_examples=300)
 @given(st.data())
-def test_an_answer_of_which_events_are_missing_or_doubled_is_never_told_wrong(data: st.DataObject) -> None:
-    """A2: what an item is at its end must begin with what was told of it before."""
+def test_missing_or_repeated_events_never_give_a_wrong_answer(data: st.DataObject) -> None:
+    """A2: the final content of an item must start with its streamed content."""
     told = recorded.RESPONSES["reasoning, words and calls"]
     whole = read(told)
     places = data.draw(st.lists(st.integers(0, len(told) - 2), max_size=3, unique=True))

@@ -1,4 +1,5 @@
-"""Encoding for the Responses format: deterministic to the byte, growing only at the end, with nothing left behind."""
+"""Requests of the Responses format: deterministic to the byte, growing only at the end, with nothing stored at the
+provider."""
 
 import base64
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ def item(message: Message) -> Any:
 
 @given(turns)
 def test_messages_reloaded_from_the_store_encode_to_the_same_bytes(past: list[list[Message]]) -> None:
-    """B4, S32: JSON there and back changes no byte of the request, also of what a model wants back."""
+    """B4, S32: a round trip through JSON changes no byte of the request, including items that a model wants back."""
     for group in past:
         stored = msgspec.json.decode(msgspec.json.encode(group), type=list[Message])
         assert encoded(WIRE, stored) == encoded(WIRE, group) == encoded(ResponsesWire("m", FACTS), group)
@@ -77,10 +78,10 @@ def test_a_prefix_reloaded_from_the_store_encodes_to_the_same_bytes(prefix: Pref
 
 
 @given(prefixes, turns, turns)
-def test_the_next_request_begins_with_the_previous_one(
+def test_the_next_request_starts_with_the_previous_one(
     prefix: Prefix, past: list[list[Message]], fresh: list[list[Message]]
 ) -> None:
-    """S32, B4: all of a request but its closing brackets is the beginning of the conversation's next request."""
+    """S32, B4: a request without its closing brackets is the start of the conversation's next request."""
     start = WIRE.encode_prefix(prefix)
     history = [part for group in past if (part := encoded(WIRE, group))]
     later = history + [part for group in fresh if (part := encoded(WIRE, group))]
@@ -93,8 +94,8 @@ def test_the_next_request_begins_with_the_previous_one(
 
 
 @given(turns)
-def test_every_word_and_every_call_is_sent_once(past: list[list[Message]]) -> None:
-    """S32: whatever is carried, at whatever places."""
+def test_all_text_and_every_call_is_sent_once(past: list[list[Message]]) -> None:
+    """S32: with any stored items, at any positions."""
     for (message,) in (group for group in past if group[0].role == "assistant"):
         sent = msgspec.json.decode(b"[" + WIRE.encode(message) + b"]")
         said = "".join(part["content"] for part in sent if part.get("role") == "assistant")
@@ -103,15 +104,15 @@ def test_every_word_and_every_call_is_sent_once(past: list[list[Message]]) -> No
         assert called == [call_name(call.name) for call in message.calls]
 
 
-def test_a_request_is_made_of_the_very_pieces_of_its_history() -> None:
-    """L22, S32: writing a request copies nothing of a long history."""
+def test_a_request_does_not_copy_its_history() -> None:
+    """L22, S32: the pieces of a long history are used as they are."""
     history = [WIRE.encode(Message(role="user", text="x" * 65_536)) for _ in range(8)]
     pieces = WIRE.body(WIRE.encode_prefix(Prefix(prompt="p")), history, Call(max_tokens=70))
     assert all(any(piece is held for held in pieces) for piece in history)
 
 
-def test_nothing_is_left_with_the_provider() -> None:
-    """S32: a model that thinks is asked for its thoughts, encrypted; another would refuse that."""
+def test_nothing_is_stored_at_the_provider() -> None:
+    """S32: encrypted reasoning is requested from models that think; others would refuse that."""
     assert {name: value for name, value in decoded().items() if name != "prompt_cache_key"} == {
         "model": "m",
         "stream": True,
@@ -123,7 +124,7 @@ def test_nothing_is_left_with_the_provider() -> None:
 
 
 def test_the_body_has_parameters_and_tools_before_the_input() -> None:
-    """S32: what grows comes last, and the prompt is the first of it."""
+    """S32: the growing part comes last, and starts with the prompt."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
     call = Call(temperature=0.5, top_p=0.9, max_tokens=70, reasoning="off", user="u", metadata={"a": "b"})
     body = decoded(call, [WIRE.encode(Message(role="user", text="hi"))], prefix)
@@ -147,8 +148,8 @@ def test_the_body_has_parameters_and_tools_before_the_input() -> None:
     ]
 
 
-def test_conversations_that_begin_alike_have_one_cache_key() -> None:
-    """S32: whatever is said in them; another prompt or other tools have another."""
+def test_conversations_with_the_same_prefix_share_a_cache_key() -> None:
+    """S32: for any messages; another prompt or other tools give another key."""
     tool = ToolDefinition(name="t", description="d")
     keys = []
     for prefix in (Prefix(prompt="p"), Prefix(prompt="q"), Prefix(prompt="p", tools=(tool,))):
@@ -161,7 +162,7 @@ def test_conversations_that_begin_alike_have_one_cache_key() -> None:
 
 
 @pytest.mark.parametrize("effort", ["off", "minimal", "low", "medium", "high", "max"])
-def test_reasoning_effort_touches_neither_prefix_nor_input(effort: str) -> None:
+def test_reasoning_effort_changes_neither_prefix_nor_input(effort: str) -> None:
     """A3, S32: it is a parameter of the call."""
     prefix = WIRE.encode_prefix(Prefix(prompt="p", tools=(ToolDefinition(name="t", description="d"),)))
     plain = b"".join(WIRE.body(prefix, [b"{}"], PLAIN))
@@ -181,13 +182,13 @@ def test_reasoning_effort_touches_neither_prefix_nor_input(effort: str) -> None:
         (Facts(efforts=("low",)), "high", None),
     ],
 )
-def test_the_effort_is_a_word_that_the_model_knows(facts: Facts, asked: str | None, sent: Any) -> None:
+def test_the_effort_is_one_that_the_model_knows(facts: Facts, asked: str | None, sent: Any) -> None:
     """A3"""
     assert decoded(Call(reasoning=asked, max_tokens=9), facts=facts).get("reasoning") == sent
 
 
-def test_sampling_is_sent_where_the_model_takes_it_and_refused_by_name_elsewhere() -> None:
-    """A3, H08: a model that reasons takes the default values only."""
+def test_sampling_parameters_are_sent_if_supported_and_refused_by_name_otherwise() -> None:
+    """A3, H08: a reasoning model accepts only the default values."""
     call = Call(temperature=0.5, top_p=0.9)
     for field in ("temperature", "top_p"):
         with pytest.raises(ModelFailed, match="takes no") as refused:
@@ -201,7 +202,7 @@ def test_sampling_is_sent_where_the_model_takes_it_and_refused_by_name_elsewhere
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_users_words_notes_and_pictures_are_parts_of_one_message() -> None:
+def test_a_users_text_notes_and_pictures_are_parts_of_one_message() -> None:
     """D3, S32"""
     assert item(Message(role="user", text="look", aside="a note", media=(PICTURE,))) == {
         "role": "user",
@@ -214,8 +215,8 @@ def test_a_users_words_notes_and_pictures_are_parts_of_one_message() -> None:
     }
 
 
-def test_a_result_holds_its_pictures_itself() -> None:
-    """D3, S32: as a list; as plain text where there is none that the model can be shown."""
+def test_a_result_contains_its_pictures() -> None:
+    """D3, S32: as a list; as plain text if it has none that the model accepts."""
     results = [
         Message(role="tool", call_id="a", name="x", text="done"),
         Message(role="tool", call_id="b", name="y", text="a picture", media=(PICTURE, SOUND)),
@@ -230,7 +231,7 @@ def test_a_result_holds_its_pictures_itself() -> None:
     assert fourth["output"] == ""
 
 
-def test_a_document_goes_as_a_file_in_messages_and_in_results() -> None:
+def test_a_document_is_a_file_in_messages_and_in_results() -> None:
     """D3, S32: under its name."""
     data = "data:application/pdf;base64," + base64.b64encode(DOCUMENT.data).decode()
     file = {"type": "input_file", "filename": "a.pdf", "file_data": data}
@@ -251,8 +252,8 @@ def test_a_document_goes_as_a_file_in_messages_and_in_results() -> None:
         (Facts(), "image/png", False),
     ],
 )
-def test_media_that_a_model_cannot_take_becomes_a_note(facts: Facts, media_type: str, taken: bool) -> None:
-    """D3, A2: the format has no place for sounds at all."""
+def test_unsupported_media_is_replaced_by_a_note(facts: Facts, media_type: str, taken: bool) -> None:
+    """D3, A2: the format has no sounds at all."""
     wire = ResponsesWire("m", facts)
     assert wire.takes(media_type) is taken
     if not taken:
@@ -261,14 +262,14 @@ def test_media_that_a_model_cannot_take_becomes_a_note(facts: Facts, media_type:
         assert "stands here, which this model cannot" in part["text"]
 
 
-def test_a_picture_that_was_not_loaded_is_a_mistake_of_ours() -> None:
-    """D3: nothing is sent in its place."""
+def test_encoding_a_picture_that_was_not_loaded_is_an_error() -> None:
+    """D3: nothing is sent instead."""
     with pytest.raises(ValueError, match="sp_1 was not loaded"):
         WIRE.encode(Message(role="user", media=(Media(media_type="image/png", spooled="sp_1"),)))
 
 
-def test_tool_arguments_go_out_verbatim_behind_the_words() -> None:
-    """S32: also when they are not valid JSON."""
+def test_tool_arguments_are_sent_verbatim_after_the_text() -> None:
+    """S32: even if they are not valid JSON."""
     call = ToolCall(id="c1", name="x", arguments='{ "path":  "a" , broken')
     sent = msgspec.json.decode(b"[" + WIRE.encode(Message(role="assistant", text="see", calls=(call,))) + b"]")
     assert sent == [
@@ -277,13 +278,13 @@ def test_tool_arguments_go_out_verbatim_behind_the_words() -> None:
     ]
 
 
-def test_an_answer_of_nothing_is_not_sent() -> None:
+def test_an_empty_answer_is_not_sent() -> None:
     """S33: one that was stopped before its first word."""
     assert WIRE.encode(Message(role="assistant", finish="stopped")) == b""
 
 
-def test_a_call_id_of_another_model_is_made_to_fit_with_its_result() -> None:
-    """A2, S33: the service refuses long ones."""
+def test_a_long_call_id_of_another_model_is_mapped_with_its_result() -> None:
+    """A2, S33: the service refuses long ids."""
     long = "x" * (CALL_ID_CHARACTERS + 1)
     call = item(Message(role="assistant", calls=(ToolCall(id=long, name="x", arguments="{}"),)))
     result = msgspec.json.decode(WIRE.encode_results([Message(role="tool", call_id=long)]))
@@ -294,15 +295,15 @@ def test_a_call_id_of_another_model_is_made_to_fit_with_its_result() -> None:
 
 
 @pytest.mark.parametrize(("dreamt", "sent"), [("functions.clock", "functions_clock"), ("", "_"), ("x" * 99, "x" * 64)])
-def test_a_name_that_a_model_dreamt_is_made_to_fit(dreamt: str, sent: str) -> None:
-    """A2, S33: it is the name of no tool, and the service would refuse it with every request from then on."""
+def test_an_invented_tool_name_is_mapped_to_a_valid_one(dreamt: str, sent: str) -> None:
+    """A2, S33: otherwise the service would refuse every later request."""
     call = ToolCall(id="c1", name=dreamt, arguments="{}")
     assert item(Message(role="assistant", calls=(call,)))["name"] == sent
 
 
 @pytest.mark.parametrize("change", [{"model": "other"}, {"carrier": "anthropic"}, {"carrier": ""}])
-def test_what_one_model_wanted_back_is_not_sent_to_another(change: dict[str, str]) -> None:
-    """A2: another model could not read it."""
+def test_items_of_one_model_are_not_sent_to_another(change: dict[str, str]) -> None:
+    """A2: another model could not read them."""
     kept = msgspec.Raw(msgspec.json.encode(ReturnedItem(item=msgspec.Raw(b'{"type":"reasoning"}'))))
     answer = Message(role="assistant", text="4", model="m", carrier=API, carried=(OpaqueItem(item=kept),))
     assert b"reasoning" in WIRE.encode(answer)
@@ -312,8 +313,8 @@ def test_what_one_model_wanted_back_is_not_sent_to_another(change: dict[str, str
 # -- what a caller brings ----------------------------------------------------------------------------------------------
 
 
-def test_a_callers_tools_choice_and_shape_are_translated() -> None:
-    """A2: from the other format, in which callers speak."""
+def test_a_callers_tools_choice_and_response_format_are_translated() -> None:
+    """A2: from chat completions, the callers' format."""
     strict = ToolDefinition(name="a", description="D", parameters=msgspec.Raw(b'{"x":  1}'), strict=True)
     brought = (strict, ToolDefinition(name="b", description=""))
     own = (ToolDefinition(name="own", description="d"),)
@@ -355,8 +356,8 @@ def test_a_callers_tools_choice_and_shape_are_translated() -> None:
         Call(response_format=b'{"type":"grammar"}'),
     ],
 )
-def test_what_the_format_has_no_place_for_is_refused_with_a_sentence(call: Call) -> None:
-    """A2, C3: and not left out in silence."""
+def test_unsupported_parameters_are_refused_with_a_sentence(call: Call) -> None:
+    """A2, C3: and not silently dropped."""
     prefix = WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),)))
     with pytest.raises(ModelFailed) as caught:
         WIRE.body(prefix, [], call)
@@ -364,8 +365,8 @@ def test_what_the_format_has_no_place_for_is_refused_with_a_sentence(call: Call)
     assert caught.value.param
 
 
-def test_what_the_format_calls_by_another_name_is_said_in_its_words() -> None:
-    """H08: and what means nothing is left out."""
+def test_parameters_with_other_names_in_the_format_are_translated() -> None:
+    """H08: and those without meaning are omitted."""
     body = decoded(
         Call(parallel_tool_calls=False, service_tier="flex", verbosity="low", prompt_cache_key="k", seed=None),
         prefix=WIRE.encode_prefix(Prefix(prompt="", tools=(ToolDefinition(name="own", description="d"),))),
@@ -375,13 +376,13 @@ def test_what_the_format_calls_by_another_name_is_said_in_its_words() -> None:
     decoded(Call(frequency_penalty=0, presence_penalty=0.0, logit_bias={}))
 
 
-def test_a_long_name_of_a_user_is_digested() -> None:
+def test_a_long_user_id_is_sent_as_a_digest() -> None:
     body = decoded(Call(user="u" * 500))
     assert 0 < len(body["safety_identifier"]) <= 128
     assert decoded(Call(user="v" * 500))["safety_identifier"] != body["safety_identifier"]
 
 
-def test_the_format_names_its_endpoint_and_who_asks() -> None:
+def test_the_format_has_a_path_and_an_authorization_header() -> None:
     format = OpenAIResponses("m", FACTS)
     assert (format.api, format.path) == ("openai-responses", "/responses")
     assert format.headers("k") == {"Authorization": "Bearer k"}

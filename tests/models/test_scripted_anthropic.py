@@ -1,4 +1,4 @@
-"""The scripted server's Messages format: as strict as the provider, valid by its types, cached by its rules."""
+"""The scripted server's Messages format: as strict as the provider, valid by its types, with its caching rules."""
 
 import base64
 from typing import Any
@@ -202,7 +202,7 @@ async def test_what_the_provider_refuses_is_refused(server: ScriptedModel, sente
         ("`top_p` must be at least 0.95", asking(USER, top_p=0.5, thinking=ENABLED)),
     ],
 )
-async def test_the_older_version_takes_sampling_but_not_all_of_it(
+async def test_the_older_version_accepts_some_sampling_parameters(
     server: ScriptedModel, sentence: str, body: Any
 ) -> None:
     status, answer = await post(server, body, OLDER)
@@ -217,12 +217,12 @@ async def test_the_older_version_takes_sampling_but_not_all_of_it(
         (400, "is not a valid version", {"x-api-key": "k", "anthropic-version": "2022-01-01"}),
     ],
 )
-async def test_headers_are_needed(server: ScriptedModel, status: int, sentence: str, headers: dict[str, str]) -> None:
+async def test_headers_are_required(server: ScriptedModel, status: int, sentence: str, headers: dict[str, str]) -> None:
     found, answer = await post(server, asking(USER), headers)
     assert found == status and sentence in answer["error"]["message"]
 
 
-async def test_what_is_no_json_is_refused(server: ScriptedModel) -> None:
+async def test_a_body_that_is_not_json_is_refused(server: ScriptedModel) -> None:
     async with (
         aiohttp.ClientSession() as session,
         session.post(server.base_url + "/messages", data=b"{", headers=HEADERS) as response,
@@ -246,7 +246,7 @@ async def test_what_is_no_json_is_refused(server: ScriptedModel) -> None:
         asking(USER, tools=[CLOCK], tool_choice={"type": "tool", "name": "clock", "disable_parallel_tool_use": True}),
     ],
 )
-async def test_what_the_provider_takes_is_taken(server: ScriptedModel, body: Any) -> None:
+async def test_what_the_provider_accepts_is_accepted(server: ScriptedModel, body: Any) -> None:
     status, answer = await post(server, body)
     assert status == 200, answer
     strictly(WHOLE, answer)
@@ -259,8 +259,8 @@ async def test_what_the_provider_takes_is_taken(server: ScriptedModel, body: Any
     "script", ["hi", "[redacted]", "[think deep water] [tool clock {}]", "[redacted] [tool clock {}]"]
 )
 @pytest.mark.parametrize("thinking", [ENABLED, ADAPTIVE, {**ADAPTIVE, "display": "omitted"}])
-async def test_a_thought_comes_back_only_as_it_was(server: ScriptedModel, script: str, thinking: Any) -> None:
-    """S32: signed by the model that had it; changed, of another model, or invented, it is refused."""
+async def test_thinking_is_accepted_back_only_unchanged(server: ScriptedModel, script: str, thinking: Any) -> None:
+    """S32: signed by the same model; changed, foreign or invented thinking is refused."""
     first = {"role": "user", "content": script}
     _, answer = await post(server, asking(first, thinking=thinking, tools=[CLOCK]))
     strictly(WHOLE, answer)
@@ -284,9 +284,9 @@ async def test_a_thought_comes_back_only_as_it_was(server: ScriptedModel, script
 
 
 @pytest.mark.parametrize("script", ["hi", "[redacted]"])
-async def test_a_thought_of_a_newer_model_is_bound_to_all_before_it(server: ScriptedModel, script: str) -> None:
-    """S32: another prompt, tool or earlier message, or an earlier thought left out, and it is refused; a mark is none
-    of these."""
+async def test_thinking_of_a_newer_model_is_bound_to_everything_before_it(server: ScriptedModel, script: str) -> None:
+    """S32: with another prompt, tool or earlier message, or without an earlier thinking block, it is refused; cache
+    marks do not matter."""
     first = {"role": "user", "content": script}
     body = asking(first, thinking=ADAPTIVE, system="be kind", tools=[CLOCK])
     _, answer = await post(server, body)
@@ -315,13 +315,13 @@ async def test_a_thought_of_a_newer_model_is_bound_to_all_before_it(server: Scri
         assert status == 400 and "bound to a different conversation" in refused["error"]["message"]
 
 
-async def test_a_thought_of_an_older_model_is_not_bound(server: ScriptedModel) -> None:
+async def test_thinking_of_an_older_model_is_not_bound(server: ScriptedModel) -> None:
     _, answer = await post(server, asking(USER, thinking=ENABLED))
     talk = [USER, said(*answer["content"], role="assistant"), USER]
     assert (await post(server, asking(*talk, thinking=ENABLED, system="be strict")))[0] == 200
 
 
-async def test_a_thought_is_not_the_last_of_an_answer_nor_marked(server: ScriptedModel) -> None:
+async def test_thinking_at_the_end_of_an_answer_or_with_a_cache_mark_is_refused(server: ScriptedModel) -> None:
     _, answer = await post(server, asking(USER, thinking=ADAPTIVE))
     thought = answer["content"][0]
     status, refused = await post(server, asking(USER, said(thought, role="assistant"), USER))
@@ -331,7 +331,7 @@ async def test_a_thought_is_not_the_last_of_an_answer_nor_marked(server: Scripte
     assert status == 400 and "cache_control: Extra inputs" in refused["error"]["message"]
 
 
-async def test_thinking_that_need_not_be_can_be_left_out(server: ScriptedModel) -> None:
+async def test_optional_thinking_can_be_left_out(server: ScriptedModel) -> None:
     _, answer = await post(server, asking({"role": "user", "content": "[nothink]"}, thinking=ADAPTIVE))
     assert [block["type"] for block in answer["content"]] == ["text"]
 
@@ -355,10 +355,10 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("thinking", [None, ENABLED, {**ADAPTIVE, "display": "omitted"}])
 @pytest.mark.parametrize(("script", "stop"), SCRIPTS)
-async def test_the_official_types_and_client_take_all_that_is_said(
+async def test_the_official_types_and_client_accept_all_answers(
     server: ScriptedModel, script: str, stop: str, thinking: Any
 ) -> None:
-    """S32: streamed and not, the same."""
+    """S32: streamed and not, with the same result."""
     body = asking({"role": "user", "content": script}, tools=[CLOCK], **({"thinking": thinking} if thinking else {}))
     _, answer = await post(server, body)
     whole = strictly(WHOLE, answer)
@@ -374,7 +374,7 @@ async def test_the_official_types_and_client_take_all_that_is_said(
     assert server.stats()["refused"] == 0
 
 
-async def test_arguments_that_are_no_json_are_streamed_as_they_are(server: ScriptedModel) -> None:
+async def test_arguments_that_are_not_json_are_streamed_unchanged(server: ScriptedModel) -> None:
     body = asking({"role": "user", "content": "[badargs]"}, tools=[CLOCK])
     told = events(await streamed(server, body))
     parts = [one["delta"]["partial_json"] for one in told if one["type"] == "content_block_delta"]
@@ -396,7 +396,7 @@ async def test_arguments_that_are_no_json_are_streamed_as_they_are(server: Scrip
         ("[status 529]", 529, anthropic.APIStatusError),
     ],
 )
-async def test_errors_are_the_official_clients_own(
+async def test_errors_are_recognised_by_the_official_client(
     server: ScriptedModel, script: str, status: int, kind: type[anthropic.APIStatusError]
 ) -> None:
     names = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -410,7 +410,7 @@ async def test_errors_are_the_official_clients_own(
     assert raised.value.response.headers.get("retry-after") == ("7" if status == 429 else None)
 
 
-async def test_what_others_say_by_a_code_is_said_in_words(server: ScriptedModel) -> None:
+async def test_error_codes_of_other_formats_become_sentences(server: ScriptedModel) -> None:
     body = asking({"role": "user", "content": "[status 400 code=context_length_exceeded quote echo]"})
     _, answer = await post(server, body)
     message = answer["error"]["message"]
@@ -430,7 +430,7 @@ async def test_a_wrong_key_is_refused() -> None:
         assert [one.authorization for one in server.recorded] == ["Bearer wrong", "Bearer right", "right"]
 
 
-async def test_an_error_inside_a_stream_is_the_official_clients_own(server: ScriptedModel) -> None:
+async def test_an_error_inside_a_stream_is_recognised_by_the_official_client(server: ScriptedModel) -> None:
     seen: list[str] = []
     async with official(server) as client:
         with pytest.raises(anthropic.APIStatusError, match="Scripted error") as raised:
@@ -442,7 +442,7 @@ async def test_an_error_inside_a_stream_is_the_official_clients_own(server: Scri
     assert (seen, body["error"]["type"]) == (["w0", " w1"], "overloaded_error")
 
 
-async def test_the_other_faults_are_as_in_every_format(server: ScriptedModel) -> None:
+async def test_all_other_faults_work_in_this_format(server: ScriptedModel) -> None:
     def asks(script: str) -> dict[str, Any]:
         return asking({"role": "user", "content": f"[words 9] {script}"})
 
@@ -459,7 +459,7 @@ async def test_the_other_faults_are_as_in_every_format(server: ScriptedModel) ->
 
 
 async def test_steps_are_counted_over_results_and_notes(server: ScriptedModel) -> None:
-    """The message that directs is the last of a person, not the results nor a note."""
+    """Directives come from the last message of a user, not from results or notes."""
     talk: list[Any] = [{"role": "user", "content": "[tool clock {}] [together clock {} clock {}] [say done]"}]
     names: list[list[str]] = []
     for _ in range(3):
@@ -485,8 +485,8 @@ def usage(answer: Any) -> tuple[int, int, int]:
 LONG = "x" * 4000
 
 
-async def test_what_lies_before_a_mark_of_an_earlier_request_is_read(server: ScriptedModel) -> None:
-    """S32: read is the longest prefix that was marked, written the rest before the last mark, the others neither."""
+async def test_content_before_a_mark_of_an_earlier_request_is_read_from_the_cache(server: ScriptedModel) -> None:
+    """S32: the longest marked prefix is read, the rest up to the last mark is written, and nothing else."""
     system = [text(LONG, cache_control=MARK)]
     first = said(text(LONG, cache_control=MARK))
     _, answer = await post(server, asking(first, system=system))
@@ -503,7 +503,7 @@ async def test_what_lies_before_a_mark_of_an_earlier_request_is_read(server: Scr
     assert (view["conversations"], view["followups"], view["whole_prefix"], view["reuse"]) == (2, 2, 2, 1.0)
 
 
-async def test_longer_caching_is_told_apart(server: ScriptedModel) -> None:
+async def test_longer_cache_times_are_counted_separately(server: ScriptedModel) -> None:
     system = [text(LONG, cache_control={**MARK, "ttl": "1h"})]
     _, answer = await post(server, asking(said(text(LONG, cache_control=MARK)), system=system))
     split = answer["usage"]["cache_creation"]
@@ -511,7 +511,7 @@ async def test_longer_caching_is_told_apart(server: ScriptedModel) -> None:
 
 
 @pytest.mark.parametrize(("more", "found"), [({"thinking": ADAPTIVE}, 1000), ({"model": "another"}, 0), ({}, 2004)])
-async def test_other_settings_leave_less_of_a_cache(server: ScriptedModel, more: Any, found: int) -> None:
+async def test_other_settings_invalidate_part_of_the_cache(server: ScriptedModel, more: Any, found: int) -> None:
     system = [text(LONG, cache_control=MARK)]
     body = asking(said(text(LONG, cache_control=MARK)), system=system)
     await post(server, body)
@@ -520,7 +520,7 @@ async def test_other_settings_leave_less_of_a_cache(server: ScriptedModel, more:
 
 
 @pytest.mark.parametrize(("between", "found"), [(LOOK_BACK - 1, True), (LOOK_BACK, False)])
-async def test_a_mark_is_found_within_the_look_back(server: ScriptedModel, between: int, found: bool) -> None:
+async def test_a_mark_is_found_only_within_the_look_back(server: ScriptedModel, between: int, found: bool) -> None:
     await post(server, asking(said(text(LONG, cache_control=MARK))))
     later = [text(str(n)) for n in range(between)]
     later[-1]["cache_control"] = MARK
@@ -546,10 +546,8 @@ def changed(*, system: str = "s", first: str = "a", tool: str = "clock", mark: b
         (changed(), changed(mark=False), None),
     ],
 )
-async def test_a_prefix_that_did_not_come_again_is_reported(
-    server: ScriptedModel, before: Any, now: Any, reason: str | None
-) -> None:
-    """S32: by content up to the previous request's last mark."""
+async def test_a_changed_prefix_is_reported(server: ScriptedModel, before: Any, now: Any, reason: str | None) -> None:
+    """S32: by content up to the last mark of the previous request."""
     for body in (before, {**now, "messages": [*now["messages"], USER]} if reason != "messages went missing" else now):
         status, answer = await post(server, body)
         assert status == 200, answer
@@ -559,14 +557,14 @@ async def test_a_prefix_that_did_not_come_again_is_reported(
     assert server.stats()["followups"] == 1
 
 
-async def test_a_request_that_comes_twice_is_a_repeat(server: ScriptedModel) -> None:
+async def test_an_identical_request_is_a_repeat(server: ScriptedModel) -> None:
     for _ in range(2):
         await post(server, changed())
     view = server.stats()["formats"]["anthropic"]
     assert (view["repeats"], view["followups"]) == (1, 0)
 
 
-def test_what_is_remembered_of_marks_is_bounded() -> None:
+def test_the_memory_of_marks_is_bounded() -> None:
     ledger = Breakpoints()
     for number in range(CONVERSATIONS + 10):
         ledger.note_marked(str(number), [number], [number], [4], [0])

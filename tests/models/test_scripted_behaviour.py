@@ -1,5 +1,5 @@
-"""The scripted server's temper: as a writer of summaries it misbehaves in every way that the house must bear, and it
-refuses what is too much in each provider's own words."""
+"""The scripted server's behaviour settings: faulty summaries of every kind, and limits that are refused in each
+provider's own words."""
 
 import base64
 import json
@@ -67,7 +67,7 @@ async def post(server: ScriptedModel, form: str, body: dict[str, Any]) -> tuple[
 
 
 def outcome(form: str, whole: Any) -> tuple[str, str, str]:
-    """What it says, its refusal, and why it ended, by the official types."""
+    """The text, the refusal and the finish, by the official types."""
     found = strictly(WHOLES[form], whole)
     if form == "chat":
         choice = found.choices[0]
@@ -83,10 +83,8 @@ def outcome(form: str, whole: Any) -> tuple[str, str, str]:
 
 
 @formats
-async def test_a_good_summary_names_the_messages_and_is_bounded_and_the_same_each_time(
-    server: ScriptedModel, form: str
-) -> None:
-    """What it is given may direct nothing: the calls in it are words."""
+async def test_a_good_summary_lists_the_messages_is_bounded_and_deterministic(server: ScriptedModel, form: str) -> None:
+    """Directives in the given messages are ignored."""
     first, second = [outcome(form, json.loads((await post(server, form, asking(form, TALK)))[1])) for _ in range(2)]
     said, refused, _ = first
     assert first == second
@@ -96,7 +94,7 @@ async def test_a_good_summary_names_the_messages_and_is_bounded_and_the_same_eac
 
 
 @formats
-async def test_any_other_system_prompt_is_no_summary(server: ScriptedModel, form: str) -> None:
+async def test_any_other_system_prompt_is_not_a_summary_request(server: ScriptedModel, form: str) -> None:
     status, said = await post(server, form, asking(form, TALK, system=f"Today: {MARKER}"))
     assert status == 200 and server.stats()["summaries"] == 0
     assert "clock" in said, "the directive in it was obeyed"
@@ -104,7 +102,9 @@ async def test_any_other_system_prompt_is_no_summary(server: ScriptedModel, form
 
 @formats
 @pytest.mark.parametrize("mood", [*WRITTEN, "refusal", "filtered", "truncated", "calls"])
-async def test_every_mood_is_valid_by_the_official_types(server: ScriptedModel, form: str, mood: str) -> None:
+async def test_every_kind_of_summary_is_valid_by_the_official_types(
+    server: ScriptedModel, form: str, mood: str
+) -> None:
     server.behave(Behaviour(marker=MARKER, summary=mood))
     status, body = await post(server, form, asking(form, TALK))
     assert status == 200
@@ -145,9 +145,7 @@ async def test_a_summary_can_fail_and_be_good_again(server: ScriptedModel, form:
 
 
 @formats
-async def test_what_is_too_long_or_too_large_is_refused_in_the_providers_words(
-    server: ScriptedModel, form: str
-) -> None:
+async def test_requests_beyond_a_limit_are_refused_in_the_providers_words(server: ScriptedModel, form: str) -> None:
     server.behave(Behaviour(windows={"m": 300}))
     status, body = await post(server, form, asking(form, "a " * 1000))
     assert status == 400
@@ -173,8 +171,8 @@ async def test_what_is_too_long_or_too_large_is_refused_in_the_providers_words(
     assert (stats["refused"], stats["too_much"]) == (0, 3)
 
 
-async def test_its_temper_is_set_and_its_trace_is_read_over_http(server: ScriptedModel) -> None:
-    """One conversation by its system prompt, however its requests begin; summaries are another."""
+async def test_behaviour_is_set_and_the_trace_is_read_over_http(server: ScriptedModel) -> None:
+    """Requests with one system prompt are one conversation, whatever their first message; summaries are another."""
     wanted = {"marker": MARKER, "summary": "empty", "by_prompt": True}
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{server.root}/behaviour", json=wanted) as response:
@@ -194,6 +192,6 @@ async def test_its_temper_is_set_and_its_trace_is_read_over_http(server: Scripte
     ]
 
 
-def test_what_is_not_numbered_is_summarised_by_paragraphs() -> None:
+def test_text_without_message_numbers_is_summarised_by_paragraphs() -> None:
     assert good("One two three four five six.\n\nSeven.", 100) == "1: One two three four five; 2: Seven.;"
     assert len(good("word " * 500 + "\n\n" + "word " * 500, 7).split()) <= 7

@@ -1,4 +1,4 @@
-"""The scripted server itself: as strict as it says, counting truthfully, bounded."""
+"""The scripted server itself: strict, with correct counts, and bounded."""
 
 import base64
 import re
@@ -114,7 +114,7 @@ async def test_what_a_strict_provider_refuses_is_refused(server: ScriptedModel, 
 @pytest.mark.parametrize(
     "message", [hearing("wav", WAV), hearing("mp3", MP3), hearing("mp3", b"\xff\xfb\x90"), hearing("mp3", b"\xff\xf3x")]
 )
-async def test_sounds_of_users_are_taken(server: ScriptedModel, message: dict[str, Any]) -> None:
+async def test_sounds_of_users_are_accepted(server: ScriptedModel, message: dict[str, Any]) -> None:
     status, answer = await post(server, {"model": "m", "messages": [message]})
     assert status == 200 and answer["usage"]["prompt_tokens"] > 400
 
@@ -126,7 +126,7 @@ async def test_broken_sounds_are_refused(server: ScriptedModel) -> None:
     assert status == 400 and "base64" in answer["error"]["message"]
 
 
-async def test_reasoning_is_given_and_taken_as_compatible_servers_do(server: ScriptedModel) -> None:
+async def test_reasoning_is_sent_and_accepted_like_by_compatible_servers(server: ScriptedModel) -> None:
     said = {"role": "user", "content": "[think deep water] [say so]"}
     body = {"model": "m", "messages": [said]}
     _, answer = await post(server, body)
@@ -143,7 +143,7 @@ SCRIPTS = ["hello", '[saying so] [together clock {} clock {"x": 1}]', "[words 30
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_the_official_types_and_client_take_all_that_is_said(server: ScriptedModel, script: str) -> None:
+async def test_the_official_types_and_client_accept_all_answers(server: ScriptedModel, script: str) -> None:
     body: Any = {"model": "m", "messages": [{"role": "user", "content": script}], "tools": [TOOL]}
     _, answer = await post(server, body)
     ChatCompletion.model_validate(answer)
@@ -168,8 +168,8 @@ PLAIN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", PLAIN)
-async def test_the_canned_answer_is_what_is_said_otherwise(server: ScriptedModel, path: str) -> None:
-    """But for ids, which are its own."""
+async def test_the_canned_answer_equals_the_generated_one(server: ScriptedModel, path: str) -> None:
+    """Except for ids."""
     canned = await streamed(server, {"model": "m", **PLAIN[path]}, path)
     server.reset()
     told = await streamed(server, {"model": "m", **PLAIN[path], **directing(path)}, path)
@@ -177,12 +177,12 @@ async def test_the_canned_answer_is_what_is_said_otherwise(server: ScriptedModel
 
 
 def directing(path: str) -> dict[str, Any]:
-    """The same, by a script that directs nothing."""
+    """The same request with a script that changes nothing."""
     return {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "[obey]"}]}
 
 
 def shape(body: bytes) -> list[str]:
-    """The events, without ids and numbers of tokens."""
+    """The events without ids and token counts."""
     return [re.sub(r"[a-z]+_[0-9a-z_]+-?[a-z]?\d*\b|\d+", "N", str(event)) for event in events(body)]
 
 
@@ -192,8 +192,9 @@ async def test_balanced_calls_and_results_are_accepted(server: ScriptedModel) ->
     assert (status, answer["choices"][0]["message"]["content"][:8]) == (200, "The tide")
 
 
-def test_reuse_is_counted_by_what_came_again() -> None:
-    """S32: grown at the end is whole; another beginning, tool list or a lost message is not; a repeat is neither."""
+def test_reuse_is_counted_by_content() -> None:
+    """S32: growth at the end keeps the prefix; another start, tool list or a missing message does not; a repeat is
+    neither."""
     reuse = Ledger()
     first = ("be kind", "a")
     grown = ("be kind", "a", "b", "c")
@@ -214,7 +215,7 @@ def test_reuse_is_counted_by_what_came_again() -> None:
     ]
 
 
-async def test_conversations_are_told_apart_by_tag_or_first_words(server: ScriptedModel) -> None:
+async def test_conversations_are_distinguished_by_tag_or_first_message(server: ScriptedModel) -> None:
     for text, tag in [("a", None), ("b", None), ("a", "t")]:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **({"user": tag} if tag else {})}
         assert (await post(server, body))[0] == 200
@@ -223,7 +224,7 @@ async def test_conversations_are_told_apart_by_tag_or_first_words(server: Script
     assert stats["formats"]["chat"]["conversations"] == 3
 
 
-def test_what_is_remembered_of_conversations_is_bounded() -> None:
+def test_the_memory_of_conversations_is_bounded() -> None:
     reuse = Ledger()
     for number in range(CONVERSATIONS + 10):
         reuse.note(str(number), (), 0, 1)
@@ -245,7 +246,7 @@ def test_the_script_is_read_with_json_verbatim() -> None:
     ]
 
 
-async def test_a_held_answer_comes_when_it_is_released(server: ScriptedModel) -> None:
+async def test_a_held_answer_is_sent_after_its_release(server: ScriptedModel) -> None:
     async def ask() -> None:
         answers.append(await post(server, {"model": "m", "messages": [{"role": "user", "content": "[hold x]"}]}))
 
@@ -276,7 +277,7 @@ async def test_an_answer_is_held_after_some_of_its_pieces(server: ScriptedModel)
     assert b"w2" not in seen and b"w2" in rest and b"w8" in rest
 
 
-async def test_words_can_come_before_a_tool_call(server: ScriptedModel) -> None:
+async def test_text_can_precede_a_tool_call(server: ScriptedModel) -> None:
     said = {"role": "user", "content": "[saying one moment] [tool clock {}] [say done]"}
     _, answer = await post(server, {"model": "m", "messages": [said], "tools": [TOOL]})
     message = answer["choices"][0]["message"]
@@ -285,7 +286,7 @@ async def test_words_can_come_before_a_tool_call(server: ScriptedModel) -> None:
     assert answer["choices"][0]["message"]["content"] == "done"
 
 
-async def test_a_stop_text_ends_the_answer_before_it(server: ScriptedModel) -> None:
+async def test_a_stop_sequence_ends_the_answer_before_it(server: ScriptedModel) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "[say one two three]"}]}
     _, answer = await post(server, {**body, "stop": ["three", "wo"]})
     assert answer["choices"][0]["message"]["content"] == "one t"
@@ -301,12 +302,12 @@ async def test_an_answer_can_have_lines(server: ScriptedModel) -> None:
     assert answer["choices"][0]["message"]["content"] == "a\n b\n"
 
 
-async def test_files_and_refusals_are_taken(server: ScriptedModel) -> None:
+async def test_files_and_refusals_are_accepted(server: ScriptedModel) -> None:
     declined = {"role": "assistant", "content": None, "refusal": "no"}
     assert (await post(server, {"model": "m", "messages": [reading(b"%PDF-1.7"), declined, USER]}))[0] == 200
 
 
-async def test_the_other_addresses_answer(server: ScriptedModel) -> None:
+async def test_the_other_endpoints_answer(server: ScriptedModel) -> None:
     async with aiohttp.ClientSession() as session:
         for path in ("/stats", "/requests", "/v1/models"):
             async with session.get(server.root + path) as response:

@@ -1,4 +1,4 @@
-"""The scripted server's Responses format: as strict as the provider, valid by its types, keeping nothing."""
+"""The scripted server's Responses format: as strict as the provider, valid by its types, without storage."""
 
 import base64
 from typing import Any
@@ -199,12 +199,12 @@ async def test_what_the_provider_refuses_is_refused(
         ("no such conversation", asking(USER, conversation="conv_1")),
     ],
 )
-async def test_nothing_is_stored_that_could_be_referred_to(server: ScriptedModel, sentence: str, body: Any) -> None:
+async def test_references_to_stored_responses_are_refused(server: ScriptedModel, sentence: str, body: Any) -> None:
     status, answer = await post(server, body)
     assert status == 404 and sentence in answer["error"]["message"]
 
 
-async def test_what_is_no_json_is_refused(server: ScriptedModel) -> None:
+async def test_a_body_that_is_not_json_is_refused(server: ScriptedModel) -> None:
     async with (
         aiohttp.ClientSession() as session,
         session.post(server.base_url + "/responses", data=b"{") as response,
@@ -237,7 +237,7 @@ async def test_what_is_no_json_is_refused(server: ScriptedModel) -> None:
         asking(USER, tools=[{"type": "function", "name": "clock", "parameters": None}], parallel_tool_calls=False),
     ],
 )
-async def test_what_the_provider_takes_is_taken(server: ScriptedModel, body: Any) -> None:
+async def test_what_the_provider_accepts_is_accepted(server: ScriptedModel, body: Any) -> None:
     status, answer = await post(server, body)
     assert status == 200, answer
     strictly(WHOLE, answer)
@@ -247,8 +247,8 @@ async def test_what_the_provider_takes_is_taken(server: ScriptedModel, body: Any
 
 
 @pytest.mark.parametrize("script", ["hi", "[tool clock {}]", "[saying now] [together clock {} clock {}]"])
-async def test_reasoning_comes_back_only_as_it_was(server: ScriptedModel, script: str) -> None:
-    """S32: sealed by the model that had it; changed, of another model, or away from what it led to, it is refused."""
+async def test_reasoning_is_accepted_back_only_unchanged(server: ScriptedModel, script: str) -> None:
+    """S32: sealed by the same model; changed, foreign or displaced reasoning is refused."""
     first = {"role": "user", "content": script}
     _, answer = await post(server, asking(first, reasoning=LOW, include=SEALED, tools=[CLOCK]))
     strictly(WHOLE, answer)
@@ -276,7 +276,7 @@ async def test_reasoning_comes_back_only_as_it_was(server: ScriptedModel, script
     assert "without its required 'reasoning' item" in await refused(thought, SAID, USER, *led_to, *then)
 
 
-async def test_reasoning_is_sealed_when_asked_for_and_told_when_asked_for(server: ScriptedModel) -> None:
+async def test_reasoning_is_sealed_or_shown_on_request(server: ScriptedModel) -> None:
     _, answer = await post(server, asking(USER, reasoning=LOW))
     assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
     assert "encrypted_content" not in answer["output"][0]
@@ -310,10 +310,10 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("reasoning", [None, LOW, {**LOW, "summary": "auto"}])
 @pytest.mark.parametrize(("script", "incomplete"), SCRIPTS)
-async def test_the_official_types_and_client_take_all_that_is_said(
+async def test_the_official_types_and_client_accept_all_answers(
     server: ScriptedModel, script: str, incomplete: str | None, reasoning: Any
 ) -> None:
-    """S32: streamed and not, the same; the events are numbered and add up to the answer."""
+    """S32: streamed and not, with the same result; the events are numbered and add up to the answer."""
     user = {"role": "user", "content": script}
     body = asking(user, tools=[CLOCK], max_output_tokens=2000, reasoning=reasoning, include=SEALED)
     _, answer = await post(server, body)
@@ -338,7 +338,7 @@ async def test_the_official_types_and_client_take_all_that_is_said(
     assert server.stats()["refused"] == 0
 
 
-async def test_the_official_client_adds_the_events_up(server: ScriptedModel) -> None:
+async def test_the_official_client_accumulates_the_events(server: ScriptedModel) -> None:
     body = asking({"role": "user", "content": '[saying so] [tool clock {"a": 1}]'}, tools=[CLOCK], include=SEALED)
     async with official(server) as client:
         async with client.responses.stream(**body, reasoning={"effort": "low", "summary": "auto"}) as stream:
@@ -361,7 +361,7 @@ async def test_the_official_client_adds_the_events_up(server: ScriptedModel) -> 
         ("[status 529]", 529, openai.InternalServerError),
     ],
 )
-async def test_errors_are_the_official_clients_own(
+async def test_errors_are_recognised_by_the_official_client(
     server: ScriptedModel, script: str, status: int, kind: type[openai.APIStatusError]
 ) -> None:
     async with official(server) as client:
@@ -389,7 +389,7 @@ async def test_a_wrong_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "nested", "failed"])
-async def test_an_error_inside_a_stream_is_told_as_the_provider_does(server: ScriptedModel, word: str) -> None:
+async def test_an_error_inside_a_stream_has_the_providers_shape(server: ScriptedModel, word: str) -> None:
     script = f"[words 9] [error after=3 code=rate_limit_exceeded {word}]"
     told = events(await streamed(server, asking({"role": "user", "content": script})))
     assert [event["delta"] for event in told if event["type"].endswith("text.delta")] == ["w0", " w1"]
@@ -410,7 +410,7 @@ async def test_an_error_inside_a_stream_is_told_as_the_provider_does(server: Scr
         assert (found.type, found.code, found.message) == ("error", "rate_limit_exceeded", "Scripted error.")
 
 
-async def test_the_other_faults_are_as_in_every_format(server: ScriptedModel) -> None:
+async def test_all_other_faults_work_in_this_format(server: ScriptedModel) -> None:
     def asks(script: str) -> dict[str, Any]:
         return asking({"role": "user", "content": f"[words 9] {script}"})
 
@@ -427,7 +427,7 @@ async def test_the_other_faults_are_as_in_every_format(server: ScriptedModel) ->
 
 
 async def test_steps_are_counted_over_outputs_and_notes(server: ScriptedModel) -> None:
-    """Calls side by side are one step; the message that directs is the last of a person, not a note."""
+    """Consecutive calls are one step; directives come from the last message of a user, not from a note."""
     talk: list[Any] = [{"role": "user", "content": "[together clock {} clock {}] [tool clock {}] [say done]"}]
     counts: list[int] = []
     for _ in range(3):
@@ -446,8 +446,8 @@ async def test_steps_are_counted_over_outputs_and_notes(server: ScriptedModel) -
 # -- what would be cached ----------------------------------------------------------------------------------------------
 
 
-async def test_what_came_again_is_cached(server: ScriptedModel) -> None:
-    """S32: all of the previous request, if the next begins with it; instructions and tools stand before the items."""
+async def test_a_repeated_prefix_is_cached(server: ScriptedModel) -> None:
+    """S32: the whole previous request, if the next one starts with it; instructions and tools come before the items."""
     first = {"role": "user", "content": "x" * 400}
     body = asking(first, instructions="be kind", tools=[CLOCK])
     _, answer = await post(server, body)

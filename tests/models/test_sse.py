@@ -1,4 +1,4 @@
-"""Server-sent events: the same, wherever the network cuts."""
+"""The parser of server-sent events: the same events wherever the network splits the stream."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(payloads, st.lists(st.integers(min_value=0), max_size=8), st.sampled_from([b"\n", b"\r\n"]))
-def test_events_are_the_same_wherever_the_network_cuts(
+def test_events_are_the_same_wherever_the_network_splits_the_stream(
     expected: list[bytes], places: list[int], newline: bytes
 ) -> None:
     stream = b"".join(
@@ -33,19 +33,19 @@ def test_lines_of_one_event_are_joined() -> None:
     assert EventParser().feed(b"data: a\ndata:b\ndata:\n\ndata: c\n\n") == [b"a\nb\n", b"c"]
 
 
-def test_a_byte_order_mark_opens_a_stream_without_harm() -> None:
+def test_a_byte_order_mark_at_the_start_is_ignored() -> None:
     events = EventParser()
     assert [event for byte in b"\xef\xbb\xbfdata: a\n\n" for event in events.feed(bytes([byte]))] == [b"a"]
 
 
-def test_an_event_whose_empty_line_was_left_out_counts_at_the_end() -> None:
+def test_a_last_event_without_an_empty_line_counts() -> None:
     events = EventParser()
     assert events.feed(b"data: a") == []
     assert events.finish() == [b"a"]
 
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 65536, b"data: " + b"x" * 65536 + b"\n", b"x" * 65536])
-def test_an_event_without_end_is_given_up(piece: bytes) -> None:
+def test_an_endless_event_is_refused(piece: bytes) -> None:
     """Memory is bounded, whether the line or the number of lines grows."""
     events = EventParser()
     with pytest.raises(EventTooLarge):

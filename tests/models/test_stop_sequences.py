@@ -1,4 +1,4 @@
-"""Stop sequences that are cut by us."""
+"""Stop sequences that the gateway itself applies."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +11,8 @@ stops = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, ma
 
 
 @given(st.lists(letters, max_size=8), stops)
-def test_what_is_shown_is_the_answer_up_to_the_first_stop_sequence(pieces: list[str], stops: tuple[str, ...]) -> None:
-    """H08: wherever the stream is cut into pieces, nothing of a stop sequence is ever shown."""
+def test_the_answer_is_shown_up_to_the_first_stop_sequence(pieces: list[str], stops: tuple[str, ...]) -> None:
+    """H08: wherever the stream is split, no part of a stop sequence is ever shown."""
     whole = "".join(pieces)
     found = [place for stop in stops if (place := whole.find(stop)) >= 0]
     expected = whole[: min(found)] if found else whole

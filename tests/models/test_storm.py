@@ -1,4 +1,5 @@
-"""Storms: thousands of cancelled TLS requests beside a store that is written, and a network that keeps dropping us."""
+"""Stress tests: thousands of cancelled TLS requests next to a store under write load, and a network that keeps dropping
+connections."""
 
 import hashlib
 import random
@@ -29,7 +30,7 @@ SEED = 20240117
 
 @pytest.fixture
 async def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedModel]:
-    """A model behind https, of an authority that this process trusts while the test runs."""
+    """A model behind https, signed by an authority that this process trusts during the test."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make certificates with")
     authority = await to_thread.run_sync(Authority, tmp_path / "ca")
@@ -54,16 +55,14 @@ def _write(db: Any, number: int) -> None:
 
 
 def _wrong(db: Any) -> list[int]:
-    """Rows that are not what was written."""
+    """Rows that differ from what was written."""
     rows = db.execute("SELECT number, page, digest FROM storm")
     return [number for number, page, digest in rows if hashlib.sha256(page).hexdigest() != digest]
 
 
-async def test_two_thousand_cancelled_tls_requests_write_into_nobodys_file(
-    trusted: ScriptedModel, tmp_path: Path
-) -> None:
-    """L10: cancelled while they connect, shake hands, wait and read, with a store that is written all the while. Every
-    page is what it was, no descriptor is left over or changed hands, and the pool still serves."""
+async def test_two_thousand_cancelled_tls_requests_damage_no_file(trusted: ScriptedModel, tmp_path: Path) -> None:
+    """L10: cancelled while connecting, in the TLS handshake, waiting and reading, while a store is written. Every page
+    stays intact, no descriptor is left over or mixed up, and the pool still works."""
     chance = random.Random(SEED)
     path = tmp_path / "t.db"
     written = 0
@@ -113,7 +112,7 @@ async def test_two_thousand_cancelled_tls_requests_write_into_nobodys_file(
 
 
 class Hasty(Listener):
-    """Has heard enough at the first words."""
+    """Stops at the first text."""
 
     def __init__(self, scope: anyio.CancelScope) -> None:
         super().__init__()
@@ -130,9 +129,9 @@ class _Enough(list[str]):
         self._scope.cancel()
 
 
-async def test_a_network_that_drops_connections_for_days_leaves_none_half_closed(server: ScriptedModel) -> None:
-    """L11: idle ones are half-closed or reset, busy ones break in the middle, again and again; every message is
-    answered all the same, and what is open stays bounded."""
+async def test_repeatedly_dropped_connections_leave_none_half_closed(server: ScriptedModel) -> None:
+    """L11: idle connections are half-closed or reset, busy ones break in the middle, again and again. Every message is
+    still answered, and the number of open connections stays bounded."""
     chance = random.Random(SEED)
     scripts = ("hello", "[close times=1]", "[cut after=0 times=1]", "[cut after=3 times=1]", "[status 503 times=1]")
     async with (

@@ -1,4 +1,4 @@
-"""Models behind https: whom we trust, what is said when we do not, and one TLS context for all of them."""
+"""Models behind https: trusted authorities, the error for others, and one TLS context for all models."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def openssl(*arguments: str | Path) -> None:
 
 
 class Authority:
-    """Makes certificates, in a folder of its own."""
+    """Makes certificates in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -52,7 +52,7 @@ class Authority:
 
 
 class Served:
-    """Models behind https; `trusted` are known by the address that they have."""
+    """Models behind https; `trusted` have a certificate for their address."""
 
     def __init__(self, authority: Authority, trusted: list[ScriptedModel], misnamed: ScriptedModel) -> None:
         self.authority = authority
@@ -71,7 +71,7 @@ async def served(tmp_path: Path) -> Any:
 
 
 async def asked(*models: ScriptedModel, trusting: Path | None = None) -> list[Any]:
-    """What a fresh process gets from these models, and at last what it says of itself."""
+    """The results of a new process that calls these models, and its TLS statistics last."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SSL_CERT")}
     if trusting is not None:
         environment["SSL_CERT_FILE"] = str(trusting)
@@ -83,15 +83,15 @@ async def asked(*models: ScriptedModel, trusting: Path | None = None) -> list[An
 
 
 def is_refused(answer: Any, model: ScriptedModel) -> None:
-    """One sentence that says what to do; trying again would not help, and nothing was sent."""
+    """Whether the failure is one sentence with advice, without a retry, and before anything was sent."""
     assert (answer["kind"], answer["retryable"]) == ("network", False)
     assert f"the TLS connection to {model.base_url}" in answer["message"]
     assert "check base_url and the server's certificate." in answer["message"]
     assert not model.recorded, "no request, and with it no key, goes to who cannot prove its name"
 
 
-async def test_endpoints_of_a_trusted_authority_are_asked_with_one_context(served: Served) -> None:
-    """H22: several endpoints, several times; one with another's name is refused."""
+async def test_endpoints_of_a_trusted_authority_share_one_context(served: Served) -> None:
+    """H22: several endpoints, several times; a certificate for another name is refused."""
     one, two = served.trusted
     *answers, refused, made = await asked(one, two, one, served.misnamed, trusting=served.authority.certificate)
     assert [answer["text"] for answer in answers] == ["The tide comes in, the gate keeps the level."] * 3
@@ -100,8 +100,8 @@ async def test_endpoints_of_a_trusted_authority_are_asked_with_one_context(serve
     assert made["contexts"] <= 1
 
 
-async def test_an_endpoint_of_an_authority_that_nobody_knows_is_refused(served: Served) -> None:
-    """H22: by the sentence that says what to check, at once and before anything was sent."""
+async def test_an_endpoint_of_an_unknown_authority_is_refused(served: Served) -> None:
+    """H22: at once, before anything is sent, with a sentence that says what to check."""
     one, _ = served.trusted
     refused, _ = await asked(one)
     is_refused(refused, one)

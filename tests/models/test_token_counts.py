@@ -1,4 +1,4 @@
-"""What is checked_usage of the counts that providers report, in every format."""
+"""Plausibility of token counts that providers report, in every format."""
 
 from typing import Any
 from urllib.parse import quote
@@ -35,10 +35,11 @@ NO_COUNTS = {
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("api", FORMATS)
-async def test_no_reported_count_fails_an_answer_or_is_charged_as_it_is(
+async def test_no_implausible_count_fails_an_answer_or_is_charged(
     server: ScriptedModel, api: str, streamed: bool
 ) -> None:
-    """X22, A2: whatever stands in the place of a count, the answer is whole, its charge is sane and marked."""
+    """X22, A2: with any value instead of a count, the answer is complete, and its charge is plausible and marked as
+    estimated."""
     fields = [*COUNTS, "all"] if api == "anthropic" else [*COUNTS, "total", "all"]
     async with configured(server.base_url, api=api, key="env:CANARY", context_window=WINDOW) as model:
         mood = "" if streamed else "[whole]"
@@ -58,8 +59,8 @@ async def test_no_reported_count_fails_an_answer_or_is_charged_as_it_is(
 
 
 @pytest.mark.parametrize("api", FORMATS)
-async def test_a_sound_count_stays_as_it_is_reported(server: ScriptedModel, api: str) -> None:
-    """A2: also as a number with a point, and up to the window or the bytes, whichever is more."""
+async def test_a_plausible_count_is_kept(server: ScriptedModel, api: str) -> None:
+    """A2: also as a float, and up to the window or the bytes, whichever is more."""
     async with configured(server.base_url, api=api, key="env:CANARY", context_window=WINDOW) as model:
         for count in ("40000", "40000.0", str(WINDOW)):
             with capture_logs() as lines:
@@ -83,10 +84,10 @@ async def test_a_sound_count_stays_as_it_is_reported(server: ScriptedModel, api:
         (Usage(input=10**9, output=5, cached=400), {"input": 500, "output": 5, "cached": 400}),
     ],
 )
-async def test_each_count_is_judged_by_itself(
+async def test_each_count_is_checked_separately(
     server: ScriptedModel, reported: Usage | None, charged: dict[str, Any]
 ) -> None:
-    """X22: an estimate for what is missing or cannot be right; the other counts stay. The price follows."""
+    """X22: a missing or implausible count is estimated; the other counts stay. The price follows."""
     prices = {"price_input": 1.0, "price_output": 2.0}
     async with configured(server.base_url, context_window=WINDOW, **prices) as model:
         usage = checked_usage(model, reported, asked=2000, received=8)

@@ -1,4 +1,4 @@
-"""How many tokens a text has, as learnt from what the provider counted."""
+"""Token estimates, learnt from the provider's counts."""
 
 import pytest
 from hypothesis import given
@@ -24,8 +24,8 @@ def test_before_the_first_count_a_token_is_four_bytes() -> None:
 
 
 @given(requests, sizes)
-def test_whatever_was_counted_an_estimate_stays_within_bounds(counts: list[tuple[int, int]], size: int) -> None:
-    """A count that is none of what was sent, such as one of pictures or an endpoint's mistake, changes nothing."""
+def test_an_estimate_stays_within_bounds_for_any_counts(counts: list[tuple[int, int]], size: int) -> None:
+    """An implausible count, such as one that includes pictures, changes nothing."""
     assert size // 16 <= taught(counts).tokens(size) <= 2 * size
 
 
@@ -37,7 +37,7 @@ def test_a_longer_text_never_has_fewer_tokens(counts: list[tuple[int, int]], one
 
 
 @given(requests, st.floats(0.07, 1.9))
-def test_it_comes_to_what_is_counted_again_and_again(counts: list[tuple[int, int]], rate: float) -> None:
+def test_the_estimate_converges_to_a_constant_rate(counts: list[tuple[int, int]], rate: float) -> None:
     token_estimate = taught(counts)
     for _ in range(40):
         token_estimate.learn(100_000, round(100_000 * rate))
@@ -45,7 +45,7 @@ def test_it_comes_to_what_is_counted_again_and_again(counts: list[tuple[int, int
 
 
 @given(st.lists(st.tuples(st.integers(LEAST_BYTES, 100_000), st.floats(0.1, 1.0)), min_size=1, max_size=30))
-def test_an_estimate_lies_between_the_least_and_the_most_that_was_counted(counts: list[tuple[int, float]]) -> None:
+def test_an_estimate_is_between_the_lowest_and_the_highest_counted_rate(counts: list[tuple[int, float]]) -> None:
     token_estimate = taught([(size, round(size * rate)) for size, rate in counts])
     found = [round(size * rate) / size for size, rate in counts]
     estimate = token_estimate.tokens(10_000_000) / 10_000_000
@@ -67,8 +67,8 @@ def test_four_counts_leave_a_fifth_of_the_first_error(rate: float) -> None:
     assert first <= size * rate * 0.6
 
 
-def test_texts_that_alternate_are_not_taken_for_shorter_than_they_are() -> None:
-    """The mean of bytes per token would be: half of 2 and half of 6 bytes are 3 on average, not 4."""
+def test_alternating_texts_are_not_underestimated() -> None:
+    """A mean of bytes per token would underestimate: half of 2 and half of 6 bytes are 3 on average, not 4."""
     token_estimate = TokenEstimate()
     for _ in range(50):
         token_estimate.learn(6_000, 3_000)

@@ -1,7 +1,7 @@
-"""Asks models behind https in a process of its own, because whom a process trusts is decided when it starts.
+"""A client that calls models behind https in a separate process, because trusted authorities are fixed at its start.
 
-`python -m tests.models.tls_client ADDRESS…` prints a line of JSON for each address, what was answered or how it failed,
-and at last how many TLS contexts the asking made."""
+`python -m tests.models.tls_client ADDRESS…` prints one line of JSON for each address, with the answer or the failure,
+and last the number of TLS contexts that were made."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tidegate.models import Clients
 
 
 def count_contexts() -> list[object]:
-    """Grows with every context that is made from now on."""
+    """Count every TLS context that is made from now on."""
     made: list[object] = []
     make = ssl.SSLContext.__new__
 

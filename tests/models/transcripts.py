@@ -1,4 +1,4 @@
-"""Transcripts for the tests of wire formats: any turns, with whatever a model wanted back."""
+"""Transcripts for the tests of wire formats: any turns, with any items that a model wants back."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ results = st.builds(Message, role=st.just("tool"), text=texts, call_id=texts, na
 
 
 def carrying(carrier: str, carried: SearchStrategy[OpaqueItem]) -> SearchStrategy[Message]:
-    """Answers of the model `m` and of another, with and without something carried."""
+    """Answers of the model `m` and of another, with and without stored items."""
     return st.builds(
         Message,
         role=st.just("assistant"),
@@ -47,6 +47,6 @@ def carrying(carrier: str, carried: SearchStrategy[OpaqueItem]) -> SearchStrateg
 
 
 def groups(answers: SearchStrategy[Message]) -> SearchStrategy[list[list[Message]]]:
-    """What is encoded at once: a message, or all results of a step."""
+    """Messages that are encoded together: a message, or all results of a step."""
     alone: SearchStrategy[Any] = st.one_of(users, answers).map(lambda message: [message])
     return st.lists(st.one_of(alone, st.lists(results, min_size=1, max_size=3)), min_size=1, max_size=4)
