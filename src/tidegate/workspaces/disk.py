@@ -21,7 +21,7 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files import Files, WriteResult, shown
-from tidegate.workspaces.folders import DiskUsage, disk_usage
+from tidegate.workspaces.session_folders import DiskUsage, disk_usage
 
 BLOCK = 4096
 """A file occupies a whole number of blocks, at least one."""

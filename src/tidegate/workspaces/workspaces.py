@@ -40,8 +40,6 @@ from tidegate.workspaces.backends.interface import (
 from tidegate.workspaces.backends.remote_cleanup import RemoteCleanup
 from tidegate.workspaces.disk import DiskLimit
 from tidegate.workspaces.files import User
-from tidegate.workspaces.folders import DiskUsage, Folders
-from tidegate.workspaces.folders import remove as remove_folder
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import Cgroups
 from tidegate.workspaces.kernel.process_table import start_ticks
@@ -51,6 +49,8 @@ from tidegate.workspaces.processes.background import BackgroundProcesses, OnFini
 from tidegate.workspaces.processes.children import Spawner, find_program, kill_and_close
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.provenance import Provenance
+from tidegate.workspaces.session_folders import DiskUsage, Folders
+from tidegate.workspaces.session_folders import remove as remove_folder
 from tidegate.workspaces.workspace import Workspace
 
 log = Log(__name__)

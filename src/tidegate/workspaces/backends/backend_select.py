@@ -50,7 +50,7 @@ class NoCommands:
         return "/workspace"
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
+        from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
         mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
         return LocalFiles((mount,), self._spawner, user=spec.user)

@@ -135,7 +135,7 @@ class BubblewrapBackend:
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         """The files are on this machine, so the sandbox need not be opened."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
-        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
+        from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
         return LocalFiles(
             (
