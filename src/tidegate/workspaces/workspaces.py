@@ -397,7 +397,7 @@ class Workspaces:
         idle sandboxes, and zombies that nobody else would reap."""
         await to_thread.run_sync(self._reaper.reap)
         live_sandboxes = self._live_sandboxes()
-        await _run_concurrently([self._look(live_sandbox) for live_sandbox in live_sandboxes])
+        await _run_concurrently([self._check(live_sandbox) for live_sandbox in live_sandboxes])
         idle = sorted(
             (live_sandbox for live_sandbox in live_sandboxes if live_sandbox.idle and not live_sandbox.closed),
             key=lambda live_sandbox: live_sandbox.last_used,
@@ -412,7 +412,7 @@ class Workspaces:
             ]
         )
 
-    async def _look(self, live_sandbox: LiveSandbox) -> None:
+    async def _check(self, live_sandbox: LiveSandbox) -> None:
         try:
             await live_sandbox.note_lost()
             await live_sandbox.check_limits()
