@@ -34,7 +34,7 @@ from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.backends.shell_script import background
 from tidegate.workspaces.backends.ssh import SshBackend
 from tidegate.workspaces.files import Mount, SearchQuery, read_pattern
-from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.kernel.cgroups import Cgroups
 from tidegate.workspaces.kernel.users import user_of
 from tidegate.workspaces.processes.children import Spawner

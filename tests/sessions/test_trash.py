@@ -9,7 +9,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core
 from tests.sessions.test_maintenance import run
 from tidegate.store import workspaces
-from tidegate.workspaces.folders import disk_usage_bytes
+from tidegate.workspaces.session_folders import disk_usage_bytes
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from tidegate.store import Store
 from tidegate.tools import Result, ToolContext, builtin_toolsets
 from tidegate.tools.builtin.web.http_access import WebAccess
 from tidegate.workspaces import Files, Mount, Workspace
-from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"

@@ -142,7 +142,7 @@ async def test_an_empty_list_says_so(tool_runner: Hands) -> None:
     ("action", "arguments", "why"),
     [
         ("start", {}, "needs the name"),
-        ("start", {"name": "x"}, "no command"),
+        ("start", {"name": "x"}, "command is empty"),
         ("stop", {"name": "x"}, "no process named 'x'"),
         ("wait", {"name": "x", "timeout": 10_000}, "timeout"),
         ("dance", {"name": "x"}, "action"),

@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 from tidegate.workspaces import Mount
 from tidegate.workspaces.files import atomic_write
-from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
 
 SECRET = "outside-secret"

@@ -17,7 +17,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.builtin.files.edit import edit
 from tidegate.tools.builtin.files.write import write
 from tidegate.workspaces.files.filesystem import Filesystem
-from tidegate.workspaces.folders import DiskUsage, disk_usage
+from tidegate.workspaces.session_folders import DiskUsage, disk_usage
 
 pytestmark = pytest.mark.anyio
 

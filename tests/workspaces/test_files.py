@@ -14,7 +14,7 @@ from tidegate.errors import ToolFailed
 from tidegate.workspaces import Mount
 from tidegate.workspaces.files import FileFilter, filesystem, mounts
 from tidegate.workspaces.files import walk as walking
-from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
 
 pytestmark = pytest.mark.anyio

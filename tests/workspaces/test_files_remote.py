@@ -15,8 +15,8 @@ from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.files import FileFilter, Files, SearchQuery, read_pattern
-from tidegate.workspaces.files import remote as remote_module
-from tidegate.workspaces.files.remote import RemoteFiles
+from tidegate.workspaces.files import remote_files as remote_module
+from tidegate.workspaces.files.remote_files import RemoteFiles
 
 pytestmark = pytest.mark.anyio
 

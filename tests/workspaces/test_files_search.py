@@ -23,7 +23,7 @@ from tidegate.workspaces.files import (
     walk,
 )
 from tidegate.workspaces.files import (
-    search as searching,
+    file_search as searching,
 )
 from tidegate.workspaces.processes.children import HELPERS, ChildProcess, find_program
 

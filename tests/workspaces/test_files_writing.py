@@ -147,7 +147,7 @@ KILLED = """
 import anyio, os, sys
 from pathlib import Path
 from tidegate.workspaces import Mount
-from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
 
 async def main():

@@ -13,7 +13,7 @@ from tests.workspaces.conformance import Conformance, Place, opened, spawner, sp
 from tests.workspaces.harness import WAIT, alive, open_workspaces, until
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends.local import LocalBackend
-from tidegate.workspaces.files.local import LocalFiles
+from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate.errors import ToolFailed
 from tidegate.values import Frozen
 from tidegate.workspaces.files import Pattern, SearchQuery, line_matcher, read_pattern
-from tidegate.workspaces.files.search import _python, _rg
+from tidegate.workspaces.files.file_search import _python, _rg
 from tidegate.workspaces.processes.children import find_program
 
 Places = list[tuple[int, int]]

@@ -6,9 +6,9 @@ a command.
 """
 
 from tidegate.workspaces.files import Files, Mount
-from tidegate.workspaces.folders import enforce_trash_quota
 from tidegate.workspaces.processes.process_view import OutputPage, ProcessView
 from tidegate.workspaces.provenance import Provenance
+from tidegate.workspaces.session_folders import enforce_trash_quota
 from tidegate.workspaces.workspace import CommandEnd, WaitResult, Workspace
 from tidegate.workspaces.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, Workspaces
 

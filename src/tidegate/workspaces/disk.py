@@ -21,7 +21,7 @@ from anyio import to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files import Files, WriteResult, shown
-from tidegate.workspaces.folders import DiskUsage, disk_usage
+from tidegate.workspaces.session_folders import DiskUsage, disk_usage
 
 BLOCK = 4096
 """A file occupies a whole number of blocks, at least one."""
@@ -62,7 +62,7 @@ class DiskLimit:
         """Note that somebody else may have written."""
         self._stale = True
 
-    async def look(self, *, running: bool, unnamed_bytes: int = 0) -> bool:
+    async def check(self, *, running: bool, unnamed_bytes: int = 0) -> bool:
         """Measure if something may have changed, which is always the case while something is `running`. Returns whether
         the running commands must be ended: a limit has just been exceeded, or usage has grown further. A command that
         is removing files may continue."""

@@ -41,8 +41,6 @@ from tidegate.workspaces.backends.interface import (
 from tidegate.workspaces.backends.remote_cleanup import RemoteCleanup
 from tidegate.workspaces.disk import DiskLimit
 from tidegate.workspaces.files import User
-from tidegate.workspaces.folders import DiskUsage, Folders
-from tidegate.workspaces.folders import remove as remove_folder
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import Cgroups
 from tidegate.workspaces.kernel.process_table import start_ticks
@@ -52,6 +50,8 @@ from tidegate.workspaces.processes.background import BackgroundProcesses, OnFini
 from tidegate.workspaces.processes.children import Spawner, find_program, kill_and_close
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.provenance import Provenance
+from tidegate.workspaces.session_folders import DiskUsage, Folders
+from tidegate.workspaces.session_folders import remove as remove_folder
 from tidegate.workspaces.workspace import Workspace
 
 log = Log(__name__)
@@ -398,7 +398,7 @@ class Workspaces:
         idle sandboxes, and zombies that nobody else would reap."""
         await to_thread.run_sync(self._reaper.reap)
         live_sandboxes = self._live_sandboxes()
-        await _run_concurrently([self._look(live_sandbox) for live_sandbox in live_sandboxes])
+        await _run_concurrently([self._check(live_sandbox) for live_sandbox in live_sandboxes])
         idle = sorted(
             (live_sandbox for live_sandbox in live_sandboxes if live_sandbox.idle and not live_sandbox.closed),
             key=lambda live_sandbox: live_sandbox.last_used,
@@ -413,7 +413,7 @@ class Workspaces:
             ]
         )
 
-    async def _look(self, live_sandbox: LiveSandbox) -> None:
+    async def _check(self, live_sandbox: LiveSandbox) -> None:
         try:
             await live_sandbox.note_lost()
             await live_sandbox.check_limits()

@@ -20,9 +20,9 @@ from tidegate.workspaces.processes.children import Spawner
 AS_ROOT: Mapping[str, str] = MappingProxyType(
     {
         "bubblewrap": "The gateway runs as root: commands and file tools run as an unprivileged user, but a flaw in "
-        "the gateway itself would endanger the whole machine. Run it as a user of its own.",
+        "the gateway itself would endanger the whole machine. Run it as a dedicated user.",
         "local": "The gateway runs as root, and commands run without a sandbox, as an unprivileged user: they reach "
-        "whatever that user can. Run it as a user of its own, or choose another workspaces.backend.",
+        "whatever that user can. Run it as a dedicated user, or choose another workspaces.backend.",
     }
 )
 """The meaning of running as root, for each backend whose commands run on this machine."""
@@ -50,7 +50,7 @@ class NoCommands:
         return "/workspace"
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
+        from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
         mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
         return LocalFiles((mount,), self._spawner, user=spec.user)

@@ -135,7 +135,7 @@ class BubblewrapBackend:
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         """The files are on this machine, so the sandbox need not be opened."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
-        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
+        from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
         return LocalFiles(
             (
@@ -322,7 +322,7 @@ def _programs() -> SandboxPrograms:
 
 
 def _files(spec: SandboxSpec) -> dict[str, str]:
-    """The contents of the files that a sandbox has of its own."""
+    """The contents of a sandbox's own files, by path."""
     files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
     if spec.network:
         files["/etc/resolv.conf"] = sandbox_network.RESOLV_CONF

@@ -79,7 +79,7 @@ class LocalBackend:
         own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
         own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
-        from tidegate.workspaces.files.local import LocalFiles  # imported with the first use of files
+        from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
         return LocalFiles((*own, *seen), self._spawner, user=spec.user)
 

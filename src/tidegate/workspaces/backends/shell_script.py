@@ -29,7 +29,7 @@ _DIGITS = 9  # of a number of processes; a longer one is not ours
 _CROWD = 24  # processes left behind; with this many, there may be no room for another one to save the shell
 
 _FIND = f"""__tidegate_find() {{
-  # Without a process of its own: that would carry the mark too, and there may be no room for one.
+  # Builtins only: a child process would carry the mark too, and there may be no room for one.
   local IFS=$'\\1' file pid all; __tidegate_pids=()
   for file in /proc/[0-9]*/environ; do
     pid=${{file#/proc/}}; pid=${{pid%/environ}}
@@ -40,7 +40,7 @@ _FIND = f"""__tidegate_find() {{
   [ ${{#__tidegate_pids[@]}} -gt 0 ]
 }}
 __tidegate_end() {{
-  # Asked first, killed after a third of a second.
+  # SIGTERM first, SIGKILL after a third of a second.
   local round
   __tidegate_find "$1" || return
   [ $__tidegate_left -gt 0 ] || __tidegate_left=${{#__tidegate_pids[@]}}  # else they are counted, and still ending
@@ -63,7 +63,7 @@ _SAVE = f"""__tidegate_save() {{
   if [ "$theirs" != "trap -- '__tidegate_save' EXIT" ] && [ -n "$theirs" ]; then
     builtin eval "builtin set -- $theirs"; builtin eval "$3"
   fi
-  # In a shell of its own, so that what is not to be saved can be taken out; and first, since the time may be short.
+  # In a subshell, so that our own names can be removed; and first, since time may be short.
   ( builtin unset __tidegate_left __tidegate_pids
     builtin unset -f __tidegate_save __tidegate_end __tidegate_find
     builtin export -n {MARK} {OWNER} PWD SHLVL _

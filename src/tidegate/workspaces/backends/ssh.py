@@ -39,7 +39,7 @@ from tidegate.workspaces.backends.ssh_connection import (
     SshConnection,
 )
 from tidegate.workspaces.files import Files
-from tidegate.workspaces.files.remote import RemoteFiles
+from tidegate.workspaces.files.remote_files import RemoteFiles
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close, killed_on_error
 
 _FIXED = (

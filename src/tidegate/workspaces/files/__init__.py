@@ -1,13 +1,11 @@
 """The files of a workspace: reading, writing, listing and searching.
 
-Tools use only the `Files` protocol. `local.LocalFiles` never leaves its mounts, whatever happens to paths, folders and
-links while it works; it is imported by the backend that needs it.
+Tools use only the `Files` protocol. `local_files.LocalFiles` never leaves its mounts, whatever happens to paths,
+folders and links while it works; it is imported by the backend that needs it.
 """
 
 from tidegate.workspaces.files.file_user import User
-from tidegate.workspaces.files.mounts import Mount, printable, shown
-from tidegate.workspaces.files.patterns import Pattern, read_pattern
-from tidegate.workspaces.files.values import (
+from tidegate.workspaces.files.file_values import (
     HEAVY,
     FileContents,
     FileEntry,
@@ -23,6 +21,8 @@ from tidegate.workspaces.files.values import (
     WriteResult,
     file_stamp,
 )
+from tidegate.workspaces.files.mounts import Mount, printable, shown
+from tidegate.workspaces.files.patterns import Pattern, read_pattern
 
 __all__ = [
     "HEAVY",

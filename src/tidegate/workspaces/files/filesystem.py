@@ -16,6 +16,15 @@ from anyio import from_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.files.atomic_write import replace, version
+from tidegate.workspaces.files.file_values import (
+    HEAD_BYTES,
+    FileContents,
+    FileEntry,
+    FileFilter,
+    FileLines,
+    Listing,
+    WriteResult,
+)
 from tidegate.workspaces.files.globs import Glob
 from tidegate.workspaces.files.mounts import (
     Mount,
@@ -26,15 +35,6 @@ from tidegate.workspaces.files.mounts import (
     open_file,
     open_reference,
     shown,
-)
-from tidegate.workspaces.files.values import (
-    HEAD_BYTES,
-    FileContents,
-    FileEntry,
-    FileFilter,
-    FileLines,
-    Listing,
-    WriteResult,
 )
 from tidegate.workspaces.files.walk import FolderWalk, WalkStep
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import ToolFailed
+from tidegate.workspaces.files.file_values import FileFilter, SearchQuery
 from tidegate.workspaces.files.filesystem import CHUNK, Filesystem
 from tidegate.workspaces.files.line_matcher import matching_lines
 from tidegate.workspaces.files.mounts import Mount, shown
 from tidegate.workspaces.files.patterns import Pattern
 from tidegate.workspaces.files.search_input import SearchInput, search_result
-from tidegate.workspaces.files.values import FileFilter, SearchQuery
 
 Question = dict[str, Any]
 Answer = tuple[Any, bytes]

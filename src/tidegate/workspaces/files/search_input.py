@@ -18,9 +18,7 @@ from typing import NamedTuple
 from anyio import from_thread
 
 from tidegate.errors import ToolFailed
-from tidegate.workspaces.files.globs import Glob
-from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, open_for_reading, open_reference
-from tidegate.workspaces.files.values import (
+from tidegate.workspaces.files.file_values import (
     FileFilter,
     FileHit,
     FileStamp,
@@ -29,6 +27,8 @@ from tidegate.workspaces.files.values import (
     SearchResult,
     file_stamp,
 )
+from tidegate.workspaces.files.globs import Glob
+from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, open_for_reading, open_reference
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILE_BYTES = 32 * 1024 * 1024

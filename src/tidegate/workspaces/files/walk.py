@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from anyio import from_thread
 
+from tidegate.workspaces.files.file_values import HEAVY, FileFilter, Kind
 from tidegate.workspaces.files.mounts import DEEPEST
-from tidegate.workspaces.files.values import HEAVY, FileFilter, Kind
 
 FOLDER_ENTRIES = 20_000
 """The names of a folder must be in memory to be sorted."""

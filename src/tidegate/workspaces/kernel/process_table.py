@@ -94,7 +94,7 @@ class ProcessTable:
             own = 0
             for _, process in self._processes():
                 count += 1
-                unnamed.look(process)
+                unnamed.add(process)
                 own += _own_bytes(process)
             kept += beside + unnamed.memory_bytes
             used = own + kept
@@ -199,7 +199,7 @@ class UnnamedFiles:
         """Whether a file is among them, or on a counted device."""
         return device in self._counted or (device, inode) in self._sizes
 
-    def look(self, process: int) -> None:
+    def add(self, process: int) -> None:
         """Add the files that a process holds open. Nothing is added beyond `MOST_DESCRIPTORS`."""
         with _held("fd", process if process >= 0 else None) as folder:
             try:

@@ -1,7 +1,7 @@
 """The system call filter of every process in a sandbox, in addition to dropped capabilities.
 
-A process started within `confined`, and everything it starts, cannot gain privileges by running a program, has a
-session keyring of its own, and finds the calls of `_CLOSED` and socket families other than `_FAMILIES` missing from its
+A process started within `confined`, and everything it starts, cannot gain privileges by running a program, has its
+own session keyring, and finds the calls of `_CLOSED` and socket families other than `_FAMILIES` missing from its
 kernel. Calls with the numbers of another architecture (i386, x32) are refused altogether, so 32-bit programs do not
 run.
 

@@ -210,7 +210,7 @@ class LiveSandbox:
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
         """Measure the disk; end the running commands, which may have filled it, if it exceeds the limit."""
         disk = self.disk
-        if disk is not None and await disk.look(running=running, unnamed_bytes=load.unnamed_bytes) and running:
+        if disk is not None and await disk.check(running=running, unnamed_bytes=load.unnamed_bytes) and running:
             await self.end_all(disk.exceeded_message)
 
     async def is_full(self) -> bool:

@@ -22,7 +22,7 @@ from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.remote_program import BOOTSTRAP, program
 from tidegate.workspaces.files import remote_server
-from tidegate.workspaces.files.values import (
+from tidegate.workspaces.files.file_values import (
     FileContents,
     FileFilter,
     FileLines,
@@ -71,7 +71,7 @@ class Frozen:
 """Minimal replacements for the modules that the sent modules import."""
 
 _MODULES = (
-    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.values", f"{_FILES}.file_user",
+    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.file_values", f"{_FILES}.file_user",
     f"{_FILES}.protected_paths", f"{_FILES}.mounts", f"{_FILES}.walk", f"{_FILES}.atomic_write",
     f"{_FILES}.globs", f"{_FILES}.line_matcher", f"{_FILES}.search_input", f"{_FILES}.filesystem",
     remote_server.__name__,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.workspaces.folders import Folders, disk_usage_bytes, remove
+from tidegate.workspaces.session_folders import Folders, disk_usage_bytes, remove
 
 SESSION = "s_" + "a" * 32
 

@@ -9,11 +9,9 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from tidegate.workspaces.files.file_search import search
 from tidegate.workspaces.files.file_user import User, in_thread
-from tidegate.workspaces.files.filesystem import Filesystem
-from tidegate.workspaces.files.mounts import Mount
-from tidegate.workspaces.files.search import search
-from tidegate.workspaces.files.values import (
+from tidegate.workspaces.files.file_values import (
     FileContents,
     FileFilter,
     FileLines,
@@ -22,6 +20,8 @@ from tidegate.workspaces.files.values import (
     SearchResult,
     WriteResult,
 )
+from tidegate.workspaces.files.filesystem import Filesystem
+from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.processes.children import Spawner
 
 

@@ -24,9 +24,9 @@ from tidegate.lifetimes import gather
 from tidegate.log import Log
 from tidegate.workspaces.files import line_matcher
 from tidegate.workspaces.files.file_user import User, in_thread
+from tidegate.workspaces.files.file_values import SearchQuery, SearchResult
 from tidegate.workspaces.files.mounts import Mount
 from tidegate.workspaces.files.search_input import SearchInput, search_result
-from tidegate.workspaces.files.values import SearchQuery, SearchResult
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close
 
 log = Log(__name__)
