@@ -107,7 +107,7 @@ async def test_long_instructions_are_read_through_the_spool(home: Path, model: S
         assert "step 10000" not in result["content"] and "sp_" in result["content"]
 
 
-async def test_who_has_neither_begins_with_his_prompt_alone(home: Path, model: ScriptedModel) -> None:
+async def test_an_agent_without_either_begins_with_its_prompt_alone(home: Path, model: ScriptedModel) -> None:
     """And the door has nothing of them."""
     async with core(home, model=model) as in_process_gateway:
         await in_process_gateway.say("one")

@@ -122,7 +122,7 @@ async def test_a_model_that_cannot_hear_is_told_and_one_that_can_hears_it_later(
         assert model.stats()["refused"] == 0
 
 
-async def test_another_kind_of_sound_is_a_sentence_and_the_turn_goes_on(
+async def test_an_unsupported_sound_is_an_error_and_the_turn_continues(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """D3: what it is and what to do."""
@@ -133,7 +133,7 @@ async def test_another_kind_of_sound_is_a_sentence_and_the_turn_goes_on(
         assert "it is Ogg (Vorbis or Opus)" in result and "ffmpeg -i" in result
 
 
-async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
+async def test_a_missing_sound_is_reported_and_cannot_be_fetched(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """D5: what somebody removed by hand does not end the conversation."""
@@ -147,7 +147,7 @@ async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
         assert "Sound 1 is no longer there." in told(house)
 
 
-async def test_what_the_spool_refuses_is_heard_and_what_is_left_out_is_told(
+async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_reported(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """D5: to the model and to the user, with the limit; the turn goes on, and all of it survives a restart."""

@@ -109,7 +109,7 @@ async def test_events_tell_of_a_picture_and_not_its_bytes(home: Path, model: Scr
         assert seen(house) == [SMALL]
 
 
-async def test_what_is_left_out_of_a_result_is_read_with_the_tool_output(home: Path, model: ScriptedModel) -> None:
+async def test_the_rest_of_a_result_is_read_with_the_tool_output(home: Path, model: ScriptedModel) -> None:
     """D1: the excerpt names it; page and search find it, after a restart too."""
     async with running(home, model) as house:
         await house.say("[tool shout {}] one")

@@ -21,7 +21,7 @@ def room(db: Db, more: int | None) -> None:
     db.execute(f"PRAGMA max_page_count = {4_000_000_000 if more is None else pages + more}")
 
 
-async def test_a_full_disk_refuses_clearly_reads_go_on_and_room_makes_it_work_again(store: Store) -> None:
+async def test_on_a_full_disk_writes_are_refused_reads_work_and_free_space_restores_writes(store: Store) -> None:
     """L18, L21: StoreFull is a condition that passes, not an end."""
     with anyio.fail_after(30):
         await store.write(new_session, "s_1")
@@ -40,7 +40,7 @@ async def test_a_full_disk_refuses_clearly_reads_go_on_and_room_makes_it_work_ag
         assert await store.integrity() == []
 
 
-async def test_one_write_that_does_not_fit_does_not_take_the_small_ones_of_its_group_with_it(store: Store) -> None:
+async def test_a_write_that_does_not_fit_does_not_roll_back_the_others_of_its_group(store: Store) -> None:
     """L18: others of the group commit."""
     with anyio.fail_after(30):
         await store.write(new_session, "s_1")

@@ -34,7 +34,7 @@ def fill(db: Db) -> None:
         sessions.delete(db, f"s_gone_{number}")
 
 
-async def test_what_is_over_goes_to_the_last_row_in_short_writes(path: Path) -> None:
+async def test_expired_rows_are_removed_completely_in_short_writes(path: Path) -> None:
     """L20: no write removes more than its batch, so that no turn waits long behind one."""
     writes: Counter[str] = Counter()
 
@@ -127,7 +127,7 @@ async def test_deliveries_expire_and_recover_a_bounded_number_at_a_time(store: S
     assert await store.write(outbox.recover, 7.0, 1) == 0
 
 
-async def test_maintenance_gives_up_when_the_store_does(store: Store) -> None:
+async def test_maintenance_stops_when_the_store_fails(store: Store) -> None:
     """It hides nothing: the timer tells who looks, and comes again."""
     await store.close()
     with pytest.raises(StoreFailed):

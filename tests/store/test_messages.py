@@ -57,7 +57,7 @@ async def test_odd_and_large_texts_round_trip_through_the_file(store: Store, tex
     assert row.message.text == text
 
 
-async def test_history_is_in_order_without_the_running_turn_and_without_what_was_undone(store: Store) -> None:
+async def test_history_is_in_order_without_the_running_turn_and_undone_messages(store: Store) -> None:
     """S19, B4: one transcript; what a model is shown is a pure function of its rows."""
     await store.write(new_session, "s_1")
     for number in range(3):

@@ -179,7 +179,7 @@ async def test_ended_sessions_are_found_apart(store: Store) -> None:
         assert sorted(await search.search(store, query, principal=OWNER)) == ["s_1", "s_2"]
 
 
-async def test_what_was_undone_or_never_taken_is_not_found(store: Store) -> None:
+async def test_undone_and_waiting_messages_are_not_found(store: Store) -> None:
     await store.write(new_session, "s_1")
     await store.write(whole_turn, "s_1", "t_1", "regretted words")
     assert len(await search.search(store, "regretted", principal=OWNER)) == 1

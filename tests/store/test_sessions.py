@@ -118,7 +118,7 @@ async def test_the_listing_pages_from_the_last_active_and_filters(store: Store) 
     assert len(await store.read(sessions.listing, principal=None)) == 8
 
 
-async def test_a_frozen_prompt_stays_until_it_is_frozen_anew(store: Store) -> None:
+async def test_a_frozen_prompt_stays_until_it_is_replaced(store: Store) -> None:
     """A4, S33: fixed when the session is made; another one only by an explicit rebuild, and the old one goes."""
     row = await store.write(new_session, "s_1", prefix=PREFIX)
     assert row.prefix is not None and await store.read(sessions.prefix, row.prefix) == PREFIX
@@ -186,7 +186,7 @@ async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store
     assert await store.read(sessions.version, "s_none") == -1
 
 
-async def test_what_a_model_does_not_see_leaves_the_version_alone(store: Store) -> None:
+async def test_changes_that_models_do_not_see_keep_the_version(store: Store) -> None:
     """S34, A1: no copy is stale because of a title, or of a prompt that is the same."""
     await store.write(new_session, "s_1", prefix=PREFIX)
     before = await store.read(sessions.version, "s_1")
@@ -277,7 +277,7 @@ async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
     assert await store.integrity() == []
 
 
-async def test_of_an_ephemeral_session_stay_its_usage_and_the_outcome_under_its_receipt(store: Store) -> None:
+async def test_an_ephemeral_session_leaves_its_usage_and_the_outcome_in_its_receipt(store: Store) -> None:
     """G2: what a one-shot call leaves is its usage and, for its retention, its idempotency record."""
     await store.write(new_session, "s_1", kind="ephemeral")
     await store.write(whole_turn, "s_1", "t_1", "hello")
@@ -341,7 +341,7 @@ async def test_retention_waits_for_the_hooks_of_the_end(store: Store) -> None:
     assert await store.read(sessions.ended_before, 100.0, 10) == ["s_1"]
 
 
-async def test_a_change_of_what_is_not_there_is_not_found(store: Store) -> None:
+async def test_changing_a_missing_session_is_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         await store.write(sessions.set_title, "s_none", "x")
     with pytest.raises(NotFound):

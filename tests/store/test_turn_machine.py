@@ -214,7 +214,7 @@ def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:
     run_state_machine_as_test(Turns, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
 
 
-def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:
+def test_missing_turns_and_sessions_are_not_found(tmp_path: Path) -> None:
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     with contextlib.closing(db):
         migrations.migrate(db)

@@ -29,7 +29,7 @@ class Said:
         return "done"
 
 
-async def test_the_tools_bring_what_is_said_and_in_whose_conversation() -> None:
+async def test_the_tools_pass_text_and_context_to_the_service() -> None:
     """X20: who speaks is in the context, and no argument changes that."""
     said = Said()
     ctx = bare(principal="p_anna", services=ToolServices(notes=said))
@@ -46,7 +46,7 @@ async def test_the_tools_bring_what_is_said_and_in_whose_conversation() -> None:
             await REMEMBER.run(ctx, wrong)
 
 
-async def test_where_nothing_is_remembered_the_model_is_told_so() -> None:
+async def test_without_the_notes_service_the_tools_fail() -> None:
     with pytest.raises(ToolFailed, match="Nothing can be remembered"):
         await FORGET.run(bare(), '{"note": 3}')
 

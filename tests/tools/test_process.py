@@ -51,13 +51,13 @@ async def test_a_server_is_started_once_watched_and_stopped(tool_runner: Hands) 
     assert (await call(tool_runner, "output", name="server", since=20)).text == "[next: since=20]"
 
 
-async def test_what_ends_at_once_is_said_at_once(tool_runner: Hands) -> None:
+async def test_a_process_that_ends_immediately_is_reported_by_the_start(tool_runner: Hands) -> None:
     result = await call(tool_runner, "start", name="typo", command="no-such-program")
     assert result.failed and "ended immediately with exit code 127" in result.text
     assert "no-such-program: command not found" in result.text
 
 
-async def test_waiting_says_how_it_ended(tool_runner: Hands) -> None:
+async def test_waiting_reports_how_the_process_ended(tool_runner: Hands) -> None:
     await call(tool_runner, "start", name="slow", command="sleep 1000")
     late = await call(tool_runner, "wait", name="slow", timeout=0.2)
     assert late.failed and late.text == "[0.2 s have passed; slow is still running]\n[next: since=0]"
@@ -102,7 +102,7 @@ async def test_no_more_finished_ones_are_listed_than_are_kept(tmp_path: Path) ->
         assert len(listed.splitlines()) == 3 and listed.count("ended with the gateway") == 3
 
 
-async def test_a_process_that_runs_too_long_is_ended_and_the_agent_told(tmp_path: Path) -> None:
+async def test_a_process_that_runs_too_long_is_ended_and_reported(tmp_path: Path) -> None:
     """L14: with all that came of it; one that ends in time is not touched."""
     mark = token()
     async with room(tmp_path / "home", process_seconds=1.0) as rooms:
@@ -145,7 +145,7 @@ async def test_an_empty_list_says_so(tool_runner: Hands) -> None:
         ("dance", {"name": "x"}, "action"),
     ],
 )
-async def test_what_cannot_be_done_is_said(
+async def test_impossible_actions_are_refused(
     tool_runner: Hands, action: str, arguments: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ToolFailed, match=why):

@@ -63,7 +63,7 @@ async def test_the_output_of_a_command_is_returned_and_watched_as_it_comes(tool_
     assert (await tool_runner.terminal(command="true")).text == "[no output]"
 
 
-async def test_a_command_that_fails_says_its_exit_code(tool_runner: Hands) -> None:
+async def test_a_failed_command_reports_its_exit_code(tool_runner: Hands) -> None:
     result = await tool_runner.terminal(command="echo wrong; exit 3")
     assert (result.text, result.failed) == ("wrong\n[exit code 3]", True)
     result = await tool_runner.terminal(command="kill -15 $$")
@@ -86,7 +86,7 @@ async def test_much_output_is_shown_in_part_and_the_rest_can_be_read(tool_runner
     assert str(page).startswith("50001\n50002")
 
 
-async def test_bytes_that_are_no_text_are_shown_as_replacements(tool_runner: Hands) -> None:
+async def test_invalid_bytes_are_shown_as_replacements(tool_runner: Hands) -> None:
     assert (await tool_runner.terminal(command="printf 'a\\xffb'")).text == "a?b"
     assert (
         await tool_runner.terminal(command="printf 'ä'; sleep 0.1; printf '\\xc3'; sleep 0.1; printf '\\xb6'")
@@ -94,18 +94,18 @@ async def test_bytes_that_are_no_text_are_shown_as_replacements(tool_runner: Han
     assert "".join(tool_runner.watched).endswith("äö")
 
 
-async def test_a_timeout_is_said_with_what_to_do(tool_runner: Hands) -> None:
+async def test_a_timeout_is_reported_with_advice(tool_runner: Hands) -> None:
     result = await tool_runner.terminal(command="sleep 1000", timeout=0.3)
     assert result.failed and "[it took longer than 0.3 s and was ended; give it a longer timeout" in result.text
 
 
-async def test_the_longest_time_is_the_operators(tool_runner: Hands) -> None:
+async def test_the_operator_limits_the_timeout(tool_runner: Hands) -> None:
     tool_runner.rooms.workspaces.settings = type(tool_runner.rooms.workspaces.settings)(command_seconds=0.5)
     result = await tool_runner.terminal(command="sleep 1000", timeout=900)
     assert "longer than 0.5 s" in result.text
 
 
-async def test_what_is_left_running_is_ended_and_the_tool_process_is_named(tool_runner: Hands) -> None:
+async def test_background_processes_are_ended_with_a_hint_at_the_tool_process(tool_runner: Hands) -> None:
     mark = token()
     result = await tool_runner.terminal(command=f"sleep {mark} & echo started")
     assert result.text == (
@@ -127,12 +127,12 @@ async def test_stopping_the_turn_ends_the_command(tool_runner: Hands) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"command": " "}, {}, {"command": "true", "timeout": 0}, {"command": 5}])
-async def test_wrong_arguments_are_said(tool_runner: Hands, arguments: dict[str, Any]) -> None:
+async def test_wrong_arguments_are_reported(tool_runner: Hands, arguments: dict[str, Any]) -> None:
     with pytest.raises(ToolFailed):
         await tool_runner.terminal(**arguments)
 
 
-def test_it_is_declared_as_what_it_is() -> None:
+def test_the_terminal_declares_its_effect() -> None:
     assert (terminal.effect, terminal.repeatable, terminal.parallel, terminal.timeout) == (
         "execute",
         False,

@@ -62,7 +62,7 @@ async def test_metadata_and_private_networks_are_refused(tmp_path: Path, address
         assert "not public" in await refusal(mine, f"http://{address}/latest/meta-data/")
 
 
-async def test_a_name_whose_meaning_changes_is_judged_by_what_is_connected_to(tmp_path: Path) -> None:
+async def test_a_name_whose_address_changes_is_checked_at_the_connection(tmp_path: Path) -> None:
     """X09: the first answer may be reached, the second may not."""
     async with site(hello) as allowed, site(refuse, FORBIDDEN, allowed.port) as forbidden:
         resolver = Saying([ALLOWED], [FORBIDDEN])
@@ -75,7 +75,7 @@ async def test_a_name_whose_meaning_changes_is_judged_by_what_is_connected_to(tm
 
 
 @pytest.mark.parametrize("answer", [[FORBIDDEN, ALLOWED], [ALLOWED, FORBIDDEN], ["::1", ALLOWED, FORBIDDEN]])
-async def test_of_several_addresses_of_a_name_only_what_may_be_reached_is(tmp_path: Path, answer: list[str]) -> None:
+async def test_only_the_allowed_addresses_of_a_name_are_used(tmp_path: Path, answer: list[str]) -> None:
     """X09: a name with a public and a private address."""
     async with site(hello) as allowed, site(refuse, FORBIDDEN, allowed.port) as forbidden:
         async with agent(tmp_path, resolver=Saying(answer)) as mine:
@@ -151,7 +151,7 @@ async def test_only_http_is_followed(tmp_path: Path, target: str) -> None:
         "x" * 9000,
     ],
 )
-async def test_what_is_no_address_of_the_web_is_refused(tmp_path: Path, url: str) -> None:
+async def test_addresses_that_are_not_http_are_refused(tmp_path: Path, url: str) -> None:
     async with agent(tmp_path) as mine:
         message = await refusal(mine, url)
         assert len(message) < 600
@@ -170,9 +170,7 @@ async def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path: Pa
             assert "hunter2" not in message
 
 
-async def test_what_the_environment_says_of_proxies_is_not_heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_variables_of_the_environment_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X09: a proxy would connect for us."""
     async with site(refuse, FORBIDDEN) as proxy, site(hello) as allowed:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
@@ -182,7 +180,7 @@ async def test_what_the_environment_says_of_proxies_is_not_heard(
         assert proxy.connections == 0
 
 
-async def test_a_context_without_access_to_the_web_says_so() -> None:
+async def test_a_context_without_web_access_fails() -> None:
     from tests.tools.contexts import bare
 
     mine = Agent(bare(), Path("/nowhere"))
