@@ -1,4 +1,4 @@
-"""Which skills an agent has: where they are looked for, what comes first, what is left out."""
+"""Discovery of an agent's skills: folders, precedence, and rejected skills."""
 
 import os
 from pathlib import Path

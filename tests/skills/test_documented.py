@@ -1,4 +1,4 @@
-"""The page about skills says what is so."""
+"""The documentation of skills is correct."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The head of a SKILL.md: any bytes give a skill or one clear sentence."""
+"""The frontmatter of a SKILL.md: any bytes give a skill or one clear sentence."""
 
 import pytest
 from hypothesis import example, given, settings

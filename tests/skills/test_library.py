@@ -1,4 +1,4 @@
-"""The skills of all agents: looked at seldom, parsed once, read anew."""
+"""The skill library: rare discovery, one parse, fresh reads."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a project says to who works on it."""
+"""A project's instruction files in prompts."""
 
 import os
 import re

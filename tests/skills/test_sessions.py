@@ -1,4 +1,4 @@
-"""Skills and project files in conversations: what a model is sent, and that it stays as it was sent."""
+"""Skills and project files in conversations: the content of requests, and that it stays unchanged."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What the tests of this room share."""
+"""Helpers for the tests of the spool."""
 
 import json
 import re

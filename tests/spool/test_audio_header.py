@@ -1,4 +1,4 @@
-"""Sounds: recognised by their headers, within what a model takes, inline or spooled, as they are."""
+"""Sounds: recognised by their headers, within the limits for models, inline or spooled, unchanged."""
 
 import os
 import struct

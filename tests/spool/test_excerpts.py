@@ -1,4 +1,4 @@
-"""Long output is shown in part, and says so."""
+"""Excerpts of long output."""
 
 import re
 

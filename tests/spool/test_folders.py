@@ -1,4 +1,4 @@
-"""What nobody owns goes, and nothing else."""
+"""The sweep removes orphans, and nothing else."""
 
 import os
 import time

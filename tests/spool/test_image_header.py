@@ -1,4 +1,4 @@
-"""What a picture is, by its header."""
+"""The type and size of a picture, by its header."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Jobs that children do: bounded, reaped, and told nothing that they do not need."""
+"""Jobs in child processes: bounded, reaped, and without access to anything they do not need."""
 
 import os
 import sys

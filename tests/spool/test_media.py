@@ -1,4 +1,4 @@
-"""Pictures: within what a model takes, inline or spooled, and never through the gateway's memory."""
+"""Pictures: within the limits for models, inline or spooled, and never in the gateway's memory."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Output recorded as it streams: bounded in memory, whole on disk, and the same however it was cut into pieces."""
+"""Recorded output: bounded in memory, complete on disk, and independent of the sizes of its pieces."""
 
 import asyncio
 import stat

@@ -1,4 +1,4 @@
-"""What was spooled can be read again: page by page, and by searching, in this session only."""
+"""Reading spooled results: page by page, and by searching, in this session only."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Through the door: sounds that tools read or make reach the model as sounds, over unload and restart."""
+"""Real turns: sounds that tools read or make reach the model as sounds, over unload and restart."""
 
 import base64
 import io

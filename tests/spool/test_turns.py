@@ -1,4 +1,4 @@
-"""Through the door: what tools put out and show, in real turns, over unload and restart."""
+"""Real turns: output and pictures of tools, over unload and restart."""
 
 import base64
 import itertools

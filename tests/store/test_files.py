@@ -1,4 +1,4 @@
-"""The file: damaged, cut off, newer, foreign; what is found at start and what is left alone."""
+"""The file at start: damaged, truncated, newer or foreign."""
 
 import shutil
 import struct

@@ -1,4 +1,4 @@
-"""No room on the disk: a clear refusal, reads that go on, and writes that work again when there is room."""
+"""A full disk: a clear refusal, working reads, and writes that work again when there is space."""
 
 import os
 import subprocess

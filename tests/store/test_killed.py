@@ -1,4 +1,4 @@
-"""kill -9 of a process that writes without pause: everything it was told is committed is there afterwards."""
+"""kill -9 of a process that writes without pause: every acknowledged write is there afterwards."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Upkeep: goes on until nothing is left, in short writes."""
+"""Maintenance: continues until nothing is left, in short writes."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A file of an older format: opened by today's program, it has today's shape and everything it had."""
+"""A file of an older format: it gets the current schema and keeps all its content."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Notes: what is kept, in what order, by whom, and what running conversations are told of it."""
+"""Notes: bounds, order, authors, and what running conversations are told about changes."""
 
 import contextlib
 from collections.abc import Iterator

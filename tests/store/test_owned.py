@@ -1,4 +1,4 @@
-"""What an agent owns beside its transcript: processes, a workspace, spooled results."""
+"""Things a session owns beside its transcript: processes, a workspace, spooled results."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The price of a statement does not grow with the store."""
+"""Query plans: the cost of a statement does not grow with the store."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Problems that stand: what each of SQLite's errors becomes, and files that are lost, cut off or written by others."""
+"""Problems of the store: the mapping of SQLite's errors, and files that are lost, truncated or written by others."""
 
 import errno
 import os

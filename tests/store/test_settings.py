@@ -1,4 +1,4 @@
-"""Settings that are over: not shown from their time on, and removed a few at a time."""
+"""Expired settings: hidden from their time on, and removed a few at a time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Usage rows: added up by what is asked for, in what time, for whom; found without looking at all of them."""
+"""Usage rows: sums by key, period and principal, without reading all rows."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""What the store's threads keep of what they did: nothing."""
+"""The store's threads keep nothing of what they have read and written."""
 
 import weakref
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Web sites on loopback addresses, a resolver that says what it is told, and the context of a call that uses both."""
+"""Web sites on loopback addresses, a scripted resolver, and the context of a call that uses both."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The clock tells the time, in UTC and elsewhere."""
+"""The tool `clock`: the time in UTC and in other zones."""
 
 import re
 from datetime import UTC, datetime, timedelta

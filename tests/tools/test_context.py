@@ -1,4 +1,4 @@
-"""The toolset `context`: what a model may ask of what was said."""
+"""The toolset `context`: lookup of earlier messages by a model."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tool `delegate`, as a value: what a model is told of it, and how it is treated."""
+"""The tool `delegate` as a value: its definition, and its flags."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""edit_file: exactly what was named, or nothing; and a diff that is true."""
+"""edit_file: exactly the named text is replaced, or nothing; and the diff is correct."""
 
 import re
 import stat

@@ -1,4 +1,4 @@
-"""Names of foreign tools fit, stay, and never meet."""
+"""Names of tools from elsewhere: accepted by providers, stable, and never equal by accident."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A web page as Markdown: what is kept of it, and who makes it."""
+"""A web page as Markdown: its content, and the converter that is used."""
 
 import os
 from pathlib import Path
