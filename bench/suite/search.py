@@ -148,10 +148,14 @@ def ways_of(store: Store) -> dict[str, Way]:
         return await store.read(bare_query, query)
 
     async def person(query: str, owner: str, session: str) -> Any:
-        return await store.read(search.search_messages, query, shown, principal=owner, session=None, own=session, limit=LIMIT)
+        return await store.read(
+            search.search_messages, query, shown, principal=owner, session=None, own=session, limit=LIMIT
+        )
 
     async def one(query: str, owner: str, session: str) -> Any:
-        return await store.read(search.search_messages, query, shown, principal=owner, session=session, own=session, limit=LIMIT)
+        return await store.read(
+            search.search_messages, query, shown, principal=owner, session=session, own=session, limit=LIMIT
+        )
 
     async def sessions(query: str, owner: str, session: str) -> Any:
         return await search.search(store, query, principal=owner, limit=LIMIT)

@@ -208,7 +208,7 @@ def test_a_list_is_bounded_and_says_what_is_not_in_it(home: Path) -> None:
 
 
 def test_a_file_that_is_too_long_is_not_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an agent may write into its project must not cost the gateway more than a look."""
+    """A file that an agent may write into its project must not cost the gateway more than a `stat`."""
     with (skill(home / "skills", "one") / "SKILL.md").open("ab") as file:
         file.truncate(1 << 40)
     monkeypatch.setattr(room.file_access, "load", None)

@@ -98,7 +98,7 @@ async def test_sessions_that_begin_together_share_one_discovery() -> None:
 
 
 async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
-    """What was found before is used, and no second thread is lost to it."""
+    """The previous result is used, and no second thread is lost to it."""
     clock, answers, hangs = Clock(), threading.Event(), threading.Event()
     looked: list[str] = []
 

@@ -133,7 +133,7 @@ async def test_a_question_is_answered_with_text_and_an_approval_with_a_decision(
 
 
 async def test_summaries_and_answers_that_are_too_long_are_refused_and_never_truncated(asked: Store) -> None:
-    """S29: bounded at the door, and said."""
+    """S29: bounded on entry, with a reason."""
     for changes in (
         {"summary": "x" * (approvals.SUMMARY_CHARACTERS + 1)},
         {"kind": "question", "choices": ("x",) * (approvals.CHOICES + 1)},

@@ -26,7 +26,7 @@ async def fill(path: Path) -> None:
 
 
 async def killed(path: Path, target: Path) -> None:
-    """What `kill -9` leaves: a copy of the files of an open store, with everything still in its log."""
+    """The files after `kill -9`: a copy of those of an open store, with everything still in its log."""
     async with Store.open(path) as store:
         for number in range(30):
             await store.write(put_meta, f"k{number}", number)

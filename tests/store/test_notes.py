@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.store.rows import OWNER, new_session, new_turn, said
+from tests.store.rows import OWNER, new_session, new_turn, user_message
 from tidegate.errors import Conflict, NotFound, Refused, TooLarge
 from tidegate.store import About, Db, NoteRow, Origin, messages, migrations, notes, principals, sessions
 from tidegate.store.sqlite.connections import connect
@@ -238,7 +238,7 @@ def test_a_conversation_idle_for_too_long_is_told_of_earlier_changes(db: apsw.Co
     """Nothing is cut silently."""
     session = remembering(db, "s_1")
     new_turn(db, session, "t_1")
-    messages.append(db, session=session, turn="t_1", step="in-0", message=said("hello"), now=1.0)
+    messages.append(db, session=session, turn="t_1", step="in-0", message=user_message("hello"), now=1.0)
     for number in range(3):
         put(db, f"note {number}", now=2.0)
     late = 3.0 + notes.CHANGES_SECONDS

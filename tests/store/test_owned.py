@@ -56,7 +56,7 @@ async def test_a_process_is_known_before_it_is_spawned_and_its_end_is_recorded_o
 
 
 async def test_a_process_that_was_ended_before_it_was_spawned_is_not_to_run(held: Store) -> None:
-    """Whoever spawned it meanwhile is told to end it."""
+    """Code that spawned it in the meantime learns that it must end it."""
     await begin(held, "pr_1")
     await held.write(processes.mark_ended, "pr_1", state="ended", exit_code=None, now=2.0)
     assert not await held.write(processes.mark_running, "pr_1", pid=4711, start_ticks=None)

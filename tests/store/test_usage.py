@@ -119,7 +119,7 @@ async def test_spending_excludes_the_demo_model(store: Store, folded: int) -> No
 
 @pytest.mark.parametrize("folded", [0, 1, 9])
 async def test_a_deleted_conversation_leaves_its_principals_count_and_no_name(store: Store, folded: int) -> None:
-    """B3, X22: what he spent stays his by the hour, once; nothing leads back to the conversation."""
+    """B3, X22: their hourly spending stays, once; nothing leads back to the conversation."""
     await store.write(some)
     await store.write(usage.fold, folded)
     await store.write(sessions.end, "s_1", reason="delete", hooks=(), now=START)

@@ -110,7 +110,7 @@ LINES = st.lists(st.text("ab é🌊\r", max_size=8), min_size=1, max_size=30)
 async def test_the_pages_of_a_text_add_up_to_the_text(
     yard: Yard, spool: SessionSpool, lines: list[str], ended: bool, count: int, page: int
 ) -> None:
-    """Whatever the bounds are, as long as a line fits; each page says where the next one begins."""
+    """For any bounds in which a line fits; each page says where the next one begins."""
     text = "\n".join(lines) + "\n" * ended
     yard.put({"text": text})
     pages, offset = "", 0

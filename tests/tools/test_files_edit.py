@@ -30,7 +30,7 @@ def refusal(text: str, old: str, new: str, *, every: bool = False) -> str:
 
 
 def applied(text: str, diff: list[str]) -> str:
-    """What `patch` would make of it, with every number and every line of the diff checked."""
+    """Applies a diff like `patch`, and checks every number and every line of it."""
     lines = re.findall(r"[^\n]*\n|[^\n]+$", text)
     output: list[str] = []
     place = index = 0

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 REMEMBER, FORGET = sorted(builtin_toolsets()["memory"].tools, key=lambda tool: tool.name, reverse=True)
 
 
-class Said:
+class RecordedNotes:
     """Notes down what it is asked."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Said:
 
 async def test_the_tools_pass_text_and_context_to_the_service() -> None:
     """X20: who speaks is in the context, and no argument changes that."""
-    said = Said()
+    said = RecordedNotes()
     ctx = bare(principal="p_anna", services=ToolServices(notes=said))
     assert await REMEMBER.run(ctx, '{"text": "likes tea"}') == "done"
     await REMEMBER.run(ctx, '{"text": "likes cake", "about": "agent", "replaces": 3}')

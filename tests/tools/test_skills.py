@@ -119,7 +119,7 @@ async def test_a_skill_that_broke_after_the_listing_is_reported(home: Path) -> N
 
 
 async def test_an_agent_reads_its_own_skills_only(home: Path) -> None:
-    """By who calls, not by what he says."""
+    """The caller's context decides, not the arguments."""
     for name in ("one", "two"):
         skill(home / "skills", name)
     more = '[agents.narrow]\nmodel = "main"\ntools = ["skills"]\nskills = ["two"]\n[agents.none]\nmodel = "main"\n'

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.spool.sounds import wav
 from tests.spool.spools import BYTES
-from tests.tools.sites import ALLOWED, Agent, Handler, Saying, agent, site
+from tests.tools.sites import ALLOWED, Agent, Handler, ScriptedResolver, agent, site
 from tidegate.errors import ToolFailed
 from tidegate.tools.builtin.web import tools as web_tools
 from tidegate.tools.builtin.web.http_access import AT_ONCE, REDIRECTS
@@ -308,7 +308,7 @@ async def test_a_server_that_violates_http_is_reported_in_a_sentence(tmp_path: P
 async def test_an_unreachable_or_unknown_server_is_reported_in_a_sentence(tmp_path: Path) -> None:
     async with site(answering("")) as found:
         gone = found.url
-    async with agent(tmp_path, resolver=Saying(())) as mine:
+    async with agent(tmp_path, resolver=ScriptedResolver(())) as mine:
         assert "cannot be reached" in await refusal(mine, gone)
         assert "not found" in await refusal(mine, "http://nowhere.example/")
     async with site(answering("")) as found, agent(tmp_path) as mine:

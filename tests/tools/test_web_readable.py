@@ -24,7 +24,7 @@ def converted(page: str) -> str:
 
 
 async def made(page: bytes, **order: Any) -> tuple[dict[str, Any], str]:
-    """What the child makes of it."""
+    """The result of the child process."""
     input, output = os.memfd_create("in"), os.memfd_create("out")
     try:
         os.write(input, page)
