@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gateway.process import gateway
-from tests.store.rows import said
+from tests.store.rows import user_message
 from tidegate.store import Db, Store, messages, sessions
 from tidegate.values import Message
 
@@ -26,10 +26,10 @@ recall = "person"
 
 def _fill(db: Db, name: str) -> int:
     session = next(row for row in sessions.listing(db, principal=None) if row.name == name)
-    messages.append(db, session=session.id, turn=None, step=None, message=said(THIRD), now=session.created)
+    messages.append(db, session=session.id, turn=None, step=None, message=user_message(THIRD), now=session.created)
     for number in range(4, LENGTH + 1):
         text = f"Entry {number} of the harbour log: wind and tide as usual."
-        message = said(text) if number % 2 else Message(role="assistant", text=text, finish="stop")
+        message = user_message(text) if number % 2 else Message(role="assistant", text=text, finish="stop")
         row = messages.append(
             db, session=session.id, turn=None, step=None, message=message, now=session.created + number
         )

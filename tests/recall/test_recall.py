@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.recall.recall_store import ANNA, BERT, RecallStore, open_recall_store, summarise
-from tests.store.rows import whole_turn
+from tests.store.rows import complete_turn
 from tidegate.errors import ToolFailed
 from tidegate.recall import render
 from tidegate.recall import search as seeking
@@ -193,7 +193,7 @@ async def test_a_place_to_go_on_from_that_no_answer_gave_is_refused(past: Recall
 
 async def test_undone_messages_are_not_shown(past: RecallStore) -> None:
     for turn, text in (("t_1", "regretted"), ("t_2", "meant")):
-        await past.store.write(whole_turn, "s_1", turn, text)
+        await past.store.write(complete_turn, "s_1", turn, text)
     await past.search("regretted")
     await past.store.write(messages.undo, "t_1", 5.0)
     for regex in (False, True):

@@ -1,4 +1,4 @@
-"""Which skills an agent has: where they are looked for, what comes first, what is left out."""
+"""Discovery of an agent's skills: folders, precedence, and rejected skills."""
 
 import os
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_project_on_another_machine_has_no_skills_here(home: Path, project: Pa
     assert SkillDiscovery(config).discover("main") == SkillSet()
 
 
-def test_of_two_with_one_name_the_owners_is_used_and_the_other_told(home: Path, project: Path) -> None:
+def test_of_two_skills_with_one_name_the_owners_is_used_and_the_other_reported(home: Path, project: Path) -> None:
     """X19: what a session can write never stands in for what the owner wrote."""
     for folder in (home / "skills", project / ".agents" / "skills", project / ".claude" / "skills"):
         skill(folder, "deploy", f"From {folder.parent.name}.")
@@ -68,7 +68,7 @@ def test_one_that_cannot_be_used_covers_no_other(home: Path, project: Path) -> N
     assert "deploy/SKILL.md is left out: its frontmatter has the name" in why(skill_set)
 
 
-def test_a_broken_one_of_the_owners_leaves_no_room_for_a_projects(home: Path, project: Path) -> None:
+def test_a_broken_skill_of_the_owner_still_hides_a_projects(home: Path, project: Path) -> None:
     """X19"""
     skill(home / "skills", "deploy", head="name: again\n")
     skill(project / ".agents" / "skills", "deploy")
@@ -102,7 +102,7 @@ def test_a_skill_whose_folder_has_another_name_is_left_out(home: Path) -> None:
     )
 
 
-def test_what_is_no_plain_file_is_never_opened(home: Path) -> None:
+def test_only_regular_files_are_opened(home: Path) -> None:
     """A pipe would be waited for: here the look would never end."""
     for name in ("pipe", "folder"):
         (home / "skills" / name).mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_no_file_of_a_skill_is_a_link_out_of_it(home: Path, tmp_path: Path) -> N
     assert names(skill_set) == ["kept"] and "leads out of its folder" in why(skill_set)
 
 
-def test_a_named_folder_that_is_a_skill_itself_is_told(home: Path) -> None:
+def test_a_configured_folder_that_is_itself_a_skill_is_reported(home: Path) -> None:
     skill(home, "own")
     config = configured(home, toml='[skills]\nfolders = ["own"]\n')
     assert f"it is itself a skill; name the folder that contains it ({home})." in why(
@@ -150,7 +150,7 @@ def test_a_named_folder_that_is_a_skill_itself_is_told(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
-def test_what_the_gateway_may_not_read_is_told(home: Path) -> None:
+def test_unreadable_skills_are_reported(home: Path) -> None:
     (skill(home / "skills", "one") / "SKILL.md").chmod(0)
     assert "cannot be opened" in why(SkillDiscovery(configured(home)).discover("main"))
 
@@ -208,7 +208,7 @@ def test_a_list_is_bounded_and_says_what_is_not_in_it(home: Path) -> None:
 
 
 def test_a_file_that_is_too_long_is_not_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an agent may write into its project must not cost the gateway more than a look."""
+    """A file that an agent may write into its project must not cost the gateway more than a `stat`."""
     with (skill(home / "skills", "one") / "SKILL.md").open("ab") as file:
         file.truncate(1 << 40)
     monkeypatch.setattr(room.file_access, "load", None)
@@ -221,5 +221,5 @@ def test_a_folder_of_too_many_folders_is_left_out(home: Path) -> None:
     assert "more than 1000 folders; move" in why(SkillDiscovery(configured(home)).discover("main"))
 
 
-def test_an_agent_without_skills_is_told_nothing_of_them(home: Path) -> None:
+def test_the_prompt_of_an_agent_without_skills_does_not_mention_them(home: Path) -> None:
     assert SkillDiscovery(configured(home)).discover("main") == SkillSet()

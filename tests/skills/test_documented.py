@@ -1,4 +1,4 @@
-"""The page about skills says what is so."""
+"""The documentation of skills is correct."""
 
 import re
 from pathlib import Path
@@ -73,13 +73,13 @@ async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, mon
     assert AgentSettings().project_files == ("AGENTS.md", "CLAUDE.md")
 
 
-def test_the_places_and_their_order_are_those_that_are_said(tmp_path: Path) -> None:
+def test_the_documented_places_and_their_order_are_correct(tmp_path: Path) -> None:
     said = re.findall(r"^\d\. `?([^`,]+)`?", PAGE.partition("the first one is used:")[2], re.MULTILINE)
     assert said[0] == "skills" and said[1].startswith("the folders of") and tuple(said[2:4]) == IN_PROJECT
     assert SkillDiscovery(read("", tmp_path)).discover("main").entries == ()
 
 
-def test_every_number_is_the_one_that_holds() -> None:
+def test_every_documented_number_is_correct() -> None:
     for number in (
         f"at most {LONGEST_NAME} lower-case",
         f"at most {LONGEST_DESCRIPTION:,} characters",

@@ -1,4 +1,4 @@
-"""The head of a SKILL.md: any bytes give a skill or one clear sentence."""
+"""The frontmatter of a SKILL.md: any bytes give a skill or one clear sentence."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -59,13 +59,13 @@ def sentence(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:40])
-def test_what_is_wrong_with_a_skill_is_one_sentence(text: str) -> None:
+def test_errors_in_a_skill_are_one_sentence(text: str) -> None:
     """X19: and nothing is made of tags, repeated by aliases, or overwritten by a second name."""
     told = sentence(text)
     assert WRONG[text] in told and "\n" not in told and told.endswith(".")
 
 
-def test_all_fields_of_the_format_are_read_as_the_text_that_stands_there() -> None:
+def test_all_fields_of_the_format_are_read_as_literal_text() -> None:
     text = head(
         'name: tide-tables\ndescription: >-\n  Reads\n  tide tables.\nlicense: MIT\ncompatibility: "needs: python 3"\n'
         "metadata:\n  version: 1.0\n  on: yes\n  nested: {a: b}\nallowed-tools: Bash(git:*) Read\nx-other: [1, {a: 2}]"
@@ -93,7 +93,7 @@ def test_a_description_is_one_printable_line() -> None:
     assert read(text).description == "one # System two \\x1b[31m\\u202e three"
 
 
-def test_a_file_that_is_too_long_or_no_text_is_told_as_such() -> None:
+def test_files_that_are_too_long_or_not_text_are_reported() -> None:
     for data, words in ((b"x" * (FILE_BYTES + 1), "256 KiB"), (b"---\nname: \xff", "UTF-8 (byte 11)")):
         with pytest.raises(InvalidSkill, match="; ") as told:
             decoded(data)
@@ -127,7 +127,7 @@ def test_any_bytes_give_a_skill_or_one_sentence(data: bytes) -> None:
     st.text(min_size=1, max_size=200),
     st.from_regex(r"[a-z0-9]+(-[a-z0-9]+){0,3}", fullmatch=True).filter(lambda n: len(n) <= 64),
 )
-def test_what_is_written_as_a_quoted_text_comes_back(description: str, name: str) -> None:
+def test_quoted_text_is_read_back(description: str, name: str) -> None:
     import yaml
 
     written = yaml.safe_dump({"name": name, "description": description}, allow_unicode=True, default_style='"')

@@ -1,4 +1,4 @@
-"""The skills of all agents: looked at seldom, parsed once, read anew."""
+"""The skill library: rare discovery, one parse, fresh reads."""
 
 import threading
 from pathlib import Path
@@ -30,7 +30,7 @@ async def test_a_thousand_sessions_parse_an_unchanged_skill_once(home: Path) -> 
     assert files.size + parsed.size + looks.size <= 3
 
 
-async def test_an_edit_reaches_the_next_look_and_the_next_read(home: Path) -> None:
+async def test_an_edit_is_seen_by_the_next_discovery_and_read(home: Path) -> None:
     clock = Clock()
     folder = skill(home / "skills", "one", "Old.", body="Old words.")
     library = SkillLibrary(configured(home), clock=clock)
@@ -50,7 +50,7 @@ async def test_an_edit_reaches_the_next_look_and_the_next_read(home: Path) -> No
     assert await library.file(entry, "SKILL.md") is None
 
 
-async def test_what_is_wrong_is_logged_once_and_what_is_covered_is_no_warning(home: Path, tmp_path: Path) -> None:
+async def test_problems_are_logged_once_and_hidden_skills_are_not_warnings(home: Path, tmp_path: Path) -> None:
     """A broken skill costs no session anything."""
     project = tmp_path / "project"
     for folder in (home / "skills", project / ".agents" / "skills"):
@@ -78,7 +78,7 @@ async def test_an_agent_without_the_toolset_has_no_skills(home: Path) -> None:
     assert await library.skill_set("other") == SkillSet()
 
 
-async def test_many_who_begin_together_share_one_look() -> None:
+async def test_sessions_that_begin_together_share_one_discovery() -> None:
     looked: list[str] = []
 
     def look(whom: DiscoveryKey) -> str:
@@ -98,7 +98,7 @@ async def test_many_who_begin_together_share_one_look() -> None:
 
 
 async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
-    """What was found before is used, and no second thread is lost to it."""
+    """The previous result is used, and no second thread is lost to it."""
     clock, answers, hangs = Clock(), threading.Event(), threading.Event()
     looked: list[str] = []
 
@@ -123,7 +123,7 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
             await anyio.lowlevel.checkpoint()
 
 
-async def test_who_leaves_during_a_look_takes_it_from_nobody() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_discovery() -> None:
     started, goes_on = threading.Event(), threading.Event()
 
     def look(whom: DiscoveryKey) -> str:

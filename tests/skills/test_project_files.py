@@ -1,4 +1,4 @@
-"""What a project says to who works on it."""
+"""A project's instruction files in prompts."""
 
 import os
 import re
@@ -48,7 +48,7 @@ async def test_the_files_are_those_of_the_settings_in_their_order(home: Path, pr
     assert ProjectFiles(configured(home)).serves("main") is False
 
 
-async def test_what_is_longer_than_the_bound_says_so_and_where_the_rest_is(home: Path, project: Path) -> None:
+async def test_a_truncated_file_says_so_and_where_the_rest_is(home: Path, project: Path) -> None:
     line = "A rule of this project, wörter und alles.\n"
     (project / "one.md").write_text(line * 1000)
     (project / "two.md").write_text("Never seen.\n" * 20)

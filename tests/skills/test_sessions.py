@@ -1,4 +1,4 @@
-"""Skills and project files in conversations: what a model is sent, and that it stays as it was sent."""
+"""Skills and project files in conversations: the content of requests, and that it stays unchanged."""
 
 import itertools
 import json
@@ -87,7 +87,7 @@ async def test_a_broken_skill_fails_no_conversation(home: Path, model: ScriptedM
 async def test_a_thousand_beginnings_parse_a_skill_once_and_share_one_prefix(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """Whoever begins them."""
+    """For any principal."""
     async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
         fresh = [
             await in_process_gateway.components.prompt_prefixes.of("main", f"p_{number % 7}") for number in range(1000)
@@ -98,7 +98,7 @@ async def test_a_thousand_beginnings_parse_a_skill_once_and_share_one_prefix(
 
 
 async def test_long_instructions_are_read_through_the_spool(home: Path, model: ScriptedModel, project: Path) -> None:
-    """What is not shown is named, and can be read."""
+    """The rest is named, and can be read."""
     skill(project / ".agents" / "skills", "long", body="".join(f"step {number}\n" for number in range(20_000)))
     async with core(home, model=model, toml=configuration(model, project)) as in_process_gateway:
         await in_process_gateway.say('[tool skill {"name": "long"}] go')
@@ -107,8 +107,8 @@ async def test_long_instructions_are_read_through_the_spool(home: Path, model: S
         assert "step 10000" not in result["content"] and "sp_" in result["content"]
 
 
-async def test_who_has_neither_begins_with_his_prompt_alone(home: Path, model: ScriptedModel) -> None:
-    """And the door has nothing of them."""
+async def test_an_agent_without_either_begins_with_its_prompt_alone(home: Path, model: ScriptedModel) -> None:
+    """And the service has no skill reader."""
     async with core(home, model=model) as in_process_gateway:
         await in_process_gateway.say("one")
         assert system(model) == "You are a test."

@@ -1,4 +1,4 @@
-"""What the tests of this room share."""
+"""Helpers for the tests of the spool."""
 
 import json
 import re
@@ -31,12 +31,12 @@ async def recorded(recorder: OutputRecorder, pieces: Iterable[bytes]) -> str:
 
 
 def files(spool: Spool) -> dict[str, bytes]:
-    """What lies in the spool, by name."""
+    """The files of the spool, by name."""
     return {path.name: path.read_bytes() for path in spool.root.rglob("*") if path.is_file()}
 
 
 def in_child(*arguments: str, namespace: bool = False) -> dict[str, str]:
-    """What `tests.spool.refusing_disk` found, in a process of its own; in a namespace it may mount what it likes."""
+    """The result of `tests.spool.refusing_disk` in a child process; in a namespace it may mount file systems."""
     wrapped = ["unshare", "--user", "--map-root-user", "--mount"] if namespace else []
     done = subprocess.run(
         [*wrapped, sys.executable, "-m", "tests.spool.refusing_disk", *arguments],

@@ -1,4 +1,4 @@
-"""Sounds: recognised by their headers, within what a model takes, inline or spooled, as they are."""
+"""Sounds: recognised by their headers, within the limits for models, inline or spooled, unchanged."""
 
 import os
 import struct
@@ -111,7 +111,7 @@ def test_a_wav_may_have_other_parts_and_need_not_know_its_length() -> None:
         (b"hello, I am a text", "is not a WAV or MP3 sound"),
     ],
 )
-def test_what_makes_no_sense_is_said_in_words(data: bytes, why: str) -> None:
+def test_invalid_headers_are_refused_with_the_reason(data: bytes, why: str) -> None:
     """D3: hostile files give a sentence."""
     with pytest.raises(UnknownAudio, match=why):
         heard(data)
@@ -136,7 +136,7 @@ def test_how_long_an_mp3_lasts_is_counted_or_reckoned() -> None:
 
 
 @pytest.mark.parametrize("lie", [1, 0xFFFFFFFF])
-def test_a_count_that_contradicts_the_size_is_not_believed(lie: int) -> None:
+def test_a_count_that_contradicts_the_size_is_ignored(lie: int) -> None:
     """D3: or the bound in seconds could be lied away, or hit by a small file."""
     assert heard(frame(xing(lie)) + mp3(400)).seconds == pytest.approx(401 * FRAME_SECONDS, rel=0.01)
 
@@ -157,7 +157,7 @@ GOOD = [
     st.binary(max_size=20),
 )
 @settings(max_examples=400)
-def test_whatever_a_header_holds_it_is_a_sound_or_a_sentence(
+def test_any_header_is_a_sound_or_an_error_of_one_sentence(
     data: bytes, changes: list[tuple[int, bytes]], cut: int, added: bytes
 ) -> None:
     """D3: mutated, cut and lengthened; a bounded number of reads, never longer than its bytes can be."""
@@ -183,7 +183,7 @@ def test_any_bytes_are_a_sound_or_a_sentence(data: bytes) -> None:
 
 
 @given(st.text(min_size=1))
-def test_text_is_no_sound(text: str) -> None:
+def test_text_is_not_a_sound(text: str) -> None:
     """D3: neither UTF-8 nor UTF-16 begins as one, nor does a text about ID3."""
     for begun in (text, "ID3 tags are explained here", "RIFF, an introduction", "OggS", "fLaC, lossless", "caff"):
         assert kind(begun.encode("utf-8", "replace")[:32]) == ""
@@ -223,7 +223,7 @@ async def test_the_first_bytes_decide_what_it_is_and_never_the_name(mine: Sessio
     assert (await mine.media("song.mp3", saved(plain(6, 4), "PNG"))).media_type == "image/png"
 
 
-async def test_the_largest_sound_is_taken_and_one_byte_more_is_not(
+async def test_the_largest_sound_is_accepted_and_one_byte_more_is_not(
     mine: SessionSpool, spool: Spool, tmp_path: Path
 ) -> None:
     """D2, D3: from a file, through a child; what is kept can be loaded again."""

@@ -1,4 +1,4 @@
-"""Long output is shown in part, and says so."""
+"""Excerpts of long output."""
 
 import re
 
@@ -72,7 +72,7 @@ def test_bounds_too_small_for_the_notice_give_the_notice_alone(most: int) -> Non
     assert NOTICE.fullmatch(bound_text("x\n" * 1000, 10_000, 1))
 
 
-def test_what_has_no_utf8_form_is_replaced() -> None:
+def test_text_without_a_utf8_form_is_replaced() -> None:
     assert bound_text("a\ud800b", 100, 10) == "a?b"
     assert bound_text("", 0, 0) == ""
 

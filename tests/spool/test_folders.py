@@ -1,4 +1,4 @@
-"""What nobody owns goes, and nothing else."""
+"""The sweep removes orphans, and nothing else."""
 
 import os
 import time
@@ -35,7 +35,7 @@ def stray(spool: Spool, session: str, name: str) -> Path:
     return path
 
 
-async def test_what_belongs_to_no_session_is_swept_and_the_rest_stays(spool: Spool, store: Store) -> None:
+async def test_orphans_are_swept_and_the_rest_stays(spool: Spool, store: Store) -> None:
     """D4, L16, L19: folders of sessions that are gone, files without a row; by the store, not by memory."""
     await store.write(new_session, "s_2")
     mine, other = await kept(spool), await kept(spool, "s_2")
@@ -49,7 +49,7 @@ async def test_what_belongs_to_no_session_is_swept_and_the_rest_stays(spool: Spo
     assert stats.swept == 2 and stats.swept_at > 0
 
 
-async def test_a_spool_dies_with_the_transcript_and_not_before(spool: Spool, store: Store) -> None:
+async def test_a_spool_is_deleted_with_the_transcript_and_not_before(spool: Spool, store: Store) -> None:
     """D4, B3: an end keeps it; a delete takes rows and, at the next sweep, the files."""
     path = await kept(spool)
     await store.write(lambda db: sessions.end(db, SESSION, reason="test", hooks=(), now=2.0))
@@ -70,7 +70,7 @@ async def test_a_deleted_sessions_spool_can_be_removed_at_once(spool: Spool) -> 
     assert not path.parent.exists()
 
 
-async def test_only_an_id_of_ours_is_a_name_in_the_spool(spool: Spool, tmp_path: Path) -> None:
+async def test_only_generated_ids_are_names_in_the_spool(spool: Spool, tmp_path: Path) -> None:
     """X07, X08: a path is none, wherever it leads."""
     path = await kept(spool)
     outside = tmp_path / "secret"
@@ -81,7 +81,7 @@ async def test_only_an_id_of_ours_is_a_name_in_the_spool(spool: Spool, tmp_path:
     assert await spool.load(SESSION, path.name) == b"x" * 5000
 
 
-async def test_what_is_young_or_being_written_is_spared(spool: Spool, store: Store) -> None:
+async def test_young_files_and_files_being_written_are_not_swept(spool: Spool, store: Store) -> None:
     """D4, L09: its row may be about to be written; a long recording has none for hours."""
     young = stray(spool, SESSION, new_id("sp"))
     fresh = stray(spool, new_id("s"), new_id("sp"))
@@ -121,7 +121,7 @@ async def test_the_output_of_a_process_stays_while_the_process_is_known(spool: S
     assert [path.exists() for path in paths] == [True] * 3 + [False] * 3
 
 
-async def test_what_has_no_name_of_ours_is_left_alone(spool: Spool, tmp_path: Path) -> None:
+async def test_foreign_files_are_not_touched(spool: Spool, tmp_path: Path) -> None:
     """D4: what an operator or a file system keeps there; links are not followed."""
     outside = tmp_path / "outside"
     outside.mkdir()

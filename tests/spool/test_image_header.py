@@ -1,4 +1,4 @@
-"""What a picture is, by its header."""
+"""The type and size of a picture, by its header."""
 
 import io
 
@@ -32,7 +32,7 @@ def test_kind_and_size_are_read_from_the_header(kind: str, data: bytes) -> None:
     assert sniff(reading(data)) == ImageHeader(kind, 301, 17)
 
 
-def test_the_size_that_is_stated_is_told_however_large() -> None:
+def test_the_stated_size_is_returned_however_large() -> None:
     """D7: a bomb is known by it."""
     assert sniff(reading(bomb(30_000, 30_000))) == ImageHeader("image/png", 30_000, 30_000)
 
@@ -53,7 +53,7 @@ def test_the_size_that_is_stated_is_told_however_large() -> None:
         b"GIF89a\x00\x00\x00\x00",
     ],
 )
-def test_what_is_none_of_the_four_is_nothing(data: bytes) -> None:
+def test_other_formats_are_not_recognised(data: bytes) -> None:
     assert sniff(reading(data)) is None
 
 

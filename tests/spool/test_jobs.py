@@ -1,4 +1,4 @@
-"""Jobs that children do: bounded, reaped, and told nothing that they do not need."""
+"""Jobs in child processes: bounded, reaped, and without access to anything they do not need."""
 
 import os
 import sys
@@ -77,7 +77,7 @@ async def test_only_so_many_run_at_once_and_all_are_gone_when_their_time_is_over
     assert children() == []
 
 
-async def test_a_child_that_cannot_be_started_or_breaks_is_told_in_a_sentence(
+async def test_a_child_that_cannot_start_or_crashes_is_reported_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L09: nothing of it is left."""

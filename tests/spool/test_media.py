@@ -1,4 +1,4 @@
-"""Pictures: within what a model takes, inline or spooled, and never through the gateway's memory."""
+"""Pictures: within the limits for models, inline or spooled, and never in the gateway's memory."""
 
 import io
 import os
@@ -108,9 +108,7 @@ async def test_a_heavy_picture_is_made_light_enough(mine: SessionSpool, spool: S
     await decoded(spool, media)
 
 
-async def test_a_picture_that_lies_on_its_side_or_moves_is_shown_upright_and_still(
-    mine: SessionSpool, spool: Spool
-) -> None:
+async def test_rotated_and_animated_pictures_are_shown_upright_and_still(mine: SessionSpool, spool: Spool) -> None:
     """D2: what a provider would show wrongly or refuse."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -150,7 +148,7 @@ async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool:
         (saved(noise(300, 300), "WEBP")[:2000], "is damaged"),
     ],
 )
-async def test_what_is_no_picture_or_damaged_is_said_to_be(mine: SessionSpool, data: bytes, why: str) -> None:
+async def test_damaged_and_other_files_are_refused_with_the_reason(mine: SessionSpool, data: bytes, why: str) -> None:
     """D8: a provider would refuse it, and with it every later request of the conversation."""
     with pytest.raises(ToolFailed, match=f'^The picture "a/b.png" cannot be shown: it {why}') as failure:
         await mine.media("a/b.png", data)
@@ -225,7 +223,7 @@ async def test_media_that_the_spool_refuses_goes_inline_up_to_a_limit(
     assert (found["files"], found["descriptors"]) == ("0", "0")
 
 
-async def test_without_pillow_what_fits_goes_as_it_is_and_the_rest_says_what_to_do(
+async def test_without_pillow_pictures_that_fit_pass_and_others_are_refused_with_advice(
     mine: SessionSpool, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D2: the extra is optional."""
@@ -294,7 +292,7 @@ async def test_a_document_goes_as_it_is_inline_or_spooled(
         await mine.page(media.spooled)
 
 
-async def test_the_largest_document_is_taken_and_one_byte_more_is_not(
+async def test_the_largest_document_is_accepted_and_one_byte_more_is_not(
     mine: SessionSpool, spool: Spool, tmp_path: Path
 ) -> None:
     """D7: refused by its size, before any of it is copied."""

@@ -1,4 +1,4 @@
-"""Output recorded as it streams: bounded in memory, whole on disk, and the same however it was cut into pieces."""
+"""Recorded output: bounded in memory, complete on disk, and independent of the sizes of its pieces."""
 
 import asyncio
 import stat
@@ -70,9 +70,7 @@ async def test_streamed_output_has_the_same_threshold_less_what_is_kept_for_its_
     assert len(files(spool)) == 2
 
 
-async def test_what_is_kept_is_written_down_and_the_gateways_alone(
-    mine: SessionSpool, spool: Spool, store: Store
-) -> None:
+async def test_a_kept_result_has_a_row_and_private_files(mine: SessionSpool, spool: Spool, store: Store) -> None:
     """D1, D4: size, lines, turn and name are in the row; nobody else may read the file."""
     recorder = mine.record("terminal")
     shown = await recorded(recorder, [b"line\n" * 1000, b"end"])
@@ -91,9 +89,7 @@ async def test_what_is_kept_is_written_down_and_the_gateways_alone(
     assert (stats.kept, stats.kept_bytes, stats.writing, stats.refused) == (1, 5003, 0, 0)
 
 
-async def test_bytes_that_are_no_text_are_kept_as_they_are_and_shown_as_question_marks(
-    mine: SessionSpool, spool: Spool
-) -> None:
+async def test_invalid_bytes_are_kept_and_shown_as_question_marks(mine: SessionSpool, spool: Spool) -> None:
     """D1: the excerpt can be sent to any model; the file is what the tool said."""
     data = bytes(range(256)) * 40
     shown = await recorded(mine.record("terminal"), [data])
@@ -130,7 +126,7 @@ async def test_however_output_is_cut_into_pieces_excerpt_and_file_are_the_same(
 
 @given(st.lists(st.integers(0, 3 * BUFFER_BYTES), max_size=6))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_what_is_held_in_memory_is_bounded_whatever_is_written(mine: SessionSpool, sizes: list[int]) -> None:
+async def test_memory_is_bounded_whatever_is_written(mine: SessionSpool, sizes: list[int]) -> None:
     """D7, L24: beginning, end and one buffer."""
     async with mine.record("tool") as recorder:
         for size in sizes:
@@ -231,7 +227,7 @@ async def test_an_ended_session_takes_nothing_more(mine: SessionSpool, spool: Sp
     assert files(spool) == {} and spool.stats().writing == 0
 
 
-async def test_a_folder_that_cannot_be_made_costs_only_the_whole(store: Store, tmp_path: Path) -> None:
+async def test_if_the_folder_cannot_be_made_the_excerpt_is_kept(store: Store, tmp_path: Path) -> None:
     """D5: the excerpt is shown with the reason, and nothing fails."""
     (tmp_path / "spool").write_text("in the way")
     spool = spool_of(tmp_path / "spool", store)
@@ -262,7 +258,7 @@ async def test_a_refusal_of_the_disk_is_a_known_problem_until_a_file_can_be_kept
     assert ID.search(await recorded(mine.record("tool"), [b"x" * 5000]))
 
 
-async def test_a_store_without_room_costs_only_the_whole(mine: SessionSpool, spool: Spool, store: Store) -> None:
+async def test_if_the_store_is_full_the_excerpt_is_kept(mine: SessionSpool, spool: Spool, store: Store) -> None:
     """D5: the row could not be written, so the file goes."""
 
     def full(db: Db) -> None:
@@ -280,7 +276,7 @@ async def test_a_store_without_room_costs_only_the_whole(mine: SessionSpool, spo
         await store.write(lambda db: db.execute("CREATE TABLE filler AS SELECT randomblob(100000)").fetchall())
 
 
-async def test_a_full_disk_costs_only_the_whole(tmp_path: Path) -> None:
+async def test_if_the_disk_is_full_the_excerpt_is_kept(tmp_path: Path) -> None:
     """D5, L19: a real file system without room: what was written is given back, and no descriptor is left."""
     if not await to_thread.run_sync(can_mount):
         pytest.skip("this machine allows no mounts of one's own")
@@ -290,7 +286,7 @@ async def test_a_full_disk_costs_only_the_whole(tmp_path: Path) -> None:
     assert found["after"] == "kept"
 
 
-async def test_a_read_only_disk_costs_only_the_whole(tmp_path: Path) -> None:
+async def test_if_the_disk_is_read_only_the_excerpt_is_kept(tmp_path: Path) -> None:
     """D5: a real file system that was mounted read-only."""
     if not await to_thread.run_sync(can_mount):
         pytest.skip("this machine allows no mounts of one's own")
@@ -299,7 +295,7 @@ async def test_a_read_only_disk_costs_only_the_whole(tmp_path: Path) -> None:
     assert found["descriptors"] == "0"
 
 
-async def test_a_file_that_may_grow_no_further_costs_only_the_whole(tmp_path: Path) -> None:
+async def test_if_the_file_may_not_grow_the_excerpt_is_kept(tmp_path: Path) -> None:
     """D5: the limit of the process on the size of files, which every machine has."""
     found = await to_thread.run_sync(lambda: in_child("limited", str(tmp_path)))
     assert "disk refused it (File too large)" in found["text"] and "disk refused" in found["streamed"]

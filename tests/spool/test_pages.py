@@ -1,4 +1,4 @@
-"""What was spooled can be read again: page by page, and by searching, in this session only."""
+"""Reading spooled results: page by page, and by searching, in this session only."""
 
 import re
 from pathlib import Path
@@ -55,7 +55,9 @@ content = st.one_of(st.binary(max_size=9000), st.text("aé🌊\n漢", min_size=7
 
 @given(content, st.integers(1, LINES))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_all_pages_together_are_the_whole(mine: SessionSpool, spool: Spool, data: bytes, lines: int) -> None:
+async def test_all_pages_together_are_the_complete_result(
+    mine: SessionSpool, spool: Spool, data: bytes, lines: int
+) -> None:
     """D1: whatever it holds, following what each page says ends, gives every byte, and keeps within the bounds."""
     data += b"\nx" * LINES
     id = await spooled(mine, data)
@@ -90,7 +92,7 @@ async def test_other_sessions_and_unknown_names_are_not_there(mine: SessionSpool
             await spool.load("s_2", name)
 
 
-async def test_a_file_that_is_gone_is_said_to_be(mine: SessionSpool, spool: Spool) -> None:
+async def test_a_missing_file_is_reported(mine: SessionSpool, spool: Spool) -> None:
     id = await spooled(mine, b"x" * 5000)
     spool.file(SESSION, id).unlink()
     for reading in (mine.page(id), mine.search(id, "x"), mine.search(id, "x", regex=True)):
@@ -101,7 +103,7 @@ async def test_a_file_that_is_gone_is_said_to_be(mine: SessionSpool, spool: Spoo
 # -- searching ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_search_tells_line_byte_and_surroundings(mine: SessionSpool) -> None:
+async def test_a_search_returns_line_byte_and_surroundings(mine: SessionSpool) -> None:
     """D1: as the text stands, or as a regular expression."""
     id = await spooled(mine, b"".join(b"line %d\n" % number for number in range(1, 1001)))
     with anyio.fail_after(WAIT):
@@ -144,7 +146,7 @@ async def test_all_places_are_found_by_going_on(mine: SessionSpool) -> None:
         assert found == places
 
 
-async def test_what_is_found_is_bounded_and_bytes_that_are_no_text_do_no_harm(mine: SessionSpool) -> None:
+async def test_matches_are_bounded_and_invalid_bytes_do_no_harm(mine: SessionSpool) -> None:
     """D1, D7: many long lines, binary content, empty matches."""
     id = await spooled(mine, (b"\xff" * 500 + b"needle" + b"\xfe" * 500 + b"\n") * 500)
     with anyio.fail_after(WAIT):
@@ -158,9 +160,7 @@ async def test_what_is_found_is_bounded_and_bytes_that_are_no_text_do_no_harm(mi
         )
 
 
-async def test_a_pattern_that_runs_away_is_ended_and_nobody_waits_for_it(
-    mine: SessionSpool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pattern_that_takes_too_long_is_killed(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     """D7, L15: a child does the work, so that the loop goes on and the time limit is kept."""
     monkeypatch.setattr("tidegate.spool.search.SECONDS", 0.5)
     monkeypatch.setattr("tidegate.spool.search.GRACE", 0.5)
@@ -192,7 +192,7 @@ async def test_a_search_that_is_stopped_leaves_no_child(mine: SessionSpool) -> N
     assert not children.split()
 
 
-async def test_a_long_search_says_how_far_it_came(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_search_reports_how_far_it_got(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
     """D1: nothing is left out silently, and the rest can be searched."""
     monkeypatch.setattr("tidegate.spool.search.SECONDS", 0.0)
     id = await spooled(mine, b"line\n" * 100_000)

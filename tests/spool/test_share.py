@@ -1,4 +1,4 @@
-"""A session that begins with another's transcript can read what that names."""
+"""A session that begins with another's transcript can read the results it refers to."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Through the door: sounds that tools read or make reach the model as sounds, over unload and restart."""
+"""Real turns: sounds that tools read or make reach the model as sounds, over unload and restart."""
 
 import base64
 import io
@@ -40,15 +40,15 @@ async def whistle(ctx: ToolContext) -> Result:
 TOOLS = {"test": Toolset((hum, whistle))}
 
 
-def heard(house: Core) -> list[bytes]:
+def heard(gateway: Core) -> list[bytes]:
     """The sounds in the last request."""
-    contents = [message["content"] for message in house.requests()[-1]["messages"]]
+    contents = [message["content"] for message in gateway.requests()[-1]["messages"]]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [base64.b64decode(part["input_audio"]["data"]) for part in parts if part["type"] == "input_audio"]
 
 
-def told(house: Core) -> str:
-    return msgspec.json.encode(house.requests()[-1]).decode()
+def told(gateway: Core) -> str:
+    return msgspec.json.encode(gateway.requests()[-1]).decode()
 
 
 def grows(model: ScriptedModel) -> None:
@@ -75,19 +75,19 @@ async def test_a_model_hears_sounds_and_its_requests_only_grow_over_unload_and_r
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """D3, B4, S32: the very bytes, spooled and inline, from files and from tools, live and from the store."""
-    async with running(home, model, project) as house:
-        first = await house.say('[together read_file {"path":"speech.txt"} read_file {"path":"song"} whistle {}] one')
+    async with running(home, model, project) as gateway:
+        first = await gateway.say('[together read_file {"path":"speech.txt"} read_file {"path":"song"} whistle {}] one')
         assert first.state == "answered"
-        assert heard(house) == [LARGE, SONG, SMALL]
-        assert "audio/wav, 10.0 s" in told(house) and "audio/mpeg, 1.0 s" in told(house)
-        assert len(list((house.components.spool.root / first.session).iterdir())) == 1
+        assert heard(gateway) == [LARGE, SONG, SMALL]
+        assert "audio/wav, 10.0 s" in told(gateway) and "audio/mpeg, 1.0 s" in told(gateway)
+        assert len(list((gateway.components.spool.root / first.session).iterdir())) == 1
         shutil.rmtree(project)
-        await house.say("two")
-        assert house.components.presence.unload(first.session, reason="test")
-        await house.say('[tool hum {"large":true}] three')
-    async with running(home, model, project) as house:
-        await house.say("four")
-        assert heard(house) == [LARGE, SONG, SMALL, LARGE]
+        await gateway.say("two")
+        assert gateway.components.presence.unload(first.session, reason="test")
+        await gateway.say('[tool hum {"large":true}] three')
+    async with running(home, model, project) as gateway:
+        await gateway.say("four")
+        assert heard(gateway) == [LARGE, SONG, SMALL, LARGE]
         grows(model)
 
 
@@ -97,12 +97,12 @@ async def test_the_example_of_the_documentation_is_heard(home: Path, model: Scri
     (tmp_path / "beeps.py").write_text(code)
     found = plugins.find_toolset("beeps", tmp_path)
     assert found is not None
-    async with core(home, model=model, toolsets={"beeps": found}, tools='"beeps"') as house:
-        assert (await house.say("[tool beep {}] one")).state == "answered"
-        (sound,) = heard(house)
+    async with core(home, model=model, toolsets={"beeps": found}, tools='"beeps"') as gateway:
+        assert (await gateway.say("[tool beep {}] one")).state == "answered"
+        (sound,) = heard(gateway)
         with wave.open(io.BytesIO(sound)) as file:
             assert file.getnframes() == file.getframerate() == 8000
-        assert "beeped for 1.0 s" in told(house)
+        assert "beeped for 1.0 s" in told(gateway)
         assert model.stats()["refused"] == 0
 
 
@@ -111,61 +111,61 @@ async def test_a_model_that_cannot_hear_is_told_and_one_that_can_hears_it_later(
 ) -> None:
     """D3: a note, not an error; nothing is lost by it."""
     toml = settings(model, f'workspace = "{project}"\n', tools='"files"')
-    async with core(home, model=model, toml=toml.replace("audio = true\n", "")) as house:
-        outcome = await house.say('[tool read_file {"path":"speech.txt"}] one')
+    async with core(home, model=model, toml=toml.replace("audio = true\n", "")) as gateway:
+        outcome = await gateway.say('[tool read_file {"path":"speech.txt"}] one')
         assert outcome.state == "answered"
-        assert heard(house) == []
-        assert "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]" in told(house)
-    async with core(home, model=model, toml=toml) as house:
-        await house.say("two")
-        assert heard(house) == [LARGE]
+        assert heard(gateway) == []
+        assert "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]" in told(gateway)
+    async with core(home, model=model, toml=toml) as gateway:
+        await gateway.say("two")
+        assert heard(gateway) == [LARGE]
         assert model.stats()["refused"] == 0
 
 
-async def test_another_kind_of_sound_is_a_sentence_and_the_turn_goes_on(
+async def test_an_unsupported_sound_is_an_error_and_the_turn_continues(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """D3: what it is and what to do."""
-    async with running(home, model, project) as house:
-        outcome = await house.say('[tool read_file {"path":"song.ogg"}] one')
+    async with running(home, model, project) as gateway:
+        outcome = await gateway.say('[tool read_file {"path":"song.ogg"}] one')
         assert outcome.state == "answered"
-        (result,) = (message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool")
+        (result,) = (message["content"] for message in gateway.requests()[-1]["messages"] if message["role"] == "tool")
         assert "it is Ogg (Vorbis or Opus)" in result and "ffmpeg -i" in result
 
 
-async def test_a_sound_that_is_gone_is_told_in_words_and_can_be_fetched_no_more(
+async def test_a_missing_sound_is_reported_and_cannot_be_fetched(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """D5: what somebody removed by hand does not end the conversation."""
-    async with running(home, model, project) as house:
-        outcome = await house.say('[tool hum {"large":true}] one')
-        row = next(row for row in (await house.service.transcript(outcome.session, ANNA)).rows if row.message.media)
-        media, data = await house.service.media(outcome.session, ANNA, row.seq or 0, 0)
+    async with running(home, model, project) as gateway:
+        outcome = await gateway.say('[tool hum {"large":true}] one')
+        row = next(row for row in (await gateway.service.transcript(outcome.session, ANNA)).rows if row.message.media)
+        media, data = await gateway.service.media(outcome.session, ANNA, row.seq or 0, 0)
         assert (media.media_type, data) == ("audio/wav", LARGE)
-        shutil.rmtree(house.components.spool.root / outcome.session)
-        assert (await house.say("two")).state == "answered"
-        assert "Sound 1 is no longer available." in told(house)
+        shutil.rmtree(gateway.components.spool.root / outcome.session)
+        assert (await gateway.say("two")).state == "answered"
+        assert "Sound 1 is no longer available." in told(gateway)
 
 
-async def test_what_the_spool_refuses_is_heard_and_what_is_left_out_is_told(
+async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_reported(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """D5: to the model and to the user, with the limit; the turn goes on, and all of it survives a restart."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "spool").write_text("in the way")
     (project / "long.wav").write_bytes(wav(70))
-    async with running(home, model, project) as house:
-        outcome = await house.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
+    async with running(home, model, project) as gateway:
+        outcome = await gateway.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
         assert outcome.state == "answered"
-        assert heard(house) == [LARGE]
-        assert "stored in its message, since the disk refused it" in told(house)
+        assert heard(gateway) == [LARGE]
+        assert "stored in its message, since the disk refused it" in told(gateway)
         (notice,) = outcome.notices
         assert notice.startswith('The sound "long.wav" cannot be heard: the disk refused it') and "2097152" in notice
-        assert msgspec.json.encode(notice).decode()[1:-1] in told(house)
-        record = house.components.presence.get(outcome.session)
+        assert msgspec.json.encode(notice).decode()[1:-1] in told(gateway)
+        record = gateway.components.presence.get(outcome.session)
         assert record is not None and isinstance(record.resident, Conversation)
         assert record.resident.weight > len(LARGE), "what is inline is weighed"
-    async with running(home, model, project) as house:
-        await house.say("two")
-        assert heard(house) == [LARGE]
+    async with running(home, model, project) as gateway:
+        await gateway.say("two")
+        assert heard(gateway) == [LARGE]
         grows(model)

@@ -1,4 +1,4 @@
-"""Through the door: what tools put out and show, in real turns, over unload and restart."""
+"""Real turns: output and pictures of tools, over unload and restart."""
 
 import base64
 import itertools
@@ -42,11 +42,11 @@ def running(home: Path, model: ScriptedModel) -> Any:
     return core(home, model=model, toolsets=TOOLS, tools='"test", "output"')
 
 
-async def told(house: Core, session: str, until: int) -> list[MessageAdded]:
+async def told(gateway: Core, session: str, until: int) -> list[MessageAdded]:
     """The messages that a watcher is told of, up to place `until`."""
     found: list[MessageAdded] = []
     with anyio.fail_after(WAIT):
-        async with aclosing(house.service.watch(session, ANNA, 0)) as events:
+        async with aclosing(gateway.service.watch(session, ANNA, 0)) as events:
             async for _, event in events:
                 if isinstance(event, MessageAdded):
                     found.append(event)
@@ -61,9 +61,9 @@ def grows(model: ScriptedModel) -> None:
         assert later.startswith(earlier.removesuffix(b"]}"))
 
 
-def seen(house: Core) -> list[bytes]:
+def seen(gateway: Core) -> list[bytes]:
     """The pictures in the last request."""
-    contents = [message["content"] for message in house.requests()[-1]["messages"]]
+    contents = [message["content"] for message in gateway.requests()[-1]["messages"]]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     return [base64.b64decode(url.partition(",")[2]) for url in urls]
@@ -73,54 +73,56 @@ async def test_a_model_sees_pictures_and_its_requests_only_grow_over_unload_and_
     home: Path, model: ScriptedModel
 ) -> None:
     """D3, B4, S32: spooled and inline, side by side, live and from the store."""
-    async with running(home, model) as house:
-        first = await house.say('[together snap {} snap {"large":false} snap {}] one')
+    async with running(home, model) as gateway:
+        first = await gateway.say('[together snap {} snap {"large":false} snap {}] one')
         assert first.state == "answered"
-        assert seen(house) == [LARGE, SMALL, LARGE]
-        await house.say("two")
-        assert house.components.presence.unload(first.session, reason="test")
-        await house.say("[tool snap {}] three")
-    async with running(home, model) as house:
-        await house.say("four")
-        assert seen(house) == [LARGE, SMALL, LARGE, LARGE]
+        assert seen(gateway) == [LARGE, SMALL, LARGE]
+        await gateway.say("two")
+        assert gateway.components.presence.unload(first.session, reason="test")
+        await gateway.say("[tool snap {}] three")
+    async with running(home, model) as gateway:
+        await gateway.say("four")
+        assert seen(gateway) == [LARGE, SMALL, LARGE, LARGE]
         grows(model)
 
 
 async def test_events_tell_of_a_picture_and_not_its_bytes(home: Path, model: ScriptedModel) -> None:
     """D6: live and for who comes later; the model's own result is untouched."""
-    async with running(home, model) as house:
-        accepted = await house.accept('[hold there] [tool snap {"large":false}] one')
+    async with running(home, model) as gateway:
+        accepted = await gateway.accept('[hold there] [tool snap {"large":false}] one')
         with anyio.fail_after(WAIT):
             await model.held("there")
         live: list[MessageAdded] = []
 
         async def listen() -> None:
-            live.extend(await told(house, accepted.session, 4))
+            live.extend(await told(gateway, accepted.session, 4))
 
         async with anyio.create_task_group() as group:
             group.start_soon(listen)
             await anyio.wait_all_tasks_blocked()
             model.release("there")
-        outcome = await house.answered(accepted.turn)
-        later = await told(house, outcome.session, 4)
+        outcome = await gateway.answered(accepted.turn)
+        later = await told(gateway, outcome.session, 4)
         for added in (live, later):
             (shown,) = (event.message for event in added if event.message.role == "tool")
             assert [(picture.data, picture.width) for picture in shown.media] == [(b"", 20)]
-        assert seen(house) == [SMALL]
+        assert seen(gateway) == [SMALL]
 
 
-async def test_what_is_left_out_of_a_result_is_read_with_the_tool_output(home: Path, model: ScriptedModel) -> None:
+async def test_the_rest_of_a_result_is_read_with_the_tool_output(home: Path, model: ScriptedModel) -> None:
     """D1: the excerpt names it; page and search find it, after a restart too."""
-    async with running(home, model) as house:
-        await house.say("[tool shout {}] one")
-        excerpt = next(message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool")
+    async with running(home, model) as gateway:
+        await gateway.say("[tool shout {}] one")
+        excerpt = next(
+            message["content"] for message in gateway.requests()[-1]["messages"] if message["role"] == "tool"
+        )
         assert len(excerpt.encode()) <= 16 * 1024
         (id,) = ID.findall(excerpt)
-    async with running(home, model) as house:
+    async with running(home, model) as gateway:
         page = msgspec.json.encode({"id": id, "offset": 2499, "lines": 1}).decode()
         found = msgspec.json.encode({"id": id, "search": "line 4321"}).decode()
-        await house.say(f"[together output {page} output {found}] two")
-        results = [message["content"] for message in house.requests()[-1]["messages"] if message["role"] == "tool"]
+        await gateway.say(f"[together output {page} output {found}] two")
+        results = [message["content"] for message in gateway.requests()[-1]["messages"] if message["role"] == "tool"]
         assert results[1] == "line 2500\n[line 2500 of 5000; continue with offset=2500]"
         assert results[2].startswith("4321 (byte 42093): line 4321\n[1 match")
         grows(model)
@@ -128,11 +130,11 @@ async def test_what_is_left_out_of_a_result_is_read_with_the_tool_output(home: P
 
 async def test_a_deleted_conversation_leaves_nothing_in_the_spool(home: Path, model: ScriptedModel) -> None:
     """D4, L19, V07: an end keeps it with the transcript."""
-    async with running(home, model) as house:
-        outcome = await house.say("[tool shout {}] [tool snap {}] one")
-        folder = house.components.spool.root / outcome.session
+    async with running(home, model) as gateway:
+        outcome = await gateway.say("[tool shout {}] [tool snap {}] one")
+        folder = gateway.components.spool.root / outcome.session
         assert len(list(folder.iterdir())) == 2
-        await house.service.end(outcome.session, ANNA, "test")
+        await gateway.service.end(outcome.session, ANNA, "test")
         assert len(list(folder.iterdir())) == 2
-        await house.service.delete(outcome.session, ANNA)
+        await gateway.service.delete(outcome.session, ANNA)
         assert not folder.exists()

@@ -22,7 +22,7 @@ PREFIX = Prefix(prompt="You are kind.")
 ANSWER = Message(role="assistant", text="Good day.", finish="stop", usage=Usage(input=7, cached=3, output=2), model="m")
 
 
-def said(text: str) -> Message:
+def user_message(text: str) -> Message:
     return Message(role="user", text=text)
 
 
@@ -56,7 +56,7 @@ def new_session(
 def new_turn(db: Db, session: str, id: str, *texts: str, now: float = 1.0) -> TurnRow:
     row = turns.insert(db, id=id, session=session, channel="http", call=Call(), on_disconnect="continue", now=now)
     for text in texts:
-        messages.accept(db, session=session, turn=id, message=said(text), now=now)
+        messages.accept(db, session=session, turn=id, message=user_message(text), now=now)
     return row
 
 
@@ -75,7 +75,7 @@ def ask(db: Db, session: str, id: str, *, turn: str = "t_1", expires: float | No
     )
 
 
-def whole_turn(db: Db, session: str, turn: str, text: str, answer: Message = ANSWER, now: float = 1.0) -> None:
+def complete_turn(db: Db, session: str, turn: str, text: str, answer: Message = ANSWER, now: float = 1.0) -> None:
     new_turn(db, session, turn, text, now=now)
     answered(db, session, turn, answer, now=now)
 
@@ -107,4 +107,4 @@ def aside(folder: Path, what: str = "damaged-") -> list[Path]:
 def bulk(db: Db, session: str, turn: str, number: int, size: int) -> None:
     """A message of about `size` bytes that does not pack well."""
     text = random.Random(number).randbytes(size // 2).hex()
-    messages.append(db, session=session, turn=turn, step=f"bulk-{number}", message=said(text), now=1.0)
+    messages.append(db, session=session, turn=turn, step=f"bulk-{number}", message=user_message(text), now=1.0)

@@ -38,7 +38,7 @@ async def asked(store: Store) -> Store:
     return store
 
 
-def test_a_digest_is_of_the_exact_action_and_not_of_its_layout() -> None:
+def test_a_digest_depends_on_the_exact_action_and_not_on_its_formatting() -> None:
     """S29: what was approved is what is run, and nothing else."""
     same = approvals.action_digest("shell", '{"a":1,"b":[true, null]}')
     assert same == approvals.action_digest("shell", ' { "b": [true,null], "a": 1 } ')
@@ -97,7 +97,7 @@ async def test_an_answer_in_time_counts_and_a_late_one_does_not(asked: Store) ->
     assert late.how == "expired" and late.row is not None and late.row.state == "expired"
 
 
-async def test_only_who_may_answer_can_tell_that_there_is_a_question(asked: Store) -> None:
+async def test_only_those_who_may_answer_can_see_a_question(asked: Store) -> None:
     """X06, S29: another principal's answer finds nothing; a role answers what is asked of it."""
     await ask(asked, "ap_mine")
     await ask(asked, "ap_owners", "tool-0-1", may_answer="role:owner")
@@ -132,8 +132,8 @@ async def test_a_question_is_answered_with_text_and_an_approval_with_a_decision(
         await answer(asked, "ap_2", "answered", text="yes")
 
 
-async def test_what_is_too_long_to_show_or_store_is_refused_and_never_cut(asked: Store) -> None:
-    """S29: bounded at the door, and said."""
+async def test_summaries_and_answers_that_are_too_long_are_refused_and_never_truncated(asked: Store) -> None:
+    """S29: bounded on entry, with a reason."""
     for changes in (
         {"summary": "x" * (approvals.SUMMARY_CHARACTERS + 1)},
         {"kind": "question", "choices": ("x",) * (approvals.CHOICES + 1)},
@@ -147,7 +147,7 @@ async def test_what_is_too_long_to_show_or_store_is_refused_and_never_cut(asked:
         await answer(asked, "ap_1", "denied", text="x" * (approvals.ANSWER_CHARACTERS + 1))
 
 
-async def test_a_stopped_turn_and_an_ended_session_cancel_what_they_asked(asked: Store) -> None:
+async def test_a_stopped_turn_and_an_ended_session_cancel_their_requests(asked: Store) -> None:
     """S30, V04: nobody is left to be told, and nobody can answer any more."""
     await ask(asked, "ap_1")
     await ask(asked, "ap_2", "tool-0-1")
@@ -176,7 +176,7 @@ async def test_expiry_closes_a_bounded_number_at_a_time(asked: Store) -> None:
     assert [row.id for row in await asked.read(approvals.open_for, principal=OWNER, role="", now=5.0)] == ["ap_4"]
 
 
-async def test_what_one_call_has_asked_is_closed_without_its_neighbours(asked: Store) -> None:
+async def test_the_requests_of_one_call_are_closed_without_those_of_others(asked: Store) -> None:
     """S30: by the call's step and what is named after it."""
     for number, step in enumerate(("tool-0-1", "tool-0-1-abc-0", "tool-0-10", "tool-0-10-abc-0", "tool-1-1")):
         await ask(asked, f"ap_{number}", step)

@@ -86,7 +86,7 @@ async def test_a_list_is_paged_and_every_filter_holds(store: Store) -> None:
     assert await ids(of=b"y") == []
 
 
-async def test_a_digest_tells_nothing_without_the_key_of_its_database(store: Store, tmp_path: Any) -> None:
+async def test_a_digest_reveals_nothing_without_the_key_of_its_database(store: Store, tmp_path: Any) -> None:
     """X24: equal content is equal here, and different in another gateway."""
     await store.write(event(1, of=b"rm -rf /"))
     await store.write(event(2, of=b"rm -rf /"))
@@ -112,7 +112,7 @@ async def test_the_failed_sign_ins_of_an_hour_are_counted_beyond_twenty(store: S
     assert await store.read(audit.count) == audit.FAILURES_EACH_HOUR + 2
 
 
-async def test_keys_and_browsers_are_recorded_with_whoever_added_and_revoked_them(store: Store) -> None:
+async def test_keys_and_sign_ins_are_recorded_with_their_actor(store: Store) -> None:
     """X24: a key, a link and a browser; what was revoked before leaves no second row."""
     await store.write(
         lambda db: principals.add(db, name="anna", role="member", agents=None, now=1.0, id="p_1", by=OWNER)

@@ -1,4 +1,4 @@
-"""The file: damaged, cut off, newer, foreign; what is found at start and what is left alone."""
+"""The file at start: damaged, truncated, newer or foreign."""
 
 import shutil
 import struct
@@ -26,7 +26,7 @@ async def fill(path: Path) -> None:
 
 
 async def killed(path: Path, target: Path) -> None:
-    """What `kill -9` leaves: a copy of the files of an open store, with everything still in its log."""
+    """The files after `kill -9`: a copy of those of an open store, with everything still in its log."""
     async with Store.open(path) as store:
         for number in range(30):
             await store.write(put_meta, f"k{number}", number)
@@ -107,7 +107,7 @@ async def test_a_log_that_begins_with_garbage_is_put_aside_with_its_file(
         assert await store.read(get_meta, "k0") is None
 
 
-async def test_garbage_in_the_middle_of_the_log_keeps_a_copy_and_goes_on_from_the_last_whole_commit(
+async def test_a_damaged_log_is_copied_and_the_store_continues_from_the_last_valid_commit(
     path: Path, tmp_path: Path
 ) -> None:
     """L10, L18: what cannot be read is kept and named, and what can be read is served."""
@@ -206,11 +206,11 @@ def test_a_library_with_the_log_reset_bug_is_refused(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.51.3", "3.54.1", "4.0.0"])
-def test_a_library_without_it_is_taken(version: str) -> None:
+def test_a_library_without_that_bug_is_accepted(version: str) -> None:
     refuse_unsafe_library(version)
 
 
-async def test_a_torn_checkpoint_is_no_damage(path: Path, tmp_path: Path) -> None:
+async def test_an_interrupted_checkpoint_is_not_damage(path: Path, tmp_path: Path) -> None:
     """F4, L18: killed while the log was being moved, the file is shorter than its header says, and the log has the
     rest."""
     left = tmp_path / "left.db"

@@ -1,4 +1,4 @@
-"""No room on the disk: a clear refusal, reads that go on, and writes that work again when there is room."""
+"""A full disk: a clear refusal, working reads, and writes that work again when there is space."""
 
 import os
 import subprocess
@@ -15,18 +15,18 @@ from tidegate.store import Db, Store, messages, sessions
 pytestmark = pytest.mark.anyio
 
 
-def room(db: Db, more: int | None) -> None:
+def set_free_space(db: Db, more: int | None) -> None:
     """Allows the file that many more pages; None lifts the limit."""
     pages = int(db.execute("PRAGMA page_count").get)
     db.execute(f"PRAGMA max_page_count = {4_000_000_000 if more is None else pages + more}")
 
 
-async def test_a_full_disk_refuses_clearly_reads_go_on_and_room_makes_it_work_again(store: Store) -> None:
+async def test_on_a_full_disk_writes_are_refused_reads_work_and_free_space_restores_writes(store: Store) -> None:
     """L18, L21: StoreFull is a condition that passes, not an end."""
     with anyio.fail_after(30):
         await store.write(new_session, "s_1")
         await store.write(new_turn, "s_1", "t_1", "before")
-        await store.write(room, 2)
+        await store.write(set_free_space, 2)
         with pytest.raises(StoreFull, match="no space"):
             await store.write(bulk, "s_1", "t_1", 1, 200_000)
         assert store.stats().full and store.alive
@@ -34,18 +34,18 @@ async def test_a_full_disk_refuses_clearly_reads_go_on_and_room_makes_it_work_ag
         assert (await store.read(sessions.get, "s_1")) is not None
         await store.write(put_meta, "small", 1)
         assert not store.stats().full
-        await store.write(room, None)
+        await store.write(set_free_space, None)
         await store.write(bulk, "s_1", "t_1", 1, 200_000)
         assert len(await store.read(messages.journal, "t_1")) == 1
         assert await store.integrity() == []
 
 
-async def test_one_write_that_does_not_fit_does_not_take_the_small_ones_of_its_group_with_it(store: Store) -> None:
+async def test_a_write_that_does_not_fit_does_not_roll_back_the_others_of_its_group(store: Store) -> None:
     """L18: others of the group commit."""
     with anyio.fail_after(30):
         await store.write(new_session, "s_1")
         await store.write(new_turn, "s_1", "t_1")
-        await store.write(room, 2)
+        await store.write(set_free_space, 2)
         results: list[str] = []
 
         async def attempt(name: str, large: bool) -> None:

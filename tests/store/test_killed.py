@@ -1,4 +1,4 @@
-"""kill -9 of a process that writes without pause: everything it was told is committed is there afterwards."""
+"""kill -9 of a process that writes without pause: every acknowledged write is there afterwards."""
 
 import os
 import signal
@@ -21,12 +21,12 @@ _CHILD = f"""
 import os, sys
 from pathlib import Path
 import anyio
-from tests.store.rows import new_session, new_turn, said
+from tests.store.rows import new_session, new_turn, user_message
 from tidegate.store import Store, messages, sessions
 
 def step(db, writer, number, start):
     session, turn = f"s_{{writer}}", f"t_{{writer}}"
-    text = said("x" * (number % 3000))
+    text = user_message("x" * (number % 3000))
     messages.append(db, session=session, turn=turn, step=f"{{start}}-{{number}}", message=text, now=1.0)
 
 async def main():

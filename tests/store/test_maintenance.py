@@ -1,11 +1,11 @@
-"""Upkeep: goes on until nothing is left, in short writes."""
+"""Maintenance: continues until nothing is left, in short writes."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.store.rows import OWNER, count, new_session, new_turn, whole_turn
+from tests.store.rows import OWNER, complete_turn, count, new_session, new_turn
 from tidegate.errors import StoreFailed
 from tidegate.store import Db, Store, intents, maintenance, messages, outbox, principals, search, sessions, settings
 from tidegate.values import Prefix
@@ -34,7 +34,7 @@ def fill(db: Db) -> None:
         sessions.delete(db, f"s_gone_{number}")
 
 
-async def test_what_is_over_goes_to_the_last_row_in_short_writes(path: Path) -> None:
+async def test_expired_rows_are_removed_completely_in_short_writes(path: Path) -> None:
     """L20: no write removes more than its batch, so that no turn waits long behind one."""
     writes: Counter[str] = Counter()
 
@@ -71,8 +71,8 @@ async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> N
         new_session(db, "s_long")
         new_session(db, "s_other")
         for number in range(7):
-            whole_turn(db, "s_long", f"t_{number}", "a long story")
-        whole_turn(db, "s_other", "t_other", "a long story")
+            complete_turn(db, "s_long", f"t_{number}", "a long story")
+        complete_turn(db, "s_other", "t_other", "a long story")
 
     await store.write(write)
     await store.write(search.index)
@@ -93,12 +93,12 @@ async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> N
 async def test_rows_that_get_the_numbers_of_removed_ones_are_found_by_search(store: Store) -> None:
     """The mark of the index falls with the last row, whichever way that goes."""
     await store.write(new_session, "s_1")
-    await store.write(whole_turn, "s_1", "t_1", "the first words")
+    await store.write(complete_turn, "s_1", "t_1", "the first words")
     await store.write(search.index)
     await store.write(sessions.end, "s_1", reason="new", hooks=(), now=3.0)
     assert await store.write(sessions.delete_messages, "s_1", 10) == 2
     await store.write(new_session, "s_2")
-    await store.write(whole_turn, "s_2", "t_2", "the second words")
+    await store.write(complete_turn, "s_2", "t_2", "the second words")
     assert await search.search(store, "second", principal=OWNER) == ["s_2"]
 
 
@@ -127,7 +127,7 @@ async def test_deliveries_expire_and_recover_a_bounded_number_at_a_time(store: S
     assert await store.write(outbox.recover, 7.0, 1) == 0
 
 
-async def test_maintenance_gives_up_when_the_store_does(store: Store) -> None:
+async def test_maintenance_stops_when_the_store_fails(store: Store) -> None:
     """It hides nothing: the timer tells who looks, and comes again."""
     await store.close()
     with pytest.raises(StoreFailed):

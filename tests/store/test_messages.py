@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.store.rows import ANSWER, answered, count, new_session, new_turn, said, whole_turn
+from tests.store.rows import ANSWER, answered, complete_turn, count, new_session, new_turn, user_message
 from tidegate.errors import Conflict, Refused
 from tidegate.store import Db, Store, messages, sessions, turns
 from tidegate.store.rows import PACK_ABOVE, pack, unpack
@@ -36,13 +36,13 @@ def test_any_message_comes_back_equal(text: str, aside: str, arguments: str, nam
 @examples(max_examples=30)
 def test_a_lone_surrogate_is_refused_before_it_reaches_a_row(before: str, after: str, bad: str) -> None:
     with pytest.raises(Refused, match="surrogate"):
-        pack(said(before + bad + after))
+        pack(user_message(before + bad + after))
 
 
 def test_only_long_bodies_that_gain_are_packed() -> None:
     """L20: packing costs nothing where it saves nothing."""
-    assert pack(said("a" * (PACK_ABOVE // 2)))[1] == 0
-    body, packed = pack(said("word " * 2000))
+    assert pack(user_message("a" * (PACK_ABOVE // 2)))[1] == 0
+    body, packed = pack(user_message("word " * 2000))
     assert packed == 1 and len(body) < 1000
 
 
@@ -57,11 +57,11 @@ async def test_odd_and_large_texts_round_trip_through_the_file(store: Store, tex
     assert row.message.text == text
 
 
-async def test_history_is_in_order_without_the_running_turn_and_without_what_was_undone(store: Store) -> None:
+async def test_history_is_in_order_without_the_running_turn_and_undone_messages(store: Store) -> None:
     """S19, B4: one transcript; what a model is shown is a pure function of its rows."""
     await store.write(new_session, "s_1")
     for number in range(3):
-        await store.write(whole_turn, "s_1", f"t_{number}", f"question {number}")
+        await store.write(complete_turn, "s_1", f"t_{number}", f"question {number}")
     await store.write(new_turn, "s_1", "t_3", "question 3")
     await store.write(turns.take, "t_3", 3.0)
     texts = [message.text for message in await store.read(messages.history, "s_1", "t_3")]
@@ -83,7 +83,7 @@ async def test_steered_messages_enter_once_and_late_ones_move_to_a_turn_of_their
     await store.write(turns.take, "t_1", 2.0)
 
     def steer(db: Db, text: str) -> int:
-        return messages.accept(db, session="s_1", turn="t_1", message=said(text), now=3.0)
+        return messages.accept(db, session="s_1", turn="t_1", message=user_message(text), now=3.0)
 
     await store.write(steer, "one")
     await store.write(steer, "two")
@@ -174,7 +174,7 @@ async def test_a_failure_is_kept_with_its_turn(store: Store) -> None:
 async def test_a_turn_of_an_unloaded_store_reads_the_same_after_reopening(store: Store) -> None:
     """B4, S03: what is read back is equal, message by message."""
     await store.write(new_session, "s_1")
-    await store.write(whole_turn, "s_1", "t_1", "hello\x00 there " * 500)
+    await store.write(complete_turn, "s_1", "t_1", "hello\x00 there " * 500)
     before = await store.read(messages.history, "s_1")
     await store.close()
     async with Store.open(store.path) as again:
@@ -197,7 +197,7 @@ async def test_bulk_text_takes_at_most_1_3_of_its_size_on_disk_with_its_index(st
         total += len(piece)
         await store.write(
             lambda db, piece=piece, number=number: messages.append(
-                db, session="s_1", turn="t_1", step=f"x{number}", message=said(piece), now=1.0
+                db, session="s_1", turn="t_1", step=f"x{number}", message=user_message(piece), now=1.0
             )
         )
     while await store.write(search.index):
@@ -213,7 +213,9 @@ async def test_answers_do_not_change_what_was_committed(store: Store) -> None:
     await store.write(answered, "s_1", "t_1")
     with pytest.raises(Conflict, match="already committed") as caught:
         await store.write(
-            lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=said("again"), now=9.0)
+            lambda db: messages.append(
+                db, session="s_1", turn="t_1", step="model-0", message=user_message("again"), now=9.0
+            )
         )
     assert caught.value.code == "step_committed"
     assert [row.message for row in await store.read(messages.journal, "t_1")][1:] == [ANSWER]

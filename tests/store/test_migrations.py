@@ -1,4 +1,4 @@
-"""A file of an older format: opened by today's program, it has today's shape and everything it had."""
+"""A file of an older format: it gets the current schema and keeps all its content."""
 
 import contextlib
 from pathlib import Path
@@ -58,7 +58,7 @@ def shape(db: Db) -> set[tuple[str, str]]:
     return found
 
 
-async def test_an_old_file_gets_the_shape_of_a_new_one(old: Path, tmp_path: Path) -> None:
+async def test_an_old_file_gets_the_schema_of_a_new_one(old: Path, tmp_path: Path) -> None:
     """L18: no table, column or index differs from those of a file made today."""
     async with Store.open(tmp_path / "new.db") as new, Store.open(old) as store:
         assert await store.read(migrations.version) == CURRENT
@@ -67,7 +67,7 @@ async def test_an_old_file_gets_the_shape_of_a_new_one(old: Path, tmp_path: Path
         assert await store.read(lambda db: db.execute("PRAGMA foreign_key_check").fetchall()) == []
 
 
-async def test_an_old_conversation_goes_on(old: Path) -> None:
+async def test_an_old_conversation_can_be_continued(old: Path) -> None:
     """L18: transcript, queue, settings, keys, words in the index: all as they were."""
     async with Store.open(old) as store:
         assert [message.text for message in await store.read(messages.history, "s_verse")] == [
@@ -214,7 +214,7 @@ def as_of_four(path: Path) -> None:
         )
 
 
-async def test_what_was_used_before_there_were_prices_is_still_known(tmp_path: Path) -> None:
+async def test_usage_from_before_there_were_prices_is_still_known(tmp_path: Path) -> None:
     """X22, L18: its tokens count, it cost nothing that is known, and belongs to no job; turns go on."""
     path = tmp_path / "tidegate.db"
     await anyio.to_thread.run_sync(as_of_four, path)
@@ -270,7 +270,7 @@ def as_of_eight(path: Path) -> None:
             )
 
 
-async def test_whoever_worked_in_a_project_folder_before_could_write_in_it(tmp_path: Path) -> None:
+async def test_principals_with_an_old_project_workspace_count_as_writers(tmp_path: Path) -> None:
     """X19, L18: nothing there is trusted until the owner accepts it; the owner is no such writer."""
     path = tmp_path / "tidegate.db"
     await anyio.to_thread.run_sync(as_of_eight, path)

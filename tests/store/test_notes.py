@@ -1,4 +1,4 @@
-"""Notes: what is kept, in what order, by whom, and what running conversations are told of it."""
+"""Notes: bounds, order, authors, and what running conversations are told about changes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.store.rows import OWNER, new_session, new_turn, said
+from tests.store.rows import OWNER, new_session, new_turn, user_message
 from tidegate.errors import Conflict, NotFound, Refused, TooLarge
 from tidegate.store import About, Db, NoteRow, Origin, messages, migrations, notes, principals, sessions
 from tidegate.store.sqlite.connections import connect
@@ -60,7 +60,7 @@ def texts(db: Db, whose: str = "p_anna", about: About = "person") -> list[str]:
     return [note.text for note in notes.listing(db, about, whose)]
 
 
-def test_what_people_wrote_comes_first_and_then_the_newest(db: apsw.Connection) -> None:
+def test_notes_by_people_come_first_and_then_the_newest(db: apsw.Connection) -> None:
     put(db, "by a tool", source="tool", now=1)
     put(db, "by hand", now=2)
     put(db, "at an end", source="end", now=3)
@@ -68,7 +68,7 @@ def test_what_people_wrote_comes_first_and_then_the_newest(db: apsw.Connection) 
     assert texts(db) == ["by hand, later", "by hand", "at an end", "by a tool"]
 
 
-def test_a_note_is_one_line_whatever_was_given(db: apsw.Connection) -> None:
+def test_a_note_is_always_one_line(db: apsw.Connection) -> None:
     """X19: no note can pass for another one, or for what stands around it."""
     note = put(db, "likes\n- 7 (owner wrote): everything\x1b[2J\u2028 tea\x00\x85.")
     assert note.text == "likes - 7 (owner wrote): everything [2J tea ."
@@ -109,7 +109,7 @@ def test_there_is_a_bound_on_their_number_too(db: apsw.Connection, monkeypatch: 
     assert put(db, "another", replaces=notes.listing(db, "person", "p_anna")[0].id).text == "another"
 
 
-def test_what_is_known_already_is_not_kept_twice(db: apsw.Connection) -> None:
+def test_a_known_note_is_not_stored_twice(db: apsw.Connection) -> None:
     first = put(db, "likes tea")
     again = keep(db, " likes  tea ", source="end", session="s", now=2.0)
     assert (again.note, again.changed) == (first, False)
@@ -144,7 +144,7 @@ def seen_now(db: Db) -> str:
     return notes.version((note.id, note.text) for note in notes.listing(db, "person", "p_anna"))
 
 
-def test_all_can_be_rewritten_at_once_by_who_saw_them(db: apsw.Connection) -> None:
+def test_all_notes_can_be_rewritten_at_once_from_their_current_version(db: apsw.Connection) -> None:
     one, two, three = (put(db, text, source="tool", now=n) for n, text in enumerate(("one", "two", "three")))
     seen = seen_now(db)
     assert rewrite(db, [(one.id, "one"), (three.id, "drei"), (None, "new")], seen) == ["new", "drei", "one"]
@@ -164,7 +164,7 @@ def test_all_can_be_rewritten_at_once_by_who_saw_them(db: apsw.Connection) -> No
     assert texts(db) == before
 
 
-def test_a_rewrite_makes_room_before_it_takes_some(db: apsw.Connection) -> None:
+def test_a_rewrite_frees_space_before_it_uses_it(db: apsw.Connection) -> None:
     one, two = put(db, "a" * 50, most=100), put(db, "b" * 50, most=100)
     assert sorted(rewrite(db, [(one.id, "c" * 90), (two.id, "d" * 10)], seen_now(db), 100)) == ["c" * 90, "d" * 10]
 
@@ -210,7 +210,7 @@ def test_a_conversation_is_told_once_of_what_others_changed(db: apsw.Connection)
     ]
 
 
-def test_what_is_too_much_to_tell_is_said_to_be(db: apsw.Connection) -> None:
+def test_further_changes_are_mentioned_but_not_listed(db: apsw.Connection) -> None:
     session = remembering(db, "s_1")
     for number in range(notes.CHANGES_TOLD + 5):
         put(db, f"note {number}", most=1 << 20)
@@ -234,11 +234,11 @@ def test_changes_are_bounded_in_number_and_age(db: apsw.Connection, monkeypatch:
     assert notes.prune(db, late * 9, 100) == 0
 
 
-def test_who_slept_until_changes_were_forgotten_is_told_so(db: apsw.Connection) -> None:
+def test_a_conversation_idle_for_too_long_is_told_of_earlier_changes(db: apsw.Connection) -> None:
     """Nothing is cut silently."""
     session = remembering(db, "s_1")
     new_turn(db, session, "t_1")
-    messages.append(db, session=session, turn="t_1", step="in-0", message=said("hello"), now=1.0)
+    messages.append(db, session=session, turn="t_1", step="in-0", message=user_message("hello"), now=1.0)
     for number in range(3):
         put(db, f"note {number}", now=2.0)
     late = 3.0 + notes.CHANGES_SECONDS

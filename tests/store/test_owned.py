@@ -1,4 +1,4 @@
-"""What an agent owns beside its transcript: processes, a workspace, spooled results."""
+"""Things a session owns beside its transcript: processes, a workspace, spooled results."""
 
 import pytest
 
@@ -56,7 +56,7 @@ async def test_a_process_is_known_before_it_is_spawned_and_its_end_is_recorded_o
 
 
 async def test_a_process_that_was_ended_before_it_was_spawned_is_not_to_run(held: Store) -> None:
-    """Whoever spawned it meanwhile is told to end it."""
+    """Code that spawned it in the meantime learns that it must end it."""
     await begin(held, "pr_1")
     await held.write(processes.mark_ended, "pr_1", state="ended", exit_code=None, now=2.0)
     assert not await held.write(processes.mark_running, "pr_1", pid=4711, start_ticks=None)
@@ -92,7 +92,7 @@ async def test_the_agent_is_told_of_each_end_once(held: Store) -> None:
     assert await held.read(processes.unreported) == []
 
 
-async def test_what_is_marked_restart_is_started_again_once(held: Store) -> None:
+async def test_a_process_marked_restart_is_restarted_once(held: Store) -> None:
     """After a stop or a kill, in sessions that are still there."""
     await held.write(new_session, "s_ended")
     for id, session, restart in (("pr_1", "s_1", True), ("pr_2", "s_1", False), ("pr_3", "s_ended", True)):
@@ -126,7 +126,7 @@ async def test_a_session_keeps_the_latest_ends_and_every_live_process(held: Stor
     assert await held.read(processes.existing, ["pr_7", "pr_1", "../x"]) == {"pr_7"}
 
 
-async def test_what_ended_last_is_kept_and_what_is_to_be_told_is_never_forgotten(held: Store) -> None:
+async def test_the_last_ends_are_kept_and_unreported_ones_are_never_deleted(held: Store) -> None:
     """L19: however long ago it was started."""
     for number in range(4):
         await begin(held, f"pr_{number}", f"job {number}", now=float(number))
@@ -217,7 +217,7 @@ async def test_an_end_trashes_the_workspace_and_forgets_the_shell(held: Store) -
     assert await held.read(workspaces.existing, ["s_1"]) == set()
 
 
-async def test_a_folder_of_the_users_own_is_never_due_for_removal(held: Store) -> None:
+async def test_a_users_own_folder_is_never_due_for_removal(held: Store) -> None:
     """An end only lets go of it."""
     await put(held, folder="/home/anna/project", project=True)
     await held.write(sessions.end, "s_1", reason="new", hooks=(), now=5.0)

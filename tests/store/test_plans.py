@@ -1,4 +1,4 @@
-"""The price of a statement does not grow with the store."""
+"""Query plans: the cost of a statement does not grow with the store."""
 
 import contextlib
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.store.rows import OWNER, answered, ask, new_session, new_turn, said, whole_turn
+from tests.store.rows import OWNER, answered, ask, complete_turn, new_session, new_turn, user_message
 from tidegate.recall import recall as recalling
 from tidegate.recall import search as seeking
 from tidegate.recall import search_index
@@ -65,7 +65,7 @@ OPEN = (
 
 
 def scenario(db: apsw.Connection) -> None:
-    """What a turn, an end, a delete and a start send to the store."""
+    """The statements of a turn, an end, a delete and a start."""
     receipt = Receipt(source="idempotency", key="k", digest=b"d")
     new_session(db, "s_1", name="work")
     sessions.refreeze(db, "s_1", Prefix(prompt="p"), 1)
@@ -84,7 +84,7 @@ def scenario(db: apsw.Connection) -> None:
     intents.begin(db, "t_2", "tool-0", "x", 1.0)
     intents.open_of(db, "t_2")
     intents.clear(db, "t_2", "tool-0")
-    messages.accept(db, session="s_1", turn="t_2", message=said("steer"), now=2.0)
+    messages.accept(db, session="s_1", turn="t_2", message=user_message("steer"), now=2.0)
     messages.place_steered(db, "t_2", "steer-0-", 2.0)
     messages.count_waiting(db, "t_2")
     messages.journal(db, "t_2")
@@ -116,7 +116,7 @@ def scenario(db: apsw.Connection) -> None:
 
 
 def own(db: apsw.Connection, session: str, turn: str) -> None:
-    """What tools, their watchers and the reconciling timer send to the store."""
+    """The statements of tools, their watchers and the reconciling timer."""
     ask(db, session, "ap_1", turn=turn)
     ask(db, session, "ap_1", turn=turn)
     ask(db, session, "ap_2", turn=turn, expires=2.0)
@@ -175,7 +175,7 @@ def own(db: apsw.Connection, session: str, turn: str) -> None:
 
 
 def recall(db: apsw.Connection, session: str) -> None:
-    """What looking up what was said sends to the store."""
+    """The statements of recall."""
     search.index(db)
     search.count_unindexed(db)
     for principal, one in ((OWNER, None), (OWNER, session)):
@@ -197,7 +197,7 @@ def recall(db: apsw.Connection, session: str) -> None:
 
 
 def upkeep(db: apsw.Connection) -> None:
-    """What the maintenance timer sends to the store."""
+    """The statements of the maintenance timer."""
     settings.expire(db, 1.0, 10)
     principals.prune_keys(db, 1.0, 10)
     audit.append_configuration(db, b"c", 1.0)
@@ -274,7 +274,7 @@ def test_a_turn_touches_as_many_pages_in_a_large_store_as_in_a_small_one(tmp_pat
         with db:
             for number in range(size):
                 new_session(db, f"s_{number}")
-                whole_turn(db, f"s_{number}", f"t_{number}", "hello there " * 20)
+                complete_turn(db, f"s_{number}", f"t_{number}", "hello there " * 20)
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
         def count_pages(connection: apsw.Connection, name: str, number: int) -> int:
@@ -283,6 +283,6 @@ def test_a_turn_touches_as_many_pages_in_a_large_store_as_in_a_small_one(tmp_pat
 
         db.set_wal_hook(count_pages)
         with db:
-            whole_turn(db, "s_3", "t_x", "hello there " * 20)
+            complete_turn(db, "s_3", "t_x", "hello there " * 20)
         db.set_wal_hook(None)
     assert pages[-1] < 40

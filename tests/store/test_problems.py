@@ -1,4 +1,4 @@
-"""Problems that stand: what each of SQLite's errors becomes, and files that are lost, cut off or written by others."""
+"""Problems of the store: the mapping of SQLite's errors, and files that are lost, truncated or written by others."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.anyio
         (apsw.SQLITE_CONSTRAINT_UNIQUE, Conflict),
     ],
 )
-async def test_every_error_of_sqlite_is_called_what_it_is(code: int, kind: type[Exception]) -> None:
+async def test_every_error_of_sqlite_is_mapped_to_its_meaning(code: int, kind: type[Exception]) -> None:
     """L18, L21: only a full disk is a full disk."""
     found = translate(apsw.exception_for(code))
     assert type(found) is kind
@@ -216,7 +216,7 @@ async def test_a_write_of_another_program_is_noticed_and_checked(path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_running_out_of_descriptors_is_no_failure_of_the_disk(number: int) -> None:
+def test_running_out_of_descriptors_is_not_a_disk_failure(number: int) -> None:
     """L11, L18: it passes by itself, and nobody has to look at the disk."""
     failure = disk_failure(number, os.strerror(number))
     assert isinstance(failure, StoreBusy)

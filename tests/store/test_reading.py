@@ -99,7 +99,7 @@ async def test_many_short_statements_do_not_outlive_the_snapshot_either(path: Pa
                 await store.read(busy)
 
 
-async def test_a_read_whose_caller_has_gone_is_stopped(path: Path) -> None:
+async def test_a_read_whose_caller_was_cancelled_is_stopped(path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(path, readers=1, snapshot_seconds=3600) as store:
             with anyio.move_on_after(0.05):
@@ -108,7 +108,7 @@ async def test_a_read_whose_caller_has_gone_is_stopped(path: Path) -> None:
             assert store.stats().reads_interrupted == 1
 
 
-async def test_closing_does_not_wait_for_a_read_to_end_by_itself(path: Path) -> None:
+async def test_closing_interrupts_a_running_read(path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(path, snapshot_seconds=3600) as store:
             reading = asyncio.ensure_future(store.read(spin))
@@ -158,9 +158,7 @@ class InTheWay:
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-async def test_a_read_in_the_way_of_the_log_is_made_again_and_its_caller_notices_nothing(
-    path: Path, attempts: int
-) -> None:
+async def test_a_read_that_blocks_the_log_is_repeated_without_its_caller_noticing(path: Path, attempts: int) -> None:
     """L17: the log stays within its bound, and the read sees a fresh snapshot."""
     limit = 64 * 1024
     with anyio.fail_after(60):

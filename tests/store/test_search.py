@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.store.rows import OWNER, count, get_meta, new_session, whole_turn
+from tests.store.rows import OWNER, complete_turn, count, get_meta, new_session
 from tidegate.store import Db, Store, messages, migrations, search, sessions
 from tidegate.store.sqlite.connections import connect
 
@@ -20,8 +20,10 @@ OTHER = "p_other"
 
 async def test_words_are_found_where_they_were_said(store: Store) -> None:
     await store.write(new_session, "s_1")
-    await store.write(whole_turn, "s_1", "t_1", "The ÉCLUSE at the harbour opens lock_gates, noon. " + "filler " * 200)
-    await store.write(whole_turn, "s_1", "t_2", "Nothing of the kind.")
+    await store.write(
+        complete_turn, "s_1", "t_1", "The ÉCLUSE at the harbour opens lock_gates, noon. " + "filler " * 200
+    )
+    await store.write(complete_turn, "s_1", "t_2", "Nothing of the kind.")
     for query in ("ecluse", "Écluse noon", "harb", "opens*", "AT the", "lock_gates", "(noon)", '"harbour"'):
         assert await search.search(store, query, principal=OWNER) == ["s_1"], query
     for query in ('harbour" OR "x', "noon AND (", "arbour", "kind harbour", "", "_", "!"):
@@ -33,11 +35,11 @@ async def test_titles_and_names_are_found_before_what_was_said(store: Store) -> 
     found once."""
     for id, name, principal in (("s_1", "harbour-1", OWNER), ("s_2", None, OWNER), ("s_3", "harbour", OTHER)):
         await store.write(new_session, id, name=name, principal=principal)
-        await store.write(whole_turn, id, f"t_{id}", "hello")
+        await store.write(complete_turn, id, f"t_{id}", "hello")
     await store.write(new_session, "s_4")
-    await store.write(whole_turn, "s_4", "t_4", "We meet at the harbour.")
+    await store.write(complete_turn, "s_4", "t_4", "We meet at the harbour.")
     await store.write(sessions.set_title, "s_2", "The ÉCLUSE_of the Harbour")
-    await store.write(whole_turn, "s_2", "t_5", "the harbour again", now=9.0)
+    await store.write(complete_turn, "s_2", "t_5", "the harbour again", now=9.0)
     found = await search.search(store, "harbour", principal=OWNER)
     assert found[:2] == ["s_2", "s_1"] and found[2:] == ["s_4"]
     assert await search.search(store, "harbour", principal=OWNER, limit=1) == ["s_2"]
@@ -54,9 +56,9 @@ async def test_a_session_that_says_a_word_often_hides_no_other(store: Store, mon
     monkeypatch.setattr(search, "TITLES", 2)
     for number in range(5):
         await store.write(new_session, f"s_{number}", now=float(number))
-        await store.write(whole_turn, f"s_{number}", f"t_{number}", f"tide number{number}", now=float(number))
+        await store.write(complete_turn, f"s_{number}", f"t_{number}", f"tide number{number}", now=float(number))
     for number in range(20):
-        await store.write(whole_turn, "s_4", f"u_{number}", "tide", now=10.0)
+        await store.write(complete_turn, "s_4", f"u_{number}", "tide", now=10.0)
     await store.write(sessions.set_title, "s_0", "gate")
     for principal in (OWNER, None):
         assert await search.search(store, "tide", principal=principal) == ["s_4", "s_3", "s_2", "s_1", "s_0"]
@@ -81,7 +83,7 @@ async def test_messages_are_found_in_one_conversation_or_in_all_of_a_person(stor
         await store.write(new_session, id, principal=principal)
     for number in range(2):
         for id in ("s_1", "s_2", "s_3"):
-            await store.write(whole_turn, id, f"t_{id}_{number}", f"tide {number}")
+            await store.write(complete_turn, id, f"t_{id}_{number}", f"tide {number}")
     every = [("s_3", 3, "tide 1"), ("s_3", 1, "tide 0"), ("s_1", 3, "tide 1"), ("s_1", 1, "tide 0")]
     assert await found(store, "tide") == every
     assert await found(store, "TIDE", session="s_1") == every[2:]
@@ -97,7 +99,7 @@ async def test_one_shot_calls_are_found_by_themselves_only(store: Store) -> None
     await store.write(new_session, "s_1")
     await store.write(new_session, "s_once", kind="ephemeral")
     for id in ("s_1", "s_once"):
-        await store.write(whole_turn, id, f"t_{id}", "tide")
+        await store.write(complete_turn, id, f"t_{id}", "tide")
     assert await found(store, "tide") == [("s_1", 1, "tide")]
     assert await found(store, "tide", own="s_once") == [("s_once", 1, "tide"), ("s_1", 1, "tide")]
     assert await found(store, "tide", session="s_once", own="s_once") == [("s_once", 1, "tide")]
@@ -109,7 +111,7 @@ async def test_messages_are_read_page_by_page_and_none_is_passed_over(
     """L24: by number, by bytes, and by what one read looks at."""
     await store.write(new_session, "s_1")
     for number in range(30):
-        await store.write(whole_turn, "s_1", f"t_{number}", f"tide {number}")
+        await store.write(complete_turn, "s_1", f"t_{number}", f"tide {number}")
     for turn in ("t_3", "t_4", "t_5", "t_17"):
         await store.write(messages.undo, turn, 5.0)
     left = [f"tide {number}" for number in range(29, -1, -1) if number not in (3, 4, 5, 17)]
@@ -145,7 +147,7 @@ async def test_a_persons_conversations_lie_side_by_side_however_many_they_are(
     for number in range(60):
         whose = people[number % 3]
         await store.write(new_session, f"s_{number:02}", principal=whose)
-        await store.write(whole_turn, f"s_{number:02}", f"t_{number}", "tide")
+        await store.write(complete_turn, f"s_{number:02}", f"t_{number}", "tide")
     for offset, whose in enumerate(people):
         mine = [f"s_{number:02}" for number in range(offset, 60, 3)]
         assert [session for session, _, _ in await found(store, "tide", principal=whose, limit=100)] == mine[::-1]
@@ -158,7 +160,7 @@ async def test_a_deleted_conversation_leaves_nothing_in_the_index(store: Store) 
     """V06: nor its number; the others keep theirs."""
     for id in ("s_1", "s_2"):
         await store.write(new_session, id)
-        await store.write(whole_turn, id, f"t_{id}", "tide")
+        await store.write(complete_turn, id, f"t_{id}", "tide")
     await search.catch_up(store)
     await store.write(sessions.delete, "s_1")
     assert await store.read(count, "messages_text") == 2
@@ -171,7 +173,7 @@ async def test_ended_sessions_are_found_apart(store: Store) -> None:
     for id in ("s_1", "s_2"):
         await store.write(new_session, id)
         await store.write(sessions.set_title, id, "gate")
-        await store.write(whole_turn, id, f"t_{id}", "tide")
+        await store.write(complete_turn, id, f"t_{id}", "tide")
     await store.write(sessions.end, "s_1", reason="new", hooks=(), now=5.0)
     for query in ("gate", "tide"):
         assert await search.search(store, query, principal=OWNER, ended=True) == ["s_1"]
@@ -179,9 +181,9 @@ async def test_ended_sessions_are_found_apart(store: Store) -> None:
         assert sorted(await search.search(store, query, principal=OWNER)) == ["s_1", "s_2"]
 
 
-async def test_what_was_undone_or_never_taken_is_not_found(store: Store) -> None:
+async def test_undone_and_waiting_messages_are_not_found(store: Store) -> None:
     await store.write(new_session, "s_1")
-    await store.write(whole_turn, "s_1", "t_1", "regretted words")
+    await store.write(complete_turn, "s_1", "t_1", "regretted words")
     assert len(await search.search(store, "regretted", principal=OWNER)) == 1
     await store.write(messages.undo, "t_1", 5.0)
     assert await search.search(store, "regretted", principal=OWNER) == []
@@ -191,7 +193,7 @@ async def test_indexing_goes_in_batches_and_catches_up_before_a_search(store: St
     """L20: no turn waits for the index; a search does."""
     await store.write(new_session, "s_1")
     for number in range(30):
-        await store.write(whole_turn, "s_1", f"t_{number}", f"word{number}")
+        await store.write(complete_turn, "s_1", f"t_{number}", f"word{number}")
     assert await store.read(count, "messages_text") == 0
     assert await store.write(search.index, 7) == 7
     assert await store.read(get_meta, "indexed") == 7
@@ -203,13 +205,13 @@ async def test_indexing_goes_in_batches_and_catches_up_before_a_search(store: St
 async def test_a_row_number_that_is_given_again_is_indexed_again(store: Store) -> None:
     """L20: after a delete the highest row numbers come back; what gets them must still be found."""
     await store.write(new_session, "s_1")
-    await store.write(whole_turn, "s_1", "t_1", "first")
+    await store.write(complete_turn, "s_1", "t_1", "first")
     await store.write(new_session, "s_2")
-    await store.write(whole_turn, "s_2", "t_2", "second")
+    await store.write(complete_turn, "s_2", "t_2", "second")
     assert len(await search.search(store, "second", principal=OWNER)) == 1
     await store.write(sessions.delete, "s_2")
     await store.write(new_session, "s_3")
-    await store.write(whole_turn, "s_3", "t_3", "third")
+    await store.write(complete_turn, "s_3", "t_3", "third")
     assert await search.search(store, "second", principal=OWNER) == []
     assert await search.search(store, "third", principal=OWNER) == ["s_3"]
 
@@ -220,7 +222,7 @@ def test_any_text_is_a_valid_query(tmp_path: Path) -> None:
     with contextlib.closing(db):
         migrations.migrate(db)
         new_session(db, "s_1", name="a name")
-        whole_turn(db, "s_1", "t_1", "some words to find")
+        complete_turn(db, "s_1", "t_1", "some words to find")
         search.index(db)
 
         def find(db: Db, query: str) -> list[str]:
@@ -241,7 +243,7 @@ async def test_long_texts_are_indexed_a_bounded_amount_at_a_time(store: Store) -
     """L20: no turn waits behind the indexing of pages and dumps."""
     await store.write(new_session, "s_1")
     for number in range(6):
-        await store.write(whole_turn, "s_1", f"t_{number}", "bulk " * 30_000 + f"end{number}")
+        await store.write(complete_turn, "s_1", f"t_{number}", "bulk " * 30_000 + f"end{number}")
     steps = []
     while done := await store.write(search.index):
         steps.append(done)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.store.rows import OWNER, answered, ask, count, new_session, new_turn, said, whole_turn
+from tests.store.rows import OWNER, answered, ask, complete_turn, count, new_session, new_turn, user_message
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import (
     Db,
@@ -81,7 +81,7 @@ async def test_a_live_name_leads_to_one_session_of_its_own_principal(store: Stor
 async def test_another_principals_session_turn_and_outcome_cannot_be_found(store: Store) -> None:
     """X06: every lookup that serves a caller takes the principal."""
     await store.write(new_session, "s_1", name="work")
-    await store.write(whole_turn, "s_1", "t_1", "hello secret")
+    await store.write(complete_turn, "s_1", "t_1", "hello secret")
     assert await store.read(sessions.owned, "s_1", OTHER) is None
     assert await store.read(turns.outcome_for, "t_1", OTHER) is None
     assert await store.read(sessions.listing, principal=OTHER) == []
@@ -118,7 +118,7 @@ async def test_the_listing_pages_from_the_last_active_and_filters(store: Store) 
     assert len(await store.read(sessions.listing, principal=None)) == 8
 
 
-async def test_a_frozen_prompt_stays_until_it_is_frozen_anew(store: Store) -> None:
+async def test_a_frozen_prompt_stays_until_it_is_replaced(store: Store) -> None:
     """A4, S33: fixed when the session is made; another one only by an explicit rebuild, and the old one goes."""
     row = await store.write(new_session, "s_1", prefix=PREFIX)
     assert row.prefix is not None and await store.read(sessions.prefix, row.prefix) == PREFIX
@@ -175,7 +175,7 @@ async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store
     for change in (
         lambda db: sessions.refreeze(db, "s_1", RUDE, 1),
         lambda db: (new_turn(db, "s_1", "t_1", "hi"), turns.take(db, "t_1", 2.0)),
-        lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=said("x"), now=2.0),
+        lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=user_message("x"), now=2.0),
         lambda db: messages.undo(db, "t_1", 3.0),
         lambda db: sessions.refreeze(db, "s_1", PREFIX, 1),
         lambda db: sessions.end(db, "s_1", reason="new", hooks=(), now=4.0),
@@ -186,7 +186,7 @@ async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store
     assert await store.read(sessions.version, "s_none") == -1
 
 
-async def test_what_a_model_does_not_see_leaves_the_version_alone(store: Store) -> None:
+async def test_changes_that_models_do_not_see_keep_the_version(store: Store) -> None:
     """S34, A1: no copy is stale because of a title, or of a prompt that is the same."""
     await store.write(new_session, "s_1", prefix=PREFIX)
     before = await store.read(sessions.version, "s_1")
@@ -199,7 +199,7 @@ async def test_an_end_happens_once_with_everything_that_dies_with_the_session(st
     """B3, B5, B6, S01, S02: settings gone, questions cancelled, waiting turns refused, hooks owed; the transcript
     stays, and what waited stands at its end as unanswered."""
     await store.write(new_session, "s_1", name="work")
-    await store.write(whole_turn, "s_1", "t_1", "hello")
+    await store.write(complete_turn, "s_1", "t_1", "hello")
     await store.write(furnish, "s_1", "t_1")
     await store.write(new_turn, "s_1", "t_2", "too late", now=3.0)
     assert await store.write(sessions.end, "s_1", reason="new", hooks=("memory", "trash"), now=5.0)
@@ -229,8 +229,8 @@ async def test_an_ended_session_takes_nothing_more_but_the_end_of_its_running_tu
     await store.write(sessions.end, "s_1", reason="new", hooks=(), now=3.0)
     for refused in (
         lambda db: new_turn(db, "s_1", "t_2", "more"),
-        lambda db: messages.accept(db, session="s_1", turn="t_1", message=said("steer"), now=4.0),
-        lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=said("x"), now=4.0),
+        lambda db: messages.accept(db, session="s_1", turn="t_1", message=user_message("steer"), now=4.0),
+        lambda db: messages.append(db, session="s_1", turn="t_1", step="model-0", message=user_message("x"), now=4.0),
         lambda db: turns.take(db, "t_1", 4.0),
         lambda db: messages.undo(db, "t_1", 4.0),
         lambda db: settings.put(db, "s_1", "model", "fast", "command", 4.0),
@@ -242,7 +242,7 @@ async def test_an_ended_session_takes_nothing_more_but_the_end_of_its_running_tu
             await store.write(refused)
     await store.write(
         lambda db: messages.append(
-            db, session="s_1", turn="t_1", step="model-0", message=said("x"), now=4.0, settling=True
+            db, session="s_1", turn="t_1", step="model-0", message=user_message("x"), now=4.0, settling=True
         )
     )
     assert await store.write(turns.settle, "t_1", state="stopped", now=4.0)
@@ -254,10 +254,10 @@ async def test_an_ended_session_takes_nothing_more_but_the_end_of_its_running_tu
 async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
     """B3: rows, words in the index, prompt, receipts, settings, questions: gone; usage without names."""
     await store.write(new_session, "s_1", name="work")
-    await store.write(whole_turn, "s_1", "t_1", "a secret word")
+    await store.write(complete_turn, "s_1", "t_1", "a secret word")
     await store.write(furnish, "s_1", "t_1")
     await store.write(new_session, "s_2")
-    await store.write(whole_turn, "s_2", "t_2", "a secret word")
+    await store.write(complete_turn, "s_2", "t_2", "a secret word")
     await store.write(search.index)
     await store.write(sessions.end, "s_1", reason="delete", hooks=("memory",), now=5.0)
     assert await store.write(sessions.delete, "s_1")
@@ -277,10 +277,10 @@ async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
     assert await store.integrity() == []
 
 
-async def test_of_an_ephemeral_session_stay_its_usage_and_the_outcome_under_its_receipt(store: Store) -> None:
+async def test_an_ephemeral_session_leaves_its_usage_and_the_outcome_in_its_receipt(store: Store) -> None:
     """G2: what a one-shot call leaves is its usage and, for its retention, its idempotency record."""
     await store.write(new_session, "s_1", kind="ephemeral")
-    await store.write(whole_turn, "s_1", "t_1", "hello")
+    await store.write(complete_turn, "s_1", "t_1", "hello")
     await store.write(furnish, "s_1", "t_1")
     outcome = Outcome(turn="t_1", session="s_1", state="answered", text="Good day.", finish="stop", finished=2.0)
     assert await store.write(receipts.finish, "t_1", outcome) == 1
@@ -341,7 +341,7 @@ async def test_retention_waits_for_the_hooks_of_the_end(store: Store) -> None:
     assert await store.read(sessions.ended_before, 100.0, 10) == ["s_1"]
 
 
-async def test_a_change_of_what_is_not_there_is_not_found(store: Store) -> None:
+async def test_changing_a_missing_session_is_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         await store.write(sessions.set_title, "s_none", "x")
     with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""Settings that are over: not shown from their time on, and removed a few at a time."""
+"""Expired settings: hidden from their time on, and removed a few at a time."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tidegate.store import Store, maintenance, settings
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_is_over_is_removed_a_bounded_number_at_a_time(store: Store) -> None:
+async def test_expired_settings_are_removed_a_bounded_number_at_a_time(store: Store) -> None:
     """S06, L20: however many there are, no write waits for all of them."""
     for number in range(5):
         await store.write(new_session, f"s_{number}")
@@ -20,7 +20,7 @@ async def test_what_is_over_is_removed_a_bounded_number_at_a_time(store: Store) 
     assert await store.read(count, "settings") == 5
 
 
-async def test_the_operator_is_not_shown_what_is_over(store: Store) -> None:
+async def test_the_operator_is_not_shown_expired_settings(store: Store) -> None:
     """S06: so that a list that is cut at its limit is cut of what holds."""
     await store.write(new_session, "s_1")
     for number in range(4):

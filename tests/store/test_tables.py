@@ -31,7 +31,7 @@ async def test_a_receipt_put_again_leads_to_the_newer_turn_without_the_old_outco
     assert await store.write(receipts.finish, "t_1", Outcome(turn="t_1", session="s", state="failed")) == 0
 
 
-async def test_one_principal_that_fills_the_receipts_costs_nobody_else_theirs(store: Store) -> None:
+async def test_a_principal_that_fills_the_receipts_displaces_only_its_own(store: Store) -> None:
     """H17, L21: beyond the bound those of the principal that has most go, also when another's expire sooner."""
     await store.write(receipts.put, "p_quiet", Receipt(source="retry", key="k", digest=b"", keep=5.0), "t_0", 0.0)
     for number in range(30):
@@ -117,7 +117,7 @@ async def test_failed_deliveries_are_tried_again_and_end_as_dead_letters(store: 
     assert await store.write(outbox.purge, 5.0, 10) == 3
 
 
-async def test_what_was_being_sent_when_the_process_died_is_unknown_and_what_expired_is_dead(store: Store) -> None:
+async def test_interrupted_deliveries_are_unknown_and_expired_ones_are_dead(store: Store) -> None:
     """S20, S21: no silent resend of old messages after a restart."""
     await prepare(store, "o_1")
     await prepare(store, "o_2", expires=7.0)

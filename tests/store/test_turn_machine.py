@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.store.rows import ANSWER, new_session, new_turn, said
+from tests.store.rows import ANSWER, new_session, new_turn, user_message
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import messages, migrations, sessions, turns
 from tidegate.store.rows import unpack
@@ -87,7 +87,7 @@ class Turns(RuleBasedStateMachine):
         session = self.session_of[turn]
         allowed = self.states[turn] in ("queued", "running") and session not in self.ended
         with contextlib.nullcontext() if allowed else pytest.raises(Conflict):
-            messages.accept(self.db, session=session, turn=turn, message=said(text), now=self.tick())
+            messages.accept(self.db, session=session, turn=turn, message=user_message(text), now=self.tick())
             self.accepted[text] = turn
 
     @precondition(lambda self: self.states)
@@ -214,7 +214,7 @@ def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:
     run_state_machine_as_test(Turns, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
 
 
-def test_what_does_not_exist_is_not_found(tmp_path: Path) -> None:
+def test_missing_turns_and_sessions_are_not_found(tmp_path: Path) -> None:
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     with contextlib.closing(db):
         migrations.migrate(db)

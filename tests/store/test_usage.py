@@ -1,4 +1,4 @@
-"""Usage rows: added up by what is asked for, in what time, for whom; found without looking at all of them."""
+"""Usage rows: sums by key, period and principal, without reading all rows."""
 
 import contextlib
 import re
@@ -70,7 +70,7 @@ async def test_every_number_of_a_call_is_added_up(store: Store) -> None:
         ("month", ["2024-10", "2024-11"]),
     ],
 )
-async def test_it_is_added_up_by_what_is_asked_for(store: Store, by: usage.By, keys: list[str]) -> None:
+async def test_usage_is_summed_by_the_requested_key(store: Store, by: usage.By, keys: list[str]) -> None:
     """The dearest first, times in their order; the sums are those of all calls."""
     await store.write(some)
     rows = await store.read(usage.totals, by=by)
@@ -84,7 +84,7 @@ async def test_it_is_added_up_by_what_is_asked_for(store: Store, by: usage.By, k
     assert [row.key for row in await store.read(usage.totals, by=by, limit=1)] == latest
 
 
-async def test_a_principal_sees_his_own_in_the_time_that_is_asked_for(store: Store) -> None:
+async def test_a_principal_sees_their_own_usage_in_the_requested_period(store: Store) -> None:
     """X05: from its first moment on and before its last."""
     await store.write(some)
     mine = await store.read(usage.totals, by="model", principal="p_2")
@@ -96,7 +96,7 @@ async def test_a_principal_sees_his_own_in_the_time_that_is_asked_for(store: Sto
 
 
 @pytest.mark.parametrize("folded", [0, 1, 2, 3, 4, 9])
-async def test_what_was_spent_leaves_the_demo_model_out(store: Store, folded: int) -> None:
+async def test_spending_excludes_the_demo_model(store: Store, folded: int) -> None:
     """X22: for all, and for each principal, agent, conversation and job, since an hour; however many calls of it are
     in the hours already."""
     await store.write(some)
@@ -119,7 +119,7 @@ async def test_what_was_spent_leaves_the_demo_model_out(store: Store, folded: in
 
 @pytest.mark.parametrize("folded", [0, 1, 9])
 async def test_a_deleted_conversation_leaves_its_principals_count_and_no_name(store: Store, folded: int) -> None:
-    """B3, X22: what he spent stays his by the hour, once; nothing leads back to the conversation."""
+    """B3, X22: their hourly spending stays, once; nothing leads back to the conversation."""
     await store.write(some)
     await store.write(usage.fold, folded)
     await store.write(sessions.end, "s_1", reason="delete", hooks=(), now=START)

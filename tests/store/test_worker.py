@@ -24,7 +24,7 @@ def memory() -> apsw.Connection:
     return apsw.Connection(":memory:")
 
 
-async def test_a_worker_that_dies_says_of_what_and_closes_its_connection() -> None:
+async def test_a_worker_that_dies_reports_why_and_closes_its_connection() -> None:
     """L09: whatever a thread ends by, nothing of it is left and nothing waits for it."""
     told: list[str | None] = []
     held: list[apsw.Connection] = []
@@ -44,7 +44,7 @@ async def test_a_worker_that_dies_says_of_what_and_closes_its_connection() -> No
         held[0].execute("SELECT 1")
 
 
-async def test_a_worker_that_cannot_open_says_why() -> None:
+async def test_a_worker_that_cannot_open_reports_why() -> None:
     def fail() -> apsw.Connection:
         raise PermissionError("not yours")
 
@@ -73,7 +73,7 @@ async def test_stopping_waits_for_a_thread_no_longer_than_it_may() -> None:
         assert await Worker.stop([busy, idle], WAIT)
 
 
-async def test_a_backlog_takes_no_more_than_its_bound_and_nothing_when_it_is_closed() -> None:
+async def test_a_backlog_refuses_jobs_beyond_its_bound_and_after_it_is_closed() -> None:
     """L21: refused with a word that says why; what was taken in is still worked on."""
     backlog: Backlog[Job] = Backlog(2, "writes")
     with pytest.raises(StoreFailed, match="not open"):
@@ -92,7 +92,7 @@ async def test_a_backlog_takes_no_more_than_its_bound_and_nothing_when_it_is_clo
     assert [backlog.take(), backlog.take(), backlog.take()] == [first, second, None]
 
 
-async def test_a_backlog_whose_workers_are_dead_gives_back_what_waits() -> None:
+async def test_a_backlog_without_workers_returns_its_waiting_jobs() -> None:
     backlog: Backlog[Job] = Backlog(2, "reads")
     backlog.open()
     waiting = job()

@@ -107,7 +107,7 @@ async def test_a_write_is_completed_though_its_caller_was_cancelled(store: Store
     assert await store.read(get_meta, "a") == 1
 
 
-async def test_a_failure_that_nobody_waits_for_is_logged(store: Store) -> None:
+async def test_a_failure_whose_caller_was_cancelled_is_logged(store: Store) -> None:
     hold = Hold()
     with anyio.fail_after(10), capture_logs() as logged:
         first = asyncio.ensure_future(store.write(hold))
@@ -120,7 +120,7 @@ async def test_a_failure_that_nobody_waits_for_is_logged(store: Store) -> None:
     assert [line["error"] for line in logged] == ["quietly lost"]
 
 
-async def test_closing_completes_what_is_queued_and_refuses_what_comes_later(path: Path) -> None:
+async def test_closing_completes_queued_writes_and_refuses_later_ones(path: Path) -> None:
     """F1, F2: the store is closed last, after what it had accepted."""
     hold = Hold()
     with anyio.fail_after(20):
@@ -275,7 +275,7 @@ async def test_a_checkpoint_runs_between_transactions_even_when_queued_among_wri
     assert [await store.read(get_meta, key) for key in "ab"] == [1, 1]
 
 
-async def test_text_that_is_no_unicode_is_refused_by_name(store: Store) -> None:
+async def test_text_that_is_not_unicode_is_refused(store: Store) -> None:
     await store.write(new_session, "s_1")
     with pytest.raises(Refused, match="surrogate"):
         await store.write(sessions.set_title, "s_1", "half a pair: \ud800")

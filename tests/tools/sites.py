@@ -1,4 +1,4 @@
-"""Web sites on loopback addresses, a resolver that says what it is told, and the context of a call that uses both."""
+"""Web sites on loopback addresses, a scripted resolver, and the context of a call that uses both."""
 
 import asyncio
 import socket
@@ -71,7 +71,7 @@ async def refuse(request: web.Request) -> web.StreamResponse:
     return web.Response(text="the secret of the machine")
 
 
-class Saying(AbstractResolver):
+class ScriptedResolver(AbstractResolver):
     """A resolver whose answers are a list, one for each time that it is asked; the last one stays."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
@@ -92,8 +92,8 @@ class Saying(AbstractResolver):
         """Nothing is open."""
 
 
-class System(Saying):
-    """What the system makes of an address that is written in an unusual way; it asks nobody for that."""
+class SystemResolver(ScriptedResolver):
+    """The system's reading of unusually written addresses, without any network request."""
 
     async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_INET) -> list[ResolveResult]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -145,7 +145,10 @@ async def agent(
         await store.write(new_session, SESSION)
         spool = spool_of(home / "spool", store)
         access = WebAccess(
-            WebSettings(private=private, **settings), workers=spool.workers, key=key, resolver=resolver or Saying(())
+            WebSettings(private=private, **settings),
+            workers=spool.workers,
+            key=key,
+            resolver=resolver or ScriptedResolver(()),
         )
         async with access:
             context = ToolContext(

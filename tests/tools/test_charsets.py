@@ -26,7 +26,7 @@ HOSTILE = {"invalid": b"\xff", "lead": b"\x81", "escapes": b"\x1b$B", "pairs": b
         ("tis-620", "ก", "ก".encode("cp874")),
     ],
 )
-def test_a_label_means_what_it_means_to_browsers(label: str, text: str, data: bytes) -> None:
+def test_labels_are_decoded_like_in_browsers(label: str, text: str, data: bytes) -> None:
     assert data.decode(codec(data[:3], label), "replace") == text
 
 

@@ -1,4 +1,4 @@
-"""The clock tells the time, in UTC and elsewhere."""
+"""The tool `clock`: the time in UTC and in other zones."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ def moment(line: str) -> datetime:
     return datetime.fromisoformat(found[1])
 
 
-async def test_the_time_is_told_in_utc() -> None:
+async def test_the_time_is_returned_in_utc() -> None:
     before = datetime.now(UTC).replace(microsecond=0)
     for arguments in ({}, {"zone": ""}, {"zone": "utc"}):
         told = await tell(**arguments)
@@ -36,7 +36,7 @@ async def test_the_time_is_told_in_utc() -> None:
         assert before <= moment(told) <= datetime.now(UTC)
 
 
-async def test_the_time_is_told_in_a_zone_as_well() -> None:
+async def test_the_time_is_returned_in_a_zone_as_well() -> None:
     there, utc = (await tell(zone="Asia/Kolkata")).split("\n")
     assert moment(there).utcoffset() == timedelta(hours=5, minutes=30)
     assert moment(there) == moment(utc)
@@ -46,7 +46,7 @@ async def test_the_time_is_told_in_a_zone_as_well() -> None:
 @pytest.mark.parametrize(
     "zone", ["Mars/Olympus", "../../etc/passwd", "/etc/passwd", "America", "a\0b", "x" * 10_000, "ü", "."]
 )
-async def test_an_unknown_zone_is_told_in_one_sentence(zone: str) -> None:
+async def test_an_unknown_zone_is_an_error_of_one_sentence(zone: str) -> None:
     """X07: a zone is a name, never a path."""
     with pytest.raises(ToolFailed) as caught:
         await tell(zone=zone)
@@ -54,6 +54,6 @@ async def test_an_unknown_zone_is_told_in_one_sentence(zone: str) -> None:
     assert len(caught.value.message) < 300
 
 
-async def test_the_clock_says_what_it_takes_when_asked_wrongly() -> None:
+async def test_an_unknown_argument_error_lists_the_arguments() -> None:
     with pytest.raises(ToolFailed, match='there is no argument "place"; it takes zone'):
         await tell(place="Berlin")

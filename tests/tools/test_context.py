@@ -1,4 +1,4 @@
-"""The toolset `context`: what a model may ask of what was said."""
+"""The toolset `context`: lookup of earlier messages by a model."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,14 +42,14 @@ def test_they_take_little_of_a_prompt() -> None:
     assert sum(len(msgspec.json.encode(tool.definition)) for tool in TOOLS) < 2200
 
 
-def test_no_argument_says_for_whom() -> None:
+def test_no_argument_names_a_principal() -> None:
     """X06: identity comes from the call's context alone."""
     for tool in TOOLS:
         names = set(msgspec.json.decode(tool.definition.parameters)["properties"])
         assert not names & {"principal", "agent", "user", "turn"}
 
 
-async def test_from_a_word_to_the_whole_message(past: RecallStore) -> None:
+async def test_a_search_leads_to_the_complete_message(past: RecallStore) -> None:
     """S19: search names a place, expand gives it, describe says where it is covered."""
     await past.say("s_1", *(f"entry {number}: {'calm ' * 200}" for number in range(1, 10)), "the heron came", "ok")
     number = await past.store.write(summarise, "s_1", 1, 11)
@@ -71,7 +71,7 @@ async def test_from_a_word_to_the_whole_message(past: RecallStore) -> None:
         (context_describe, {"summary": -1}, '"summary"'),
     ],
 )
-async def test_what_is_wrong_is_said_in_one_sentence(
+async def test_errors_are_one_sentence(
     past: RecallStore, tool: Tool, arguments: dict[str, Any], words: str
 ) -> None:
     await past.say("s_1", "x")
@@ -79,6 +79,6 @@ async def test_what_is_wrong_is_said_in_one_sentence(
         await call(past, tool, **arguments)
 
 
-async def test_where_nothing_can_be_looked_up_it_says_so() -> None:
+async def test_without_the_recall_service_the_tools_fail() -> None:
     with pytest.raises(ToolFailed, match="cannot be looked up here"):
         await context_search.run(bare(), '{"query": "x"}')

@@ -1,4 +1,4 @@
-"""The tool `delegate`, as a value: what a model is told of it, and how it is treated."""
+"""The tool `delegate` as a value: its definition, and its flags."""
 
 import subprocess
 import sys
@@ -24,20 +24,20 @@ class Echo:
         return f"{ctx.agent} {ctx.step} {agent} {task}"
 
 
-def test_it_is_made_again_after_a_crash_beside_others_and_takes_its_time() -> None:
+def test_delegate_is_repeatable_parallel_and_has_no_deadline() -> None:
     """F4: what keeps it from giving a task twice is the task's own identity; its time is the turn's."""
     assert DELEGATE.repeatable and DELEGATE.parallel and DELEGATE.timeout is None
     schema = msgspec.json.decode(DELEGATE.definition.parameters)
     assert schema["required"] == ["agent", "task"]
 
 
-def test_what_reads_the_rest_of_a_long_answer_comes_with_it() -> None:
+def test_delegate_implies_the_output_tool() -> None:
     """D1: an agent's answer may be too long to be shown whole."""
     assert ToolRegistry(builtin_toolsets()).resolve(["delegate"]).names == ("delegate", "output")
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [("strict", "ask"), ("balanced", "allow"), ("autonomous", "allow")])
-def test_it_is_asked_about_only_where_everything_is(mode: Mode, verdict: str) -> None:
+def test_delegate_needs_approval_only_where_every_call_does(mode: Mode, verdict: str) -> None:
     """The other agent's own rules say what is done; a strict agent asks before it has anything done."""
     action = Action(
         tool=DELEGATE.name, effect=DELEGATE.effect, arguments={}, channel="page", contained=DELEGATE.contained
@@ -45,7 +45,7 @@ def test_it_is_asked_about_only_where_everything_is(mode: Mode, verdict: str) ->
     assert decide((), mode, action).decision == verdict
 
 
-async def test_it_hands_on_the_very_task_and_says_when_there_is_nobody() -> None:
+async def test_delegate_passes_the_task_unchanged_and_fails_without_the_service() -> None:
     """X23: whom it works for is in its context."""
     given = '{"agent": "helper", "task": "look"}'
     context = bare(services=ToolServices(delegates=Echo()), step="tool-0-0")

@@ -1,4 +1,4 @@
-"""read_file, write_file, list_files, search_files: what a model is told."""
+"""read_file, write_file, list_files, search_files: their results for a model."""
 
 import os
 from collections.abc import AsyncIterator
@@ -76,12 +76,12 @@ async def test_a_text_file_is_read_as_it_is(yard: Yard, spool: SessionSpool) -> 
 
 
 @pytest.mark.parametrize("data", [b"\x7fELF\0\0\x01", b"text\nthen \0", b"caf\xe9\n", b"\xff\xfea\0", b"cut \xf0\x9f"])
-async def test_what_is_not_utf8_text_is_said_to_be_so(yard: Yard, spool: SessionSpool, data: bytes) -> None:
+async def test_files_that_are_not_utf8_are_refused(yard: Yard, spool: SessionSpool, data: bytes) -> None:
     yard.put({"data": data})
     assert f'"data" is binary or not UTF-8 text ({len(data)} bytes)' in await refusal(yard, spool, "data")
 
 
-async def test_an_empty_file_and_the_end_of_a_file_are_told(yard: Yard, spool: SessionSpool) -> None:
+async def test_empty_files_and_offsets_past_the_end_are_reported(yard: Yard, spool: SessionSpool) -> None:
     yard.put({"empty": "", "closed": "a\nb\nc\n", "open": "a\nb\nc"})
     assert await read(yard, spool, "empty") == "[the file is empty]"
     assert await read(yard, spool, "empty", offset=5) == "[the file is empty]"
@@ -107,10 +107,10 @@ LINES = st.lists(st.text("ab é🌊\r", max_size=8), min_size=1, max_size=30)
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=LINES, ended=st.booleans(), count=st.integers(1, 12), page=st.integers(8, 60))
-async def test_the_pages_of_any_text_make_up_the_text(
+async def test_the_pages_of_a_text_add_up_to_the_text(
     yard: Yard, spool: SessionSpool, lines: list[str], ended: bool, count: int, page: int
 ) -> None:
-    """Whatever the bounds are, as long as a line fits; each page says where the next one begins."""
+    """For any bounds in which a line fits; each page says where the next one begins."""
     text = "\n".join(lines) + "\n" * ended
     yard.put({"text": text})
     pages, offset = "", 0
@@ -191,12 +191,10 @@ async def test_a_sound_is_given_as_one(yard: Yard, spool: SessionSpool, data: by
     assert (f"{media.media_type}, {media.seconds:.1f} s", media.data) == (told, data)
 
 
-async def test_other_sounds_and_what_only_begins_like_one_are_named_in_a_sentence(
-    yard: Yard, spool: SessionSpool
-) -> None:
+async def test_unsupported_and_fake_sounds_are_refused_with_a_sentence(yard: Yard, spool: SessionSpool) -> None:
     """D3: what it is, and how to convert it; text that begins like a sound's name is text."""
     yard.put({"a.mp3": b"OggS\0" + bytes(90), "b.wav": b"RIFF\x04\0\0\0WAVE", "c.mp3": b"\xff\xfb\x90\0" + bytes(20)})
-    for path, why in (("a.mp3", "is Ogg"), ("b.wav", "ends before its sound"), ("c.mp3", "no frame of sound")):
+    for path, why in (("a.mp3", "is Ogg"), ("b.wav", "ends before its sound"), ("c.mp3", "no frame was found")):
         message = await refusal(yard, spool, path)
         assert why in message and "ffmpeg" in message and message.endswith(".")
     yard.put({"d.wav": "RIFF, or how WAVE files are made\n", "e.mp3": "ID3: a history\n", "f.ogg": "OggS\n"})
@@ -204,7 +202,7 @@ async def test_other_sounds_and_what_only_begins_like_one_are_named_in_a_sentenc
         assert await read(yard, spool, path)
 
 
-async def test_what_only_begins_like_a_picture_is_refused_with_a_sentence(yard: Yard, spool: SessionSpool) -> None:
+async def test_fake_pictures_are_refused_with_a_sentence(yard: Yard, spool: SessionSpool) -> None:
     yard.put({"cut.png": b"\x89PNG\r\n\x1a\n", "text.gif": "GIF89a is a format.\n"})
     for path in ("cut.png", "text.gif"):
         with pytest.raises(ToolFailed, match=path):
@@ -214,7 +212,7 @@ async def test_what_only_begins_like_a_picture_is_refused_with_a_sentence(yard: 
 # -- write_file --
 
 
-async def test_a_write_tells_what_it_did(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_reports_its_effect(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     files = yard.files()
     assert await write(files, "a/b.txt", "é\n") == 'Wrote 3 bytes to "a/b.txt" (a new file).'
     assert await write(files, "a/b.txt", "") == 'Wrote 0 bytes to "a/b.txt" (in place of 3 bytes).'
@@ -245,7 +243,7 @@ async def test_a_listing_is_a_line_for_each_name(yard: Yard) -> None:
     assert await listed(yard.files(), ".", "*.rs", recursive=True, hidden=True) == "[nothing fits the glob]"
 
 
-async def test_an_empty_folder_and_one_too_full_are_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_empty_and_oversized_folders_are_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     (yard.work / "empty").mkdir()
     assert await listed(yard.files(), "empty") == "[the folder is empty]"
     monkeypatch.setattr(listing, "MOST", 2)
@@ -261,7 +259,7 @@ async def found(yard: Yard, pattern: str, **options: Any) -> str:
     return await searched(yard.files(), ".", SearchQuery(pattern=read_pattern(pattern), choice=choice, **options))
 
 
-async def test_what_is_found_stands_under_its_file(yard: Yard) -> None:
+async def test_matches_are_listed_under_their_file(yard: Yard) -> None:
     yard.put({"a.py": "x\nhit 1\ny\nz\n\nhit 2\n", "b.py": "hit" + "é" * 500})
     assert await found(yard, "hit", glob="a.py") == "a.py\n2: hit 1\n6: hit 2\n\n[2 lines in 1 of 1 file]"
     assert await found(yard, "hit", context=1) == (
@@ -273,7 +271,7 @@ async def test_what_is_found_stands_under_its_file(yard: Yard) -> None:
     )
 
 
-async def test_what_was_not_searched_is_mentioned(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_that_were_not_searched_are_mentioned(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_input, "FILE_BYTES", 100)
     yard.put({"a": "hit\0", "b": "x" * 101, ".c": "hit", "d": "x"})
     assert await found(yard, "hit") == (
@@ -284,7 +282,7 @@ async def test_what_was_not_searched_is_mentioned(yard: Yard, monkeypatch: pytes
     assert "[not all was searched: only 0 files were searched; use a path or a glob]" in await found(yard, "hit")
 
 
-async def test_a_file_changed_while_it_was_searched_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_changed_during_the_search_is_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({"a": "hit\n"})
     real = search_input.hits
 

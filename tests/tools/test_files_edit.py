@@ -1,4 +1,4 @@
-"""edit_file: exactly what was named, or nothing; and a diff that is true."""
+"""edit_file: exactly the named text is replaced, or nothing; and the diff is correct."""
 
 import re
 import stat
@@ -30,7 +30,7 @@ def refusal(text: str, old: str, new: str, *, every: bool = False) -> str:
 
 
 def applied(text: str, diff: list[str]) -> str:
-    """What `patch` would make of it, with every number and every line of the diff checked."""
+    """Applies a diff like `patch`, and checks every number and every line of it."""
     lines = re.findall(r"[^\n]*\n|[^\n]+$", text)
     output: list[str] = []
     place = index = 0
@@ -73,7 +73,7 @@ async def test_every_place_is_replaced_on_request(yard: Yard) -> None:
     assert (yard.work / "f").read_text() == "bb.bb.bb"
 
 
-def test_several_places_are_told_with_their_lines() -> None:
+def test_several_occurrences_are_reported_with_their_lines() -> None:
     assert refusal("x\nold\nold\ny old\n", "old", "new") == (
         'The old text occurs 3 times in "f", at lines 2, 3, 4; include more of the surrounding text, or set all=true.'
     )
@@ -87,7 +87,7 @@ def test_places_that_overlap_are_several() -> None:
     assert replaced("aaa", "aa", "b", every=True, path="f").text == "ba"
 
 
-def test_a_text_that_does_not_occur_is_told_with_what_is_like_it() -> None:
+def test_a_missing_text_is_reported_with_a_similar_line() -> None:
     assert refusal("x\n", "y", "z") == 'The old text does not occur in "f"; read the file and copy it exactly.'
     assert "line 2 is like its beginning, but spaces" in refusal("x\n\tif a:\n\t\tb\n", "  if a:\n    b\n", "")
     assert "the same" in refusal("x", "x", "x")
@@ -127,7 +127,7 @@ async def test_very_long_texts_are_replaced_without_a_diff(yard: Yard, monkeypat
     assert (yard.work / "f").read_text() == "y"
 
 
-async def test_what_cannot_be_edited_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_that_cannot_be_edited_are_refused(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({"latin": b"caf\xe9", "long": "x" * 100})
     (yard.shared / "theirs").write_text("old")
     for path, said in (
@@ -153,7 +153,7 @@ OLD = st.lists(st.sampled_from(["a", "b", "\n", "é"]), min_size=1, max_size=3).
 
 @settings(max_examples=300)
 @given(text=PIECES, old=OLD, new=PIECES)
-def test_any_edit_is_the_plain_replacement_and_its_diff_is_true(text: str, old: str, new: str) -> None:
+def test_every_edit_is_the_plain_replacement_and_its_diff_is_correct(text: str, old: str, new: str) -> None:
     """In a file with line feeds alone; the diff, applied to the old text, gives the new one."""
     text = text.replace("\r\n", "\n")
     if old == new or old not in text:

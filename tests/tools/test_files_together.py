@@ -51,7 +51,7 @@ async def test_files_and_commands_see_the_same_under_the_same_paths(tmp_path: Pa
         assert listed.split("\n")[:3] == ["- link -> /workspace/src/a.py", "- src/", "13 src/a.py"]
 
 
-async def test_what_a_command_links_out_of_its_sandbox_stays_out_of_reach(tmp_path: Path) -> None:
+async def test_links_out_of_the_sandbox_are_not_followed(tmp_path: Path) -> None:
     """X07, X18: a link made inside means what is inside; the machine's own files are not to be had by it."""
     name = new_id("x")
     async with room(tmp_path / "home") as opened:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 REMEMBER, FORGET = sorted(builtin_toolsets()["memory"].tools, key=lambda tool: tool.name, reverse=True)
 
 
-class Said:
+class RecordedNotes:
     """Notes down what it is asked."""
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class Said:
         return "done"
 
 
-async def test_the_tools_bring_what_is_said_and_in_whose_conversation() -> None:
+async def test_the_tools_pass_text_and_context_to_the_service() -> None:
     """X20: who speaks is in the context, and no argument changes that."""
-    said = Said()
+    said = RecordedNotes()
     ctx = bare(principal="p_anna", services=ToolServices(notes=said))
     assert await REMEMBER.run(ctx, '{"text": "likes tea"}') == "done"
     await REMEMBER.run(ctx, '{"text": "likes cake", "about": "agent", "replaces": 3}')
@@ -46,7 +46,7 @@ async def test_the_tools_bring_what_is_said_and_in_whose_conversation() -> None:
             await REMEMBER.run(ctx, wrong)
 
 
-async def test_where_nothing_is_remembered_the_model_is_told_so() -> None:
+async def test_without_the_notes_service_the_tools_fail() -> None:
     with pytest.raises(ToolFailed, match="Nothing can be remembered"):
         await FORGET.run(bare(), '{"note": 3}')
 

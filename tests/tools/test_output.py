@@ -67,7 +67,7 @@ async def test_the_excerpt_names_what_this_tool_reads(spool: Spool) -> None:
     assert (await call(spool, id=id, search=r"^line 9\d$", regex=True)).count("\n") == 10
 
 
-async def test_a_whole_page_is_within_what_a_model_is_shown(spool: Spool) -> None:
+async def test_a_full_page_fits_the_limit_of_results(spool: Spool) -> None:
     """D1: it is not spooled once more."""
     id = await spooled(spool)
     for arguments in ({}, {"lines": 100_000}, {"search": "line", "lines": 100_000}):
@@ -85,7 +85,7 @@ async def test_another_conversations_result_is_not_there(spool: Spool) -> None:
             await call(spool, session, id=name, search="x")
 
 
-async def test_arguments_that_contradict_each_other_are_told(spool: Spool) -> None:
+async def test_contradicting_arguments_are_refused(spool: Spool) -> None:
     id = await spooled(spool)
     with pytest.raises(ToolFailed, match="offset or byte, not both"):
         await call(spool, id=id, offset=1, byte=1)

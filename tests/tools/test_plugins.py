@@ -1,4 +1,4 @@
-"""Toolsets of the user's own, from a file and from a package."""
+"""The user's own toolsets, from a file and from a package."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Names of foreign tools fit, stay, and never meet."""
+"""Names of tools from elsewhere: accepted by providers, stable, and never equal by accident."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def test_a_name_that_was_made_here_cannot_be_claimed_as_ones_own(server: str, na
         assert fit_name(claimed_server, claimed_name) != made
 
 
-def test_names_that_differ_only_in_what_is_cut_or_replaced_stay_apart() -> None:
+def test_names_that_differ_only_in_removed_parts_stay_distinct() -> None:
     """C5: the usual ways in which shortening makes two names one."""
     pairs = [("s", "x" * 100 + end) for end in "ab"] + [
         ("s", "a.b"),

@@ -182,7 +182,7 @@ def test_a_tool_is_made_of_a_typed_function() -> None:
     assert repeatable == {"list_files", "read_file", "search_files"}
 
 
-def test_what_reads_the_rest_of_a_long_result_comes_with_what_makes_one() -> None:
+def test_toolsets_with_long_results_imply_the_output_tool() -> None:
     """D1: and not where no result can be long."""
     registry = ToolRegistry(builtin_toolsets())
     assert "output" in registry.resolve(["terminal"]).names
@@ -229,7 +229,7 @@ async def test_a_call_with_right_arguments_runs() -> None:
         ('{"path": ' + "[" * 100_000, "sample:"),
     ],
 )
-async def test_wrong_arguments_are_told_in_one_sentence_that_names_the_argument(arguments: str, said: str) -> None:
+async def test_wrong_arguments_are_reported_in_one_sentence_that_names_the_argument(arguments: str, said: str) -> None:
     with pytest.raises(ToolFailed) as caught:
         await sample.run(CONTEXT, arguments)
     assert caught.value.message.startswith(said)
@@ -278,7 +278,7 @@ DECLARED = {
 """What is asked about and what is repeated rests on this. A tool that is new is to be entered, with thought."""
 
 
-def test_every_tool_that_comes_with_the_gateway_says_what_it_may_do() -> None:
+def test_every_builtin_tool_declares_its_effect() -> None:
     """X11, F4, P04: its effect and whether it may be run again are known for each."""
     found = [tool for toolset in builtin_toolsets().values() for tool in toolset.tools]
     assert {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.tools.sites import ALLOWED, FORBIDDEN, Agent, Saying, System, agent, refuse, site
+from tests.tools.sites import ALLOWED, FORBIDDEN, Agent, ScriptedResolver, SystemResolver, agent, refuse, site
 from tidegate.errors import ToolFailed
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +49,7 @@ async def refusal(agent: Agent, url: str) -> str:
 )
 async def test_no_way_of_writing_an_address_that_is_not_public_reaches_it(tmp_path: Path, host: str) -> None:
     """X09: whatever the resolver of the system makes of it."""
-    async with site(refuse, FORBIDDEN) as forbidden, agent(tmp_path, resolver=System()) as mine:
+    async with site(refuse, FORBIDDEN) as forbidden, agent(tmp_path, resolver=SystemResolver()) as mine:
         message = await refusal(mine, f"http://{host}:{forbidden.port}/")
         assert "not public" in message or "malformed" in message or "not found" in message
         assert forbidden.connections == 0
@@ -62,10 +62,10 @@ async def test_metadata_and_private_networks_are_refused(tmp_path: Path, address
         assert "not public" in await refusal(mine, f"http://{address}/latest/meta-data/")
 
 
-async def test_a_name_whose_meaning_changes_is_judged_by_what_is_connected_to(tmp_path: Path) -> None:
+async def test_a_name_whose_address_changes_is_checked_at_the_connection(tmp_path: Path) -> None:
     """X09: the first answer may be reached, the second may not."""
     async with site(hello) as allowed, site(refuse, FORBIDDEN, allowed.port) as forbidden:
-        resolver = Saying([ALLOWED], [FORBIDDEN])
+        resolver = ScriptedResolver([ALLOWED], [FORBIDDEN])
         async with agent(tmp_path, resolver=resolver) as mine:
             url = f"http://rebinding.example:{allowed.port}/"
             assert "hello" in (await mine.fetch(url)).text
@@ -75,17 +75,17 @@ async def test_a_name_whose_meaning_changes_is_judged_by_what_is_connected_to(tm
 
 
 @pytest.mark.parametrize("answer", [[FORBIDDEN, ALLOWED], [ALLOWED, FORBIDDEN], ["::1", ALLOWED, FORBIDDEN]])
-async def test_of_several_addresses_of_a_name_only_what_may_be_reached_is(tmp_path: Path, answer: list[str]) -> None:
+async def test_only_the_allowed_addresses_of_a_name_are_used(tmp_path: Path, answer: list[str]) -> None:
     """X09: a name with a public and a private address."""
     async with site(hello) as allowed, site(refuse, FORBIDDEN, allowed.port) as forbidden:
-        async with agent(tmp_path, resolver=Saying(answer)) as mine:
+        async with agent(tmp_path, resolver=ScriptedResolver(answer)) as mine:
             assert "hello" in (await mine.fetch(f"http://both.example:{allowed.port}/")).text
         assert forbidden.connections == 0
 
 
 async def test_a_name_with_private_addresses_only_is_refused_with_the_reason(tmp_path: Path) -> None:
     """X09: also when they are of several kinds."""
-    async with agent(tmp_path, resolver=Saying(["::1", "10.0.0.1", "169.254.169.254"])) as mine:
+    async with agent(tmp_path, resolver=ScriptedResolver(["::1", "10.0.0.1", "169.254.169.254"])) as mine:
         assert "not public" in await refusal(mine, "https://several.example/")
 
 
@@ -121,7 +121,7 @@ async def test_a_redirect_to_a_name_that_means_the_machine_itself_is_refused(tmp
         async def lead(request: web.Request) -> web.StreamResponse:
             return web.Response(status=301, headers={"Location": f"http://inside.example:{forbidden.port}/"})
 
-        async with site(lead) as leading, agent(tmp_path, resolver=Saying([FORBIDDEN])) as mine:
+        async with site(lead) as leading, agent(tmp_path, resolver=ScriptedResolver([FORBIDDEN])) as mine:
             assert "not public" in await refusal(mine, leading.url)
         assert forbidden.connections == 0
 
@@ -151,7 +151,7 @@ async def test_only_http_is_followed(tmp_path: Path, target: str) -> None:
         "x" * 9000,
     ],
 )
-async def test_what_is_no_address_of_the_web_is_refused(tmp_path: Path, url: str) -> None:
+async def test_addresses_that_are_not_http_are_refused(tmp_path: Path, url: str) -> None:
     async with agent(tmp_path) as mine:
         message = await refusal(mine, url)
         assert len(message) < 600
@@ -170,9 +170,7 @@ async def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path: Pa
             assert "hunter2" not in message
 
 
-async def test_what_the_environment_says_of_proxies_is_not_heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_variables_of_the_environment_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X09: a proxy would connect for us."""
     async with site(refuse, FORBIDDEN) as proxy, site(hello) as allowed:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
@@ -182,7 +180,7 @@ async def test_what_the_environment_says_of_proxies_is_not_heard(
         assert proxy.connections == 0
 
 
-async def test_a_context_without_access_to_the_web_says_so() -> None:
+async def test_a_context_without_web_access_fails() -> None:
     from tests.tools.contexts import bare
 
     mine = Agent(bare(), Path("/nowhere"))

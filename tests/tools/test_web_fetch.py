@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.spool.sounds import wav
 from tests.spool.spools import BYTES
-from tests.tools.sites import ALLOWED, Agent, Handler, Saying, agent, site
+from tests.tools.sites import ALLOWED, Agent, Handler, ScriptedResolver, agent, site
 from tidegate.errors import ToolFailed
 from tidegate.tools.builtin.web import tools as web_tools
 from tidegate.tools.builtin.web.http_access import AT_ONCE, REDIRECTS
@@ -63,7 +63,7 @@ async def test_a_page_is_readable_text_with_whole_addresses(tmp_path: Path) -> N
         assert not re.search(r"document|color|imprint|Home", rest)
 
 
-async def test_what_is_fetched_with_is_nobodys(tmp_path: Path) -> None:
+async def test_a_fetch_sends_no_cookies_or_credentials(tmp_path: Path) -> None:
     """No cookie that a site has set, and nothing that says who asks."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -155,7 +155,7 @@ async def test_another_file_is_only_saved(tmp_path: Path) -> None:
         assert "in place of" in (await mine.fetch(found.url, save="/workspace/deep/data.zip")).text
 
 
-async def test_what_is_saved_stays_in_the_workspace(tmp_path: Path) -> None:
+async def test_saved_content_stays_in_the_workspace(tmp_path: Path) -> None:
     """X07: the path is judged by the workspace's files."""
     async with site(answering("x", "text/plain")) as found, agent(tmp_path) as mine:
         for path in ("../out", "/etc/tidegate-test", "a/../../out"):
@@ -179,7 +179,7 @@ async def test_the_limit_of_size_is_exact_and_named(tmp_path: Path, size: int) -
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_packed_page_is_bounded_by_what_it_unpacks_to(tmp_path: Path, encoding: str) -> None:
+async def test_a_compressed_page_is_bounded_by_its_decompressed_size(tmp_path: Path, encoding: str) -> None:
     """A thousandfold bomb ends at the limit."""
     pack = gzip.compress if encoding == "gzip" else zlib.compress
     bomb, small = pack(b"x" * 20_000_000), pack(b"a small page")
@@ -225,7 +225,7 @@ async def test_the_limit_of_time_is_named(tmp_path: Path, begun: bool) -> None:
         assert "web.fetch_seconds (0.5 s)" in await refusal(mine, found.url)
 
 
-async def test_so_many_are_fetched_at_once_and_the_others_wait(tmp_path: Path) -> None:
+async def test_a_bounded_number_of_fetches_runs_at_once(tmp_path: Path) -> None:
     full, now, most = asyncio.Event(), 0, 0
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -273,7 +273,7 @@ async def test_redirects_are_followed_up_to_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [204, 304, 404, 403, 429, 500, 503, 599])
-async def test_another_answer_than_the_page_is_told_by_its_number(tmp_path: Path, status: int) -> None:
+async def test_an_error_status_is_reported(tmp_path: Path, status: int) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status)
 
@@ -293,7 +293,7 @@ async def test_another_answer_than_the_page_is_told_by_its_number(tmp_path: Path
         b"HTTP/1.1 302 Found\r\nLocation: http://[\r\nContent-Length: 0\r\n\r\n",
     ],
 )
-async def test_a_server_that_does_not_keep_to_the_rules_is_told_in_a_sentence(tmp_path: Path, wire: bytes) -> None:
+async def test_a_server_that_violates_http_is_reported_in_a_sentence(tmp_path: Path, wire: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(wire)
@@ -305,10 +305,10 @@ async def test_a_server_that_does_not_keep_to_the_rules_is_told_in_a_sentence(tm
         assert len(await refusal(mine, f"http://{ALLOWED}:{port}/")) < 300
 
 
-async def test_a_server_that_is_not_there_or_not_known_is_told_in_a_sentence(tmp_path: Path) -> None:
+async def test_an_unreachable_or_unknown_server_is_reported_in_a_sentence(tmp_path: Path) -> None:
     async with site(answering("")) as found:
         gone = found.url
-    async with agent(tmp_path, resolver=Saying(())) as mine:
+    async with agent(tmp_path, resolver=ScriptedResolver(())) as mine:
         assert "cannot be reached" in await refusal(mine, gone)
         assert "not found" in await refusal(mine, "http://nowhere.example/")
     async with site(answering("")) as found, agent(tmp_path) as mine:

@@ -1,4 +1,4 @@
-"""A web page as Markdown: what is kept of it, and who makes it."""
+"""A web page as Markdown: its content, and the converter that is used."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def converted(page: str) -> str:
 
 
 async def made(page: bytes, **order: Any) -> tuple[dict[str, Any], str]:
-    """What the child makes of it."""
+    """The result of the child process."""
     input, output = os.memfd_create("in"), os.memfd_create("out")
     try:
         os.write(input, page)
@@ -72,7 +72,7 @@ async def made(page: bytes, **order: Any) -> tuple[dict[str, Any], str]:
         ("<svg><title>t</title></svg>x", "x\n"),
     ],
 )
-def test_what_a_page_says_is_kept_and_what_it_is_dressed_in_is_not(page: str, text: str) -> None:
+def test_the_text_of_a_page_is_kept_without_its_decoration(page: str, text: str) -> None:
     assert converted(page) == text
 
 
@@ -83,7 +83,7 @@ def test_where_a_page_names_its_content_the_rest_is_left_out() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("<>/abp trdliuo1=\"'&;!-\n"), max_size=200))
-def test_whatever_the_page_the_converter_ends_with_text(page: str) -> None:
+def test_the_converter_handles_any_page(page: str) -> None:
     text = converted(page)
     assert text == "" or (text.endswith("\n") and text[0] != "\n" and "\n\n\n" not in text)
 

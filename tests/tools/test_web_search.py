@@ -105,7 +105,7 @@ async def test_a_search_gives_titles_addresses_and_excerpts(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", ENGINES)
-async def test_at_most_as_many_results_as_asked_for_are_given(tmp_path: Path, name: str) -> None:
+async def test_at_most_the_requested_number_of_results_is_returned(tmp_path: Path, name: str) -> None:
     async with searching(tmp_path, name, serving(ENGINES[name])) as mine:
         assert "2. " not in (await mine.use("web_search", query="tides", count=1)).text
 
@@ -122,7 +122,9 @@ async def test_without_an_engine_the_sentence_says_what_to_do(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("status", "word"), [(401, "search_key"), (403, ""), (422, ""), (429, "later"), (500, "later"), (301, "search_url")]
 )
-async def test_an_engine_that_refuses_is_told_in_a_sentence(tmp_path: Path, name: str, status: int, word: str) -> None:
+async def test_a_refusal_of_the_engine_is_reported_in_a_sentence(
+    tmp_path: Path, name: str, status: int, word: str
+) -> None:
     """Its own words are not repeated: they may quote the key."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -149,7 +151,7 @@ async def test_a_key_is_not_sent_on_to_where_an_engine_leads(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"results": 1, "web": 2}', b"[" * 100_000, b'{"results": [1]}']
 )
-async def test_an_answer_of_another_form_is_told_in_a_sentence(tmp_path: Path, name: str, body: bytes) -> None:
+async def test_an_answer_of_another_form_is_reported_in_a_sentence(tmp_path: Path, name: str, body: bytes) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type="application/json")
 

@@ -1,4 +1,4 @@
-"""What the store's threads keep of what they did: nothing."""
+"""The store's threads keep nothing of what they have read and written."""
 
 import weakref
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Page:
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
-async def test_nothing_that_was_read_or_written_stays_until_the_next_time(path: Path, way: str) -> None:
+async def test_the_threads_release_what_they_have_read_and_written(path: Path, way: str) -> None:
     """L07, L22: neither what went in nor what came out, though the thread waits for its next piece of work."""
     kept: list[Callable[[], Page | None]] = []
 
