@@ -95,7 +95,7 @@ class Visitors:
         """Errors: of the model, in the request, with a key that was used for another request."""
         assert (await self.chat(f"{name} [status 400]", {"X-Session-Id": name})).status == 502
         assert (await self.chat(f"{name} [status 401]", {})).status == 502
-        assert (await self.chat("", {})).status == 400
+        assert (await self.chat(None, {})).status == 400
         assert (await self.chat(f"{name} one", {"Idempotency-Key": name})).status == 200
         assert (await self.chat(f"{name} other", {"Idempotency-Key": name})).status == 422
 
@@ -120,7 +120,7 @@ class Visitors:
     def said(self, text: str, *, stream: bool) -> bytes:
         return json.dumps({"model": "main", "messages": [{"role": "user", "content": text}], "stream": stream}).encode()
 
-    async def chat(self, text: str, headers: dict[str, str]) -> Reply:
+    async def chat(self, text: str | None, headers: dict[str, str]) -> Reply:
         async with self.connected() as connection:
             return await connection.ask("POST", CHAT, {**self._headers, **headers}, self.said(text, stream=False))
 

@@ -168,6 +168,7 @@ async def test_so_many_tasks_of_a_turn_are_worked_on_at_once_and_the_others_wait
 ) -> None:
     """L21: limits.delegates; the results stand in the order of the calls."""
     running = most = 0
+    two_run = anyio.Event()
 
     @tool(effect="read", timeout=None)
     async def busy(ctx: ToolContext) -> str:
@@ -175,7 +176,11 @@ async def test_so_many_tasks_of_a_turn_are_worked_on_at_once_and_the_others_wait
         nonlocal running, most
         running += 1
         most = max(most, running)
-        for _ in range(200):  # long enough for whoever may run beside it to begin
+        if running == 2:
+            two_run.set()
+        with anyio.fail_after(WAIT):
+            await two_run.wait()  # the first waits for the second, however busy the machine is
+        for _ in range(200):  # long enough for a third to begin, if one could
             await anyio.lowlevel.checkpoint()
         running -= 1
         return "done"

@@ -308,10 +308,11 @@ async def test_a_protected_file_that_a_command_makes_is_renamed(
     (name,) = re.findall(r"\.(?:bashrc|idea|zshrc)\b", attack)[:1]
     async with room(home) as rooms:
         session = await rooms.new_session()
-        await rooms.said(session, attack, agent="project")
+        done, _ = await rooms.run(session, attack, agent="project")  # on a busy machine it may be found at once
         if then != "end":
             await (rooms.workspaces.reconcile() if then == "look" else rooms.run(session, "true", agent="project"))
-            assert f"a command made {name}, which other programs execute" in await rooms.told(session)
+            told = f"{done.note} {await rooms.told(session)}"
+            assert f"a command made {name}, which other programs execute" in told
     assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
 
 
