@@ -129,7 +129,7 @@ async def job(start: Start) -> None:
     order = {"path": str(text), "pattern": "(a+)+$", "regex": True, "limit": 1, "bytes": 100, "seconds": 100}
     start.begin()
     with contextlib.suppress(TimeoutError):
-        await JobRunner().run("searching", {**order, "offset": 0, "byte": 0}, within=1, memory=256 * MIB)
+        await JobRunner().run("search_job", {**order, "offset": 0, "byte": 0}, within=1, memory=256 * MIB)
 
 
 KINDS: Mapping[str, Callable[[Start], Awaitable[None]]] = MappingProxyType(

@@ -54,7 +54,9 @@ def _list() -> Iterator[Path]:
 def _pytest(*arguments: str, failed: Path | None = None) -> int:
     plugin = Path(__file__).resolve()
     found = [str(plugin.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}
+    # The runner may itself be started by a worker, of whose run the variables are.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, found))
     if failed is not None:
         environment[LIST] = str(failed)
     command = [sys.executable, "-m", "pytest", "-q", "-p", plugin.stem, *arguments]

@@ -28,7 +28,7 @@ FIGURES = (
     "prefix",
     "encoding",
     "streams",
-    "hands",
+    "tools",
     "context",
     "search",
     "kill",

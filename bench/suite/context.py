@@ -29,7 +29,7 @@ from bench.scripted.temper import Traced
 from bench.subjects import Gateway
 from bench.suite import Bench
 from bench.suite.slope import level
-from bench.suite.tool_runner import fill_caches, on_disk
+from bench.suite.tools import fill_caches, on_disk
 from bench.svg import Series, chart
 
 WINDOW = 32_768

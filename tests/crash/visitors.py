@@ -94,7 +94,7 @@ class Visitors:
         """What goes wrong: at the model, in the request, with a key that was used for something else."""
         assert (await self.chat(f"{name} [status 400]", {"X-Session-Id": name})).status == 502
         assert (await self.chat(f"{name} [status 401]", {})).status == 502
-        assert (await self.chat("", {})).status == 400
+        assert (await self.chat(None, {})).status == 400
         assert (await self.chat(f"{name} one", {"Idempotency-Key": name})).status == 200
         assert (await self.chat(f"{name} other", {"Idempotency-Key": name})).status == 422
 
@@ -119,7 +119,7 @@ class Visitors:
     def said(self, text: str, *, stream: bool) -> bytes:
         return json.dumps({"model": "main", "messages": [{"role": "user", "content": text}], "stream": stream}).encode()
 
-    async def chat(self, text: str, headers: dict[str, str]) -> Reply:
+    async def chat(self, text: str | None, headers: dict[str, str]) -> Reply:
         async with self.connected() as connection:
             return await connection.ask("POST", CHAT, {**self._headers, **headers}, self.said(text, stream=False))
 

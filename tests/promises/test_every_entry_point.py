@@ -152,7 +152,7 @@ async def test_after_callers_of_every_kind_the_census_is_what_it_was(home: Path,
             await page(h, model)
             await api(h, model, number)
         before = await settled(h)
-        nothing = ("present", "residents", "turns_running", "Live", "TurnLog", "Journal", "Conversation", "leases")
+        nothing = ("present", "residents", "turns_running", "LiveTurn", "TurnLog", "Journal", "Conversation", "leases")
         assert {name: before[name] for name in nothing} == dict.fromkeys(nothing, 0)
         for number in range(ROUNDS):
             await page(h, model)
