@@ -110,7 +110,7 @@ async def talk(house: Core, turns: int, *, start: int = 0, words: str = WORDS) -
 def preparing(house: Core, session: str) -> "asyncio.Task[None] | None":
     """The task that writes a summary beside the turns of a session."""
     record = house.components.presence.get(session)
-    task: asyncio.Task[None] | None = getattr(record.resident, "preparing", None) if record is not None else None
+    task: asyncio.Task[None] | None = getattr(record.resident, "summary_task", None) if record is not None else None
     return task
 
 
