@@ -71,9 +71,7 @@ async def test_a_search_leads_to_the_complete_message(past: RecallStore) -> None
         (context_describe, {"summary": -1}, '"summary"'),
     ],
 )
-async def test_errors_are_one_sentence(
-    past: RecallStore, tool: Tool, arguments: dict[str, Any], words: str
-) -> None:
+async def test_errors_are_one_sentence(past: RecallStore, tool: Tool, arguments: dict[str, Any], words: str) -> None:
     await past.say("s_1", "x")
     with pytest.raises(ToolFailed, match=words):
         await call(past, tool, **arguments)
