@@ -142,7 +142,7 @@ async def test_what_cannot_be_edited_is_told(yard: Yard, monkeypatch: pytest.Mon
     with pytest.raises(ToolFailed, match="lone surrogates"):
         await edit(yard.files(), "long", "x" * 100, "\ud800")
     monkeypatch.setattr(editing, "EDITED_BYTES", 99)
-    with pytest.raises(ToolFailed, match="has 100 bytes, more than the 99"):
+    with pytest.raises(ToolFailed, match="has 100 bytes, more than the limit of 99"):
         await edit(yard.files(), "long", "x", "y", every=True)
 
 
