@@ -38,7 +38,9 @@ async def test_files_and_commands_see_the_same_under_the_same_paths(tmp_path: Pa
         session = await opened.new_session()
         await call(opened, session, "write_file", path="src/a.py", content="print('old')\n")
         assert await opened.output_of(session, "cat /workspace/src/a.py") == "print('old')"
-        await opened.output_of(session, "chmod 755 src/a.py; ln -s /workspace/src/a.py link; echo x > /tmp/t; echo y > ~/h")
+        await opened.output_of(
+            session, "chmod 755 src/a.py; ln -s /workspace/src/a.py link; echo x > /tmp/t; echo y > ~/h"
+        )
         await call(opened, session, "edit_file", path="link", old="old", new="new")
         assert await opened.output_of(session, "python3 src/a.py; stat -c %a src/a.py; test -L link && echo link") == (
             "new\n755\nlink"

@@ -116,7 +116,9 @@ async def test_a_long_command_and_any_text_arrive_as_they_are(harness: Workspace
     assert await harness.output_of(session, "echo \"äöü '$((1+1))' \\$HOME\"; # comment") == "äöü '2' $HOME"
 
 
-@pytest.mark.parametrize(("command", "why"), [("  ", "command is empty"), ("echo \0", "zero byte"), ("x" * 2**21, "longer")])
+@pytest.mark.parametrize(
+    ("command", "why"), [("  ", "command is empty"), ("echo \0", "zero byte"), ("x" * 2**21, "longer")]
+)
 async def test_a_command_that_cannot_be_run_is_refused_in_a_sentence(
     harness: WorkspaceHarness, session: str, command: str, why: str
 ) -> None:
