@@ -37,7 +37,7 @@ def dribbled(data: bytes) -> None:
 
 def permitted(pattern: str, text: str) -> bool:
     action = Action(tool="t", effect="execute", arguments={"command": text}, channel="page", contained=True)
-    return parse(f"allow t command={pattern}").matches(action)
+    return parse(f"allow t command={pattern}").fits(action)
 
 
 def edited(text: str) -> None:

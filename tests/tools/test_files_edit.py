@@ -141,7 +141,7 @@ async def test_files_that_cannot_be_edited_are_refused(yard: Yard, monkeypatch: 
     with pytest.raises(ToolFailed, match="lone surrogates"):
         await edit(yard.files(), "long", "x" * 100, "\ud800")
     monkeypatch.setattr(editing, "EDITED_BYTES", 99)
-    with pytest.raises(ToolFailed, match="has 100 bytes, more than the 99"):
+    with pytest.raises(ToolFailed, match="has 100 bytes, more than the limit of 99"):
         await edit(yard.files(), "long", "x", "y", every=True)
 
 

@@ -37,14 +37,16 @@ async def test_files_and_commands_see_the_same_under_the_same_paths(tmp_path: Pa
     async with room(tmp_path / "home") as opened:
         session = await opened.new_session()
         await call(opened, session, "write_file", path="src/a.py", content="print('old')\n")
-        assert await opened.said(session, "cat /workspace/src/a.py") == "print('old')"
-        await opened.said(session, "chmod 755 src/a.py; ln -s /workspace/src/a.py link; echo x > /tmp/t; echo y > ~/h")
+        assert await opened.output_of(session, "cat /workspace/src/a.py") == "print('old')"
+        await opened.output_of(
+            session, "chmod 755 src/a.py; ln -s /workspace/src/a.py link; echo x > /tmp/t; echo y > ~/h"
+        )
         await call(opened, session, "edit_file", path="link", old="old", new="new")
-        assert await opened.said(session, "python3 src/a.py; stat -c %a src/a.py; test -L link && echo link") == (
+        assert await opened.output_of(session, "python3 src/a.py; stat -c %a src/a.py; test -L link && echo link") == (
             "new\n755\nlink"
         )
         assert await call(opened, session, "read_file", path="/tmp/t") == "x\n"
-        home = await opened.said(session, "echo ~")
+        home = await opened.output_of(session, "echo ~")
         assert await call(opened, session, "read_file", path=f"{home}/h") == "y\n"
         assert "src/a.py\n1: print('new')" in await call(opened, session, "search_files", pattern="ne.")
         listed = await call(opened, session, "list_files", recursive=True)
@@ -56,14 +58,14 @@ async def test_links_out_of_the_sandbox_are_not_followed(tmp_path: Path) -> None
     name = new_id("x")
     async with room(tmp_path / "home") as opened:
         session = await opened.new_session()
-        await opened.said(session, f"ln -s /tmp/{name} t; ln -s /etc/passwd p; ln -s / root; ln -s .. up")
+        await opened.output_of(session, f"ln -s /tmp/{name} t; ln -s /etc/passwd p; ln -s / root; ln -s .. up")
         for path in ("p", "root/etc/passwd", "up/x", "/etc/passwd"):
             with pytest.raises(ToolFailed, match=r"outside the workspace|leads out"):
                 await call(opened, session, "read_file", path=path)
             with pytest.raises(ToolFailed, match=r"outside the workspace|leads out"):
                 await call(opened, session, "write_file", path=path, content="x")
         await call(opened, session, "write_file", path="t", content="in the session's own /tmp")
-        assert await opened.said(session, f"cat /tmp/{name}") == "in the session's own /tmp"
+        assert await opened.output_of(session, f"cat /tmp/{name}") == "in the session's own /tmp"
         assert not Path("/tmp", name).exists()
 
 
@@ -76,7 +78,7 @@ async def test_folders_of_the_configuration_are_read_and_never_written(tmp_path:
     async with room(tmp_path / "home", backend=backend, read_only=(str(shared),)) as opened:
         session = await opened.new_session()
         assert await call(opened, session, "read_file", path=f"{shared}/manual") == "read me\n"
-        await opened.said(session, f"ln -s {shared} out; ln -s {shared}/manual leaf")
+        await opened.output_of(session, f"ln -s {shared} out; ln -s {shared}/manual leaf")
         for path in (f"{shared}/manual", f"{shared}/new", f"{shared}/deep/new", "out/manual", "out/new", "leaf"):
             with pytest.raises(ToolFailed):
                 await call(opened, session, "write_file", path=path, content="x")

@@ -113,7 +113,7 @@ async def test_a_process_that_runs_too_long_is_ended_and_reported(tmp_path: Path
         assert alive(mark) == []
         told = await workspaces.take_notices(session)
         assert "'late'" in told and "was ended by signal" in told
-        assert "It had run for 1 s (workspaces.process_seconds)." in told
+        assert "It reached its time limit of 1 s (workspaces.process_seconds)." in told
 
 
 async def test_a_process_may_be_allowed_to_run_for_ever(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ async def test_a_sandbox_is_never_reused_for_another_backend(home: Path) -> None
         harness.workspaces._choice._chosen = None  # as if the operator had chosen another
         assert await harness.output_of(session, "pwd; echo $A") == "/workspace"
         assert alive(mark) == []
-        assert "another place" in await harness.take_notices(session)
+        assert "another workspace" in await harness.take_notices(session)
         assert (await harness.store.read(workspaces.get, session)).backend == "other-1"
 
 
