@@ -26,7 +26,7 @@ async def answering(answer: Answering) -> AsyncIterator[str]:
             await answer(writer)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # who asked has gone, as it may
+            pass  # the client may have left
         finally:
             writer.close()
             serving.discard(task)

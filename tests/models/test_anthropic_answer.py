@@ -157,7 +157,7 @@ def test_later_token_counts_replace_earlier_ones() -> None:
     )
 
 
-# -- what need not be understood -------------------------------------------------------------------
+# -- unknown content -------------------------------------------------------------------------------
 
 
 def test_unknown_events_and_blocks_are_ignored() -> None:
@@ -200,7 +200,7 @@ def test_blocks_that_are_never_closed_or_arrive_complete_are_accepted() -> None:
     assert items(message) == [({"thinking": "all", "signature": "s", "type": "thinking"}, 0, 0)]
 
 
-# -- what is wrong ---------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_an_error_event_is_reported() -> None:

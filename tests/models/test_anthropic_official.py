@@ -37,7 +37,7 @@ from tidegate.values import Call, Message, Prefix, ToolDefinition
 
 SECONDS = 20
 
-# -- what we send ----------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Any] = {
     "text": types.TextBlockParam,
@@ -59,7 +59,7 @@ CHOICES: dict[str, Any] = {
     "tool": types.ToolChoiceToolParam,
     "none": types.ToolChoiceNoneParam,
 }
-# Taken by the version of the API by which the models are asked to which they are sent; the package knows a newer one.
+# Accepted by the API version that these models use; the package knows a newer one.
 OLDER = {"temperature", "top_p"}
 
 
@@ -165,7 +165,7 @@ def test_the_validation_itself_finds_errors(wrong: dict[str, Any]) -> None:
         validate({"model": "m", "max_tokens": 1, "stream": True, **wrong})
 
 
-# -- what both read --------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 @asynccontextmanager

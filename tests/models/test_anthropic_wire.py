@@ -594,7 +594,7 @@ def test_the_key_is_sent_in_the_header_of_the_api() -> None:
     assert form.headers(None) == {"anthropic-version": "2026-10-21"}
 
 
-# -- what a caller brings --------------------------------------------------------------------------
+# -- a caller's parameters -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_usage_is_read_in_every_form_in_use(usage: dict[str, Any], counted: Usag
     assert read(event(choices=[{**with_choice, "usage": usage}]))[0].usage == counted
 
 
-# -- what an endpoint wants back ---------------------------------------------------------------------------------------
+# -- fields that an endpoint wants back --------------------------------------------------------------------------------
 
 
 def back(message: Message) -> Any:

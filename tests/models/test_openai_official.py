@@ -48,7 +48,7 @@ CALLS = [
 ]
 
 
-# -- what we send ------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def strict(kind: Any) -> Callable[[bytes], Any]:
@@ -138,7 +138,7 @@ def test_any_conversation_is_one_that_the_official_package_could_send(
         assert check(body) == msgspec.json.decode(body)
 
 
-# -- what we read ------------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 def answered(kind: type[ChatAnswer] | type[ResponsesAnswer], stream: bytes) -> Message:

@@ -227,7 +227,7 @@ def test_the_output_limit_has_the_name_that_the_endpoint_accepts() -> None:
         }
 
 
-# -- what a model wants back -------------------------------------------------------------------------------------------
+# -- fields that a model wants back ------------------------------------------------------------------------------------
 
 
 def wanted(**given: bytes) -> msgspec.Raw:
@@ -282,7 +282,7 @@ def test_an_endpoint_that_requires_signatures_gets_a_placeholder_for_calls_of_ot
     assert "extra_content" not in own["tool_calls"][0]
 
 
-# -- what a caller brings ----------------------------------------------------------------------------------------------
+# -- a caller's parameters ---------------------------------------------------------------------------------------------
 
 
 def test_a_callers_tools_follow_the_agents_own() -> None:

@@ -133,7 +133,7 @@ async def test_a_disk_error_ends_the_recording_with_a_complete_line(server: Scri
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
             try:
                 with anyio.fail_after(WAIT):
-                    while not lines:  # the pen has a thread of its own
+                    while not lines:  # the writer has its own thread
                         assert (await ask(model, "hello " + "x" * 3000)).text
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)

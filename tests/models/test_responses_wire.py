@@ -310,7 +310,7 @@ def test_items_of_one_model_are_not_sent_to_another(change: dict[str, str]) -> N
     assert b"reasoning" not in WIRE.encode(msgspec.structs.replace(answer, **change))
 
 
-# -- what a caller brings ----------------------------------------------------------------------------------------------
+# -- a caller's parameters ---------------------------------------------------------------------------------------------
 
 
 def test_a_callers_tools_choice_and_response_format_are_translated() -> None:

@@ -75,7 +75,7 @@ def official(server: ScriptedModel, key: str = "k") -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=server.root, api_key=key, max_retries=0)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 CALL = said(use("a"), role="assistant")
@@ -336,7 +336,7 @@ async def test_optional_thinking_can_be_left_out(server: ScriptedModel) -> None:
     assert [block["type"] for block in answer["content"]] == ["text"]
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 SCRIPTS = [

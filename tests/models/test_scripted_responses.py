@@ -72,7 +72,7 @@ def official(server: ScriptedModel, key: str = "k") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=server.base_url, api_key=key, max_retries=0)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 SCHEMA = {"type": "json_schema", "name": "x", "schema": {}}
@@ -291,7 +291,7 @@ async def test_reasoning_is_sealed_or_shown_on_request(server: ScriptedModel) ->
     assert [item["type"] for item in answer["output"]] == ["message"]
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 SCRIPTS = [
@@ -443,7 +443,7 @@ async def test_steps_are_counted_over_outputs_and_notes(server: ScriptedModel) -
     assert stats["formats"]["responses"]["whole_prefix"] == 2 and stats["reuse"] == 1.0
 
 
-# -- what would be cached ----------------------------------------------------------------------------------------------
+# -- caching -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_repeated_prefix_is_cached(server: ScriptedModel) -> None:

@@ -45,7 +45,7 @@ def descriptors() -> dict[str, str]:
         try:
             found[entry.name] = str(entry.readlink())
         except FileNotFoundError:
-            continue  # of this very listing
+            continue  # the descriptor of this listing
     return found
 
 
