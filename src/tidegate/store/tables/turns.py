@@ -136,8 +136,8 @@ def get(db: Db, id: str) -> TurnRow | None:
 def take(db: Db, id: str, now: float) -> TurnRow:
     """Marks the turn as running. If it comes from the queue, its waiting messages get the next positions and the names
     in-0, in-1, …. If it is resumed after a crash, only its attempts are counted: messages accepted meanwhile are for
-    `messages.place_steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so its
-    attempts are not counted and it may wait over any number of starts."""
+    `messages.place_steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so
+    its attempts are not counted and it may wait over any number of starts."""
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
         f" RETURNING {_COLUMNS}",
