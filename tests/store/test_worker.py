@@ -98,6 +98,6 @@ async def test_a_backlog_without_workers_returns_its_waiting_jobs() -> None:
     waiting = job()
     backlog.add(waiting)
     backlog.close(workers=2)
-    assert backlog.bury("They have died.") == [waiting]
+    assert backlog.abandon("They have died.") == [waiting]
     with pytest.raises(StoreFailed, match="They have died"):
         backlog.add(job())
