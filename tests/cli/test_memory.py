@@ -128,7 +128,7 @@ def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(
         terminal.until("code 3, so nothing was changed")
         assert process.wait(WAIT) == 1
     with at_terminal(here.home, **command, MEANWHILE=here.address, **env) as (terminal, process):  # type: ignore[arg-type]
-        terminal.until(r"changed meanwhile.*your text is in (\S+\.txt)")
+        terminal.until(r"changed in the meantime.*your text is in (\S+\.txt)")
         assert process.wait(WAIT) == 1
     (kept,) = tmp_path.glob("tidegate-notes-*.txt")
     assert "from my editor" in kept.read_text()
