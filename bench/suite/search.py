@@ -19,7 +19,7 @@ from bench.report import Figure
 from bench.suite import Bench
 from tidegate.config import load
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.recall.recall import RecallService
+from tidegate.recall import RecallService
 from tidegate.spool import Spool
 from tidegate.store import Db, Store, search
 from tidegate.tools import ToolContext

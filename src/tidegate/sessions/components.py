@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,54 +127,36 @@ def build_components(
     )
     intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock)
 
-    async def end_workspace(session: SessionRow) -> None:
-        """Repeatable: a second run finds nothing to end, so nothing has to be written."""
-        await workspaces.end(session.id)
-
-    async def remove_files(session: str) -> None:
-        """For a session whose rows have been deleted."""
-        await workspaces.discard(session)
-        await spool.remove(session)
-        if recall is not None and recall.index is not None:
-            await recall.index.forget(session)
-
     endings = SessionEndings(
         store,
         presence,
         engine,
-        {"workspace": end_workspace, **(hooks or {})},
+        {"workspace": partial(_end_workspace, workspaces), **(hooks or {})},
         clock,
-        remove_files,
+        partial(_remove_files, workspaces, spool, recall),
         on_ended=runner.forget,
         scope=scope,
         slow={} if extractor is None else {"memory": extractor},
     )
     return Components(
-        scope=scope,
-        store=store,
-        config=config,
-        models=models,
-        clock=clock,
-        channels=channels,
-        presence=presence,
-        budgets=budgets,
-        spool=spool,
-        approvals=approvals,
-        provenance=provenance,
-        workspaces=workspaces,
-        runner=runner,
-        engine=engine,
-        prompt_prefixes=prompt_prefixes,
-        intake=intake,
-        endings=endings,
-        web=web,
-        skills=skills,
-        project_files=project_files,
-        memory=memory,
-        extractor=extractor,
-        delegation=delegation,
-        recall=recall,
-    )
+        scope=scope, store=store, config=config, models=models, clock=clock, channels=channels, presence=presence,
+        budgets=budgets, spool=spool, approvals=approvals, provenance=provenance, workspaces=workspaces, runner=runner,
+        engine=engine, prompt_prefixes=prompt_prefixes, intake=intake, endings=endings, web=web, skills=skills,
+        project_files=project_files, memory=memory, extractor=extractor, delegation=delegation, recall=recall,
+    )  # fmt: skip
+
+
+async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
+    """An end hook. A second run finds nothing to end, so nothing has to be written."""
+    await workspaces.end(session.id)
+
+
+async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:
+    """For a session whose rows have been deleted."""
+    await workspaces.discard(session)
+    await spool.remove(session)
+    if recall is not None and recall.index is not None:
+        await recall.index.forget(session)
 
 
 def _presence(scope: Scope, config: Config) -> Presence:
