@@ -29,10 +29,10 @@ async def test_a_tool_that_takes_too_long_is_stopped_and_the_model_informed(home
             left.append(ctx.call)
         return ""
 
-    async with core(home, model=model, tools='"slow"', toolsets={"slow": Toolset((dawdle,))}) as house:
-        outcome = await house.say("[tool dawdle {}] [say went on]")
+    async with core(home, model=model, tools='"slow"', toolsets={"slow": Toolset((dawdle,))}) as gateway:
+        outcome = await gateway.say("[tool dawdle {}] [say went on]")
         assert outcome.text == "went on"
-        assert results(house) == ["dawdle did not finish within 0.05 s and was stopped."]
+        assert results(gateway) == ["dawdle did not finish within 0.05 s and was stopped."]
         assert len(left) == 1
 
 
@@ -46,9 +46,9 @@ async def test_a_model_is_shown_no_more_of_a_tools_output_than_its_bound(home: P
     shout = tool(effect="read", name="shout")(much)
     brief = tool(effect="read", name="brief", output_bytes=600)(much)
     options = {"tools": '"loud"', "toolsets": {"loud": Toolset((shout, brief))}}
-    async with core(home, "[limits]\ntool_output_bytes = 4096", model=model, **options) as house:
-        await house.say("[tool shout {}] [tool brief {}] [say done]")
-        long, short = results(house)
+    async with core(home, "[limits]\ntool_output_bytes = 4096", model=model, **options) as gateway:
+        await gateway.say("[tool shout {}] [tool brief {}] [say done]")
+        long, short = results(gateway)
         assert 2048 < len(long.encode()) <= 4096
         assert len(short.encode()) <= 600
         for shown in (long, short):
@@ -74,9 +74,9 @@ async def test_by_default_at_most_16_kib_or_400_lines_of_output_are_shown(
         """Tells all."""
         return text
 
-    async with core(home, model=model, tools='"tell"', toolsets={"tell": Toolset((tell,))}) as house:
-        await house.say("[tool tell {}] [say done]")
-        [shown] = results(house)
+    async with core(home, model=model, tools='"tell"', toolsets={"tell": Toolset((tell,))}) as gateway:
+        await gateway.say("[tool tell {}] [say done]")
+        [shown] = results(gateway)
         assert (shown == text) is whole
         assert ("the full text is sp_" in shown) is not whole
 
@@ -91,12 +91,12 @@ async def test_no_more_calls_run_in_parallel_than_allowed(home: Path, model: Scr
 
     script = "[together " + " ".join(f'echo {{"name": "{name}"}}' for name in "abcde") + "] [say done]"
     options = {"tools": '"echo"', "toolsets": {"echo": Toolset((echo,))}}
-    async with core(home, "[limits]\ntools_parallel = 2", model=model, **options) as house:
-        accepted = await house.accept(script)
-        log = house.service.turn_log(accepted.turn)
+    async with core(home, "[limits]\ntools_parallel = 2", model=model, **options) as gateway:
+        accepted = await gateway.accept(script)
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
-        await house.answered(accepted.turn)
-        assert results(house) == list("abcde")
+        await gateway.answered(accepted.turn)
+        assert results(gateway) == list("abcde")
         running = most = 0
         for event in log.events:
             running += isinstance(event, ToolStarted) - isinstance(event, ToolEnded)
@@ -116,12 +116,12 @@ async def test_events_have_an_excerpt_of_a_call_and_its_result_and_the_model_rea
 
     said = "word " * 1000
     options = {"tools": '"echo"', "toolsets": {"echo": Toolset((echo,))}}
-    async with core(home, model=model, **options) as house:
-        accepted = await house.accept(f'[tool echo {{"text": "{said}"}}] [say done]')
-        log = house.service.turn_log(accepted.turn)
+    async with core(home, model=model, **options) as gateway:
+        accepted = await gateway.accept(f'[tool echo {{"text": "{said}"}}] [say done]')
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
-        await house.answered(accepted.turn)
-        assert results(house) == [said * 2]
+        await gateway.answered(accepted.turn)
+        assert results(gateway) == [said * 2]
         [started] = [event for event in log.events if isinstance(event, ToolStarted)]
         [ended] = [event for event in log.events if isinstance(event, ToolEnded)]
         assert (len(started.arguments), len(ended.excerpt)) == (400, 400)
@@ -146,11 +146,11 @@ async def test_progress_is_bounded_and_says_when_no_more_is_shown(
         return "done"
 
     options = {"tools": '"loud"', "toolsets": {"loud": Toolset((chatter,))}}
-    async with core(home, model=model, **options) as house:
-        accepted = await house.accept("[together chatter {} chatter {}] [say done]")
-        log = house.service.turn_log(accepted.turn)
+    async with core(home, model=model, **options) as gateway:
+        accepted = await gateway.accept("[together chatter {} chatter {}] [say done]")
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
-        await house.answered(accepted.turn)
+        await gateway.answered(accepted.turn)
         for call in {event.call_id for event in log.events if isinstance(event, ToolStarted)}:
             shown = [event.text for event in log.events if isinstance(event, ToolProgress) and event.call_id == call]
             text = "".join(shown)
@@ -178,13 +178,13 @@ async def test_a_tool_decides_whether_its_interrupted_call_is_repeated(
         return "made again"
 
     options = {"tools": '"deeds"', "toolsets": {"deeds": Toolset((deed,))}}
-    async with core(home, model=model, drain=None, **options) as house:
-        accepted = await house.accept("[tool deed {}] [say went on]")
+    async with core(home, model=model, drain=None, **options) as gateway:
+        accepted = await gateway.accept("[tool deed {}] [say went on]")
         with anyio.fail_after(WAIT):
             await started.wait()
-    async with core(home, model=model, **options) as house:
-        assert (await house.answered(accepted.turn)).text == "went on"
+    async with core(home, model=model, **options) as gateway:
+        assert (await gateway.answered(accepted.turn)).text == "went on"
         again = effect == "read" if repeatable is None else repeatable
         assert times == (2 if again else 1)
-        [result] = results(house)
+        [result] = results(gateway)
         assert result == "made again" if again else "effect is unknown" in result

@@ -24,88 +24,88 @@ class Clock:
         return self.now
 
 
-async def run(house: Core, line: str, session: str | None) -> CommandReply:
-    return await build(house.service).run(line, principal=ANNA, channel="page", session=session, agent="main")
+async def run(gateway: Core, line: str, session: str | None) -> CommandReply:
+    return await build(gateway.service).run(line, principal=ANNA, channel="page", session=session, agent="main")
 
 
-async def answering_model(house: Core) -> str:
+async def answering_model(gateway: Core) -> str:
     """The model that answers the next message."""
-    await house.say("more")
-    return str(house.requests()[-1]["model"])
+    await gateway.say("more")
+    return str(gateway.requests()[-1]["model"])
 
 
 async def test_a_model_chosen_for_a_time_survives_a_kill_and_ends_at_its_time(home: Path, model: ScriptedModel) -> None:
     """S05, S06: to the second, without anything running at that moment."""
     clock = Clock()
-    async with core(home, model=model, clock=clock, drain=None) as house:
-        first = await house.say("one")
-        reply = (await run(house, "/model other for 2h", first.session)).text
+    async with core(home, model=model, clock=clock, drain=None) as gateway:
+        first = await gateway.say("one")
+        reply = (await run(gateway, "/model other for 2h", first.session)).text
         assert reply.startswith("other, from now on until ") and "(in 2 hours)" in reply and "rebuilt" in reply
-        assert await answering_model(house) == "scripted-too"
-    async with core(home, model=model, clock=clock) as house:
+        assert await answering_model(gateway) == "scripted-too"
+    async with core(home, model=model, clock=clock) as gateway:
         clock.now += 2 * HOUR - 1
-        assert await answering_model(house) == "scripted-too"
-        assert "(in 1 second)" in (await run(house, "/status", first.session)).text
+        assert await answering_model(gateway) == "scripted-too"
+        assert "(in 1 second)" in (await run(gateway, "/status", first.session)).text
         clock.now += 1
-        assert await answering_model(house) == "scripted"
-        status = (await run(house, "/status", first.session)).text
+        assert await answering_model(gateway) == "scripted"
+        status = (await run(gateway, "/status", first.session)).text
         assert "model         main (the agent's own)" in status and "/model" not in status
 
 
 async def test_reasoning_chosen_for_a_time_ends_too(home: Path, model: ScriptedModel) -> None:
     """S06: without a rebuild."""
     clock = Clock()
-    async with core(home, model=model, clock=clock) as house:
-        first = await house.say("one")
-        assert "(in 30 minutes)" in (await run(house, "/reasoning high for 30m", first.session)).text
-        await house.say("two")
-        assert house.requests()[-1]["reasoning_effort"] == "high"
+    async with core(home, model=model, clock=clock) as gateway:
+        first = await gateway.say("one")
+        assert "(in 30 minutes)" in (await run(gateway, "/reasoning high for 30m", first.session)).text
+        await gateway.say("two")
+        assert gateway.requests()[-1]["reasoning_effort"] == "high"
         clock.now += 1800
-        await house.say("three")
-        assert "reasoning_effort" not in house.requests()[-1]
-        assert house.components.presence.stats().unloads == {}
+        await gateway.say("three")
+        assert "reasoning_effort" not in gateway.requests()[-1]
+        assert gateway.components.presence.stats().unloads == {}
 
 
 async def test_status_shows_the_source_precedence_and_expiry_of_settings(home: Path, model: ScriptedModel) -> None:
     """S06: the same in the short forms of the commands themselves."""
     clock = Clock()
-    async with core(home, model=model, clock=clock) as house:
-        first = await house.say("one")
-        assert "the model's own" in (await run(house, "/reasoning", first.session)).text
-        await run(house, "/model other for 90m", first.session)
-        await run(house, "/reasoning low", first.session)
-        status = (await run(house, "/status", first.session)).text
+    async with core(home, model=model, clock=clock) as gateway:
+        first = await gateway.say("one")
+        assert "the model's own" in (await run(gateway, "/reasoning", first.session)).text
+        await run(gateway, "/model other for 90m", first.session)
+        await run(gateway, "/reasoning low", first.session)
+        status = (await run(gateway, "/status", first.session)).text
         assert "model         other (chosen here by /model, until " in status and "(in 1.5 hours))" in status
         assert "it overrides the agent's own, main; /model default goes back" in status
         assert "reasoning     low (chosen here by /reasoning, to the end of the conversation)" in status
         assert "it overrides the model's own, and is overridden by the reasoning of a call;\n" in status
-        assert "(in 1.5 hours)" in (await run(house, "/model", first.session)).text
-        assert "low" in (await run(house, "/reasoning", first.session)).text
+        assert "(in 1.5 hours)" in (await run(gateway, "/model", first.session)).text
+        assert "low" in (await run(gateway, "/reasoning", first.session)).text
 
 
 async def test_a_changed_configuration_holds_when_the_time_is_over(home: Path, model: ScriptedModel) -> None:
     """S06, S07: the choice overrides it until then, and the status names what follows."""
     clock = Clock()
-    async with core(home, model=model, clock=clock) as house:
-        first = await house.say("one")
-        await run(house, "/model other for 1h", first.session)
+    async with core(home, model=model, clock=clock) as gateway:
+        first = await gateway.say("one")
+        await run(gateway, "/model other for 1h", first.session)
     third = f'[models.third]\napi = "openai-chat"\nbase_url = "{model.base_url}"\nmodel = "scripted-third"\n'
     changed = settings(model, third).replace('model = "main"\nprompt', 'model = "third"\nprompt')
-    async with core(home, model=model, clock=clock, toml=changed) as house:
-        assert await answering_model(house) == "scripted-too"
-        assert "the agent's own, third" in (await run(house, "/status", first.session)).text
+    async with core(home, model=model, clock=clock, toml=changed) as gateway:
+        assert await answering_model(gateway) == "scripted-too"
+        assert "the agent's own, third" in (await run(gateway, "/status", first.session)).text
         clock.now += HOUR
-        assert await answering_model(house) == "scripted-third"
+        assert await answering_model(gateway) == "scripted-third"
 
 
 async def test_a_choice_that_is_no_longer_configured_is_shown_as_such(home: Path, model: ScriptedModel) -> None:
     """S06: the status does not call the agent's own model chosen."""
-    async with core(home, model=model) as house:
-        first = await house.say("one")
-        await run(house, "/model other", first.session)
+    async with core(home, model=model) as gateway:
+        first = await gateway.say("one")
+        await run(gateway, "/model other", first.session)
     without = settings(model).replace("[models.other]", "[models.third]")
-    async with core(home, model=model, toml=without) as house:
-        status = (await run(house, "/status", first.session)).text
+    async with core(home, model=model, toml=without) as gateway:
+        status = (await run(gateway, "/status", first.session)).text
         assert "model         main (the agent's own)" in status
         assert "other, chosen here by /model, is no longer configured; /model default forgets it" in status
 
@@ -115,18 +115,18 @@ async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_t
 ) -> None:
     """S06: a choice without a time replaces it and its time."""
     clock = Clock()
-    async with core(home, model=model, clock=clock) as house:
-        first = await house.say("one")
-        await run(house, "/model other for 1h", first.session)
-        await run(house, "/model default", first.session)
-        assert await answering_model(house) == "scripted"
-        await run(house, "/model other for 1h", first.session)
-        assert await house.service.operations.clear_setting(first.session, OWNER, "model")
-        assert await answering_model(house) == "scripted"
-        await run(house, "/model other for 1h", first.session)
-        await run(house, "/model other", first.session)
+    async with core(home, model=model, clock=clock) as gateway:
+        first = await gateway.say("one")
+        await run(gateway, "/model other for 1h", first.session)
+        await run(gateway, "/model default", first.session)
+        assert await answering_model(gateway) == "scripted"
+        await run(gateway, "/model other for 1h", first.session)
+        assert await gateway.service.operations.clear_setting(first.session, OWNER, "model")
+        assert await answering_model(gateway) == "scripted"
+        await run(gateway, "/model other for 1h", first.session)
+        await run(gateway, "/model other", first.session)
         clock.now += 1000 * HOUR
-        assert await answering_model(house) == "scripted-too"
+        assert await answering_model(gateway) == "scripted-too"
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,20 @@ async def test_a_time_that_cannot_be_read_changes_nothing(
     home: Path, model: ScriptedModel, line: str, sentence: str
 ) -> None:
     """H20: one sentence shows the format."""
-    async with core(home, model=model) as house:
-        first = await house.say("one")
+    async with core(home, model=model) as gateway:
+        first = await gateway.say("one")
         with pytest.raises(Refused) as refused:
-            await run(house, line, first.session)
+            await run(gateway, line, first.session)
         assert sentence in refused.value.message
-        assert (await house.service.session(first.session, ANNA)).settings == {}
+        assert (await gateway.service.session(first.session, ANNA)).settings == {}
 
 
 async def test_times_are_read_with_a_space_and_in_every_unit(home: Path, model: ScriptedModel) -> None:
     """S06: seconds to weeks."""
     clock = Clock()
-    async with core(home, model=model, clock=clock) as house:
-        first = await house.say("one")
+    async with core(home, model=model, clock=clock) as gateway:
+        first = await gateway.say("one")
         for said, seconds in (("45s", 45), ("30m", 1800), ("2 h", 7200), ("7d", 604800), ("2w", 1209600)):
-            await run(house, f"/reasoning high for {said}", first.session)
-            view = await house.service.session(first.session, ANNA)
+            await run(gateway, f"/reasoning high for {said}", first.session)
+            view = await gateway.service.session(first.session, ANNA)
             assert view.settings["reasoning"].expires == clock.now + seconds

@@ -25,59 +25,59 @@ def falling(home: Path, server: Moody, clock: Clock, agent: str = "") -> Any:
     return core(home, model=server, toml=text, clock=clock, environment={KEY: "sesame"})
 
 
-async def lines(house: Core, line: str, session: str) -> str:
-    return (await run(house, line, session)).text
+async def lines(gateway: Core, line: str, session: str) -> str:
+    return (await run(gateway, line, session)).text
 
 
 async def test_status_shows_the_fallback_its_reason_and_its_end(home: Path, server: Moody) -> None:
     """S05: and nothing of it when it is over."""
     clock = Clock()
     server.moods["first"] = "[status 402]"
-    async with falling(home, server, clock) as house:
-        session = (await house.say("one")).session
+    async with falling(home, server, clock) as gateway:
+        session = (await gateway.say("one")).session
         for line in ("/status", "/model"):
-            told = await lines(house, line, session)
+            told = await lines(gateway, line, session)
             assert "second (instead of the agent's own, first, which has no quota left)" in told
             assert "first is tried again not before 20" in told and "(in 15 minutes)" in told
         server.moods.clear()
         clock.now += 1000
-        assert "first (the agent's own)" in await lines(house, "/status", session)
-        await house.say("two")
-        assert "instead" not in await lines(house, "/status", session)
+        assert "first (the agent's own)" in await lines(gateway, "/status", session)
+        await gateway.say("two")
+        assert "instead" not in await lines(gateway, "/status", session)
 
 
 async def test_status_shows_the_longer_of_cooldown_and_fallback(home: Path, server: Moody) -> None:
     clock = Clock()
     server.moods["first"] = "[status 402 retry-after=7200]"
-    async with falling(home, server, clock) as house:
-        session = (await house.say("one")).session
-        assert "(in 2 hours)" in await lines(house, "/status", session)
+    async with falling(home, server, clock) as gateway:
+        session = (await gateway.say("one")).session
+        assert "(in 2 hours)" in await lines(gateway, "/status", session)
         clock.now += 3600
-        assert "(in 1 hour)" in await lines(house, "/status", session)
+        assert "(in 1 hour)" in await lines(gateway, "/status", session)
 
 
 async def test_a_choice_overrides_a_fallback_and_default_tries_the_own_model_at_once(home: Path, server: Moody) -> None:
     """S05: choice and fallback are independent."""
     clock = Clock()
     server.moods["first"] = "[status 503]"
-    async with falling(home, server, clock) as house:
-        session = (await house.say("one")).session
-        await lines(house, "/model third", session)
-        told = await lines(house, "/status", session)
+    async with falling(home, server, clock) as gateway:
+        session = (await gateway.say("one")).session
+        await lines(gateway, "/model third", session)
+        told = await lines(gateway, "/status", session)
         assert "third (chosen here by /model" in told and "instead of" not in told
-        assert "once it is back; until then second answers" in await lines(house, "/model default", session)
+        assert "once it is back; until then second answers" in await lines(gateway, "/model default", session)
         clock.now += 100
         server.moods.clear()
-        assert "from now on" in await lines(house, "/model default", session)
-        await house.say("two")
+        assert "from now on" in await lines(gateway, "/model default", session)
+        await gateway.say("two")
     assert server.asked == ["first", "second", "first"], "it has rested, and the stay was given up"
 
 
 async def test_reasoning_shows_its_source(home: Path, server: Moody) -> None:
     """A3: an agent's own, when its configuration has one."""
-    async with falling(home, server, Clock(), 'reasoning = "low"') as house:
-        session = (await house.say("one")).session
-        assert "reasoning     low (the agent's own)" in await lines(house, "/status", session)
-        await lines(house, "/reasoning high", session)
-        assert "it overrides the agent's own" in await lines(house, "/status", session)
-        assert "The agent's own default again" in await lines(house, "/reasoning default", session)
+    async with falling(home, server, Clock(), 'reasoning = "low"') as gateway:
+        session = (await gateway.say("one")).session
+        assert "reasoning     low (the agent's own)" in await lines(gateway, "/status", session)
+        await lines(gateway, "/reasoning high", session)
+        assert "it overrides the agent's own" in await lines(gateway, "/status", session)
+        assert "The agent's own default again" in await lines(gateway, "/reasoning default", session)

@@ -13,38 +13,38 @@ from tidegate.security import Principal
 pytestmark = pytest.mark.anyio
 
 
-async def run(house: Core, line: str, session: str | None = None, who: Principal = ANNA) -> str:
-    reply = await build(house.service).run(line, principal=who, channel="page", session=session, agent="main")
+async def run(gateway: Core, line: str, session: str | None = None, who: Principal = ANNA) -> str:
+    reply = await build(gateway.service).run(line, principal=who, channel="page", session=session, agent="main")
     assert reply.session == session
     return reply.text
 
 
 async def test_notes_are_shown_added_edited_and_forgotten(home: Path, model: ScriptedModel) -> None:
     """X20: before and in a conversation, each with its author."""
-    async with core(home, model=model, tools='"memory"') as house:
-        assert (await run(house, "/memory")).split("\n")[0] == "There are no notes about you."
-        assert "note 1." in await run(house, "/memory add likes tea")
-        session = (await house.say("hello")).session
-        assert "is changed" in await run(house, "/memory edit 1 likes green tea", session)
-        shown = await run(house, "/memory", session)
+    async with core(home, model=model, tools='"memory"') as gateway:
+        assert (await run(gateway, "/memory")).split("\n")[0] == "There are no notes about you."
+        assert "note 1." in await run(gateway, "/memory add likes tea")
+        session = (await gateway.say("hello")).session
+        assert "is changed" in await run(gateway, "/memory edit 1 likes green tea", session)
+        shown = await run(gateway, "/memory", session)
         assert "[1] likes green tea  (written by p_anna)" in shown and "(15 of 65536 bytes)" in shown
         assert "There are no notes about the work of the agent main." in shown
-        await house.say("again")
-        assert "(p_anna wrote): likes green tea" in str(house.requests()[-1]["messages"][-1])
-        assert await run(house, "/memory forget [1]", session) == "Forgotten: likes green tea"
+        await gateway.say("again")
+        assert "(p_anna wrote): likes green tea" in str(gateway.requests()[-1]["messages"][-1])
+        assert await run(gateway, "/memory forget [1]", session) == "Forgotten: likes green tea"
 
 
 async def test_the_agents_notes_are_everybodys_to_see_and_the_owners_to_write(home: Path, model: ScriptedModel) -> None:
     """X20: decided by the principal."""
-    async with core(home, model=model, tools='"memory"') as house:
-        await run(house, "/memory agent add deploy on Tuesdays", who=OWNER)
-        assert "deploy on Tuesdays" in await run(house, "/memory agent")
-        assert "deploy on Tuesdays" in await run(house, "/memory")
+    async with core(home, model=model, tools='"memory"') as gateway:
+        await run(gateway, "/memory agent add deploy on Tuesdays", who=OWNER)
+        assert "deploy on Tuesdays" in await run(gateway, "/memory agent")
+        assert "deploy on Tuesdays" in await run(gateway, "/memory")
         for line in ("/memory agent add I am the owner", "/memory agent edit 1 x", "/memory agent forget 1"):
             with pytest.raises(NotAllowed):
-                await run(house, line)
+                await run(gateway, line)
         with pytest.raises(NotFound, match="no note 1 here"):
-            await run(house, "/memory forget 1")
+            await run(gateway, "/memory forget 1")
 
 
 @pytest.mark.parametrize(
@@ -52,26 +52,26 @@ async def test_the_agents_notes_are_everybodys_to_see_and_the_owners_to_write(ho
 )
 async def test_invalid_arguments_are_refused_with_a_sentence(home: Path, model: ScriptedModel, line: str) -> None:
     """H20: and changes nothing."""
-    async with core(home, model=model, tools='"memory"') as house:
-        await run(house, "/memory add likes tea")
+    async with core(home, model=model, tools='"memory"') as gateway:
+        await run(gateway, "/memory add likes tea")
         with pytest.raises(Refused):
-            await run(house, line)
-        assert "likes tea" in await run(house, "/memory")
+            await run(gateway, line)
+        assert "likes tea" in await run(gateway, "/memory")
 
 
 async def test_where_no_agent_has_a_memory_it_is_said(home: Path, model: ScriptedModel) -> None:
-    async with core(home, model=model) as house:
+    async with core(home, model=model) as gateway:
         with pytest.raises(NotFound, match="toolset 'memory'"):
-            await run(house, "/memory")
-        session = (await house.say("hello")).session
-        reply = await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+            await run(gateway, "/memory")
+        session = (await gateway.say("hello")).session
+        reply = await build(gateway.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
         assert reply.text == "A new conversation begins with your next message."
 
 
 @pytest.mark.parametrize(("at_end", "says"), [("true", True), ("false", False)])
 async def test_new_announces_the_extraction_of_notes(home: Path, model: ScriptedModel, at_end: str, says: bool) -> None:
     """S04: if notes will be extracted."""
-    async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as house:
-        session = (await house.say("hello")).session
-        reply = await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+    async with core(home, f"[memory]\nat_end = {at_end}", model=model, tools='"memory"') as gateway:
+        session = (await gateway.say("hello")).session
+        reply = await build(gateway.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
         assert ("/memory shows them" in reply.text) == says

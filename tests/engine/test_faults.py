@@ -43,27 +43,27 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
     rows stay balanced, an executed call is not reported as not run, and the next message is accepted."""
     fault = Fault(number)
     deeds = Deeds()
-    async with asking(home, model, deeds, config=configured(model, mode="autonomous"), fault=fault) as house:
-        await house.say("first")
+    async with asking(home, model, deeds, config=configured(model, mode="autonomous"), fault=fault) as gateway:
+        await gateway.say("first")
         fault.armed = True
         with anyio.fail_after(WAIT):
             try:
-                accepted = await house.accept('[tool push {"what": "it"}] second')
-                await house.service.wait(accepted.turn)
+                accepted = await gateway.accept('[tool push {"what": "it"}] second')
+                await gateway.service.wait(accepted.turn)
             except TidegateError:
                 accepted = None
             fault.armed = False
             assert fault.left <= 0 or number > 5
-            await house.service.recover()
+            await gateway.service.recover()
             if accepted is not None:
-                await house.components.engine.idle(accepted.session)
-        outcome = await house.say("[say third] third")
+                await gateway.components.engine.idle(accepted.session)
+        outcome = await gateway.say("[say third] third")
         assert outcome.text == "third"
-        history = await house.store.read(lambda db: messages.history(db, outcome.session))
+        history = await gateway.store.read(lambda db: messages.history(db, outcome.session))
         assert is_balanced(history)
         check_deed(deeds, history)
         assert model.stats()["refusals"] == []
-        assert house.service.census()["turns_running"] == 0
+        assert gateway.service.census()["turns_running"] == 0
 
 
 def check_deed(deeds: Deeds, history: list[Message]) -> None:
@@ -94,17 +94,17 @@ def at_every_step(task: "asyncio.Task[object]", after: int) -> Callable[[], None
 async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model: ScriptedModel, after: int) -> None:
     """L23, B7, L31, P05: the turn is stopped after n iterations of the event loop, wherever that is."""
     deeds = Deeds()
-    async with asking(home, model, deeds, config=configured(model, mode="autonomous")) as house:
-        first = await house.say("first")
-        accepted = await house.accept('[tool push {"what": "it"}] second')
+    async with asking(home, model, deeds, config=configured(model, mode="autonomous")) as gateway:
+        first = await gateway.say("first")
+        accepted = await gateway.accept('[tool push {"what": "it"}] second')
         for _ in range(after):
             await asyncio.sleep(0)
-        await house.service.stop(first.session, ANNA)
-        outcome = await house.answered(accepted.turn)
+        await gateway.service.stop(first.session, ANNA)
+        outcome = await gateway.answered(accepted.turn)
         assert outcome.state in ("stopped", "answered")
-        third = await house.say("[say third] third")
+        third = await gateway.say("[say third] third")
         assert third.text == "third"
-        history = await house.store.read(lambda db: messages.history(db, first.session))
+        history = await gateway.store.read(lambda db: messages.history(db, first.session))
         assert is_balanced(history)
         check_deed(deeds, history)
         assert model.stats()["refusals"] == []
@@ -114,14 +114,14 @@ async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model:
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40])
 async def test_a_caller_cancelled_during_acceptance_loses_nothing(home: Path, model: ScriptedModel, after: int) -> None:
     """P01, L09: a caller that is cancelled while its message is accepted leaves either nothing or a turn that runs."""
-    async with core(home, model=model) as house:
-        await house.say("first")
-        task = asyncio.ensure_future(house.accept("[say second] second"))
+    async with core(home, model=model) as gateway:
+        await gateway.say("first")
+        task = asyncio.ensure_future(gateway.accept("[say second] second"))
         asyncio.get_running_loop().call_soon(at_every_step(task, after))
         await asyncio.wait([task])
-        third = await house.say("[say third] third")
+        third = await gateway.say("[say third] third")
         assert third.text == "third"
-        rows = await house.store.read(lambda db: messages.page(db, third.session))
+        rows = await gateway.store.read(lambda db: messages.page(db, third.session))
         said = [row.message.text for row in rows if row.message.role == "user"]
         assert said in (["first", "[say third] third"], ["first", "[say second] second", "[say third] third"])
         assert [row.message.role for row in rows] == ["user", "assistant"] * len(said)

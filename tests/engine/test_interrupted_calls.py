@@ -110,22 +110,22 @@ def script(expected: Mapping[str, str]) -> str:
     return f"[together {' '.join(f'{name} {{}}' for name in (*calls, 'later'))}] [say well]"
 
 
-async def under_way(house: Core, world: World, expected: Mapping[str, str]) -> str:
+async def under_way(gateway: Core, world: World, expected: Mapping[str, str]) -> str:
     """A turn that has called every tool: lasting ones have had their effect, asking ones wait, quick ones are
     committed."""
-    accepted = await house.accept(script(expected), channel="page")
+    accepted = await gateway.accept(script(expected), channel="page")
     if "wonder" in expected:
-        await asked(house, accepted.turn, 2)
+        await asked(gateway, accepted.turn, 2)
     await until(lambda: world.effects == set(expected) - {"guarded", "later"})
     with anyio.fail_after(WAIT):
-        while not any(row.message.role == "tool" for row in await house.store.read(messages.journal, accepted.turn)):
+        while not any(row.message.role == "tool" for row in await gateway.store.read(messages.journal, accepted.turn)):
             await anyio.sleep(0.001)
     return accepted.turn
 
 
-async def recorded(house: Core, turn: str) -> dict[str, Message]:
+async def recorded(gateway: Core, turn: str) -> dict[str, Message]:
     """The tool results of the turn, by tool."""
-    rows = await house.store.read(messages.journal, turn)
+    rows = await gateway.store.read(messages.journal, turn)
     return {row.message.name: row.message for row in rows if row.message.role == "tool"}
 
 
@@ -138,28 +138,28 @@ def check(found: Mapping[str, Message], expected: Mapping[str, str], why: str) -
         assert name == "quick" or why in message.text
 
 
-async def _stop(house: Core, session: str, turn: str) -> None:
-    assert await house.service.stop(session, ANNA) == turn
+async def _stop(gateway: Core, session: str, turn: str) -> None:
+    assert await gateway.service.stop(session, ANNA) == turn
 
 
-async def _interrupt(house: Core, session: str, turn: str) -> None:
-    assert (await house.accept("[say newer]", busy="interrupt")).how == "interrupting"
+async def _interrupt(gateway: Core, session: str, turn: str) -> None:
+    assert (await gateway.accept("[say newer]", busy="interrupt")).how == "interrupting"
 
 
-async def _new(house: Core, session: str, turn: str) -> None:
-    await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+async def _new(gateway: Core, session: str, turn: str) -> None:
+    await build(gateway.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
 
 
-async def _end(house: Core, session: str, turn: str) -> None:
-    assert await house.service.end(session, ANNA, "api")
+async def _end(gateway: Core, session: str, turn: str) -> None:
+    assert await gateway.service.end(session, ANNA, "api")
 
 
-async def _delete(house: Core, session: str, turn: str) -> None:
-    assert not await house.service.delete(session, ANNA), "a hook keeps the rows"
+async def _delete(gateway: Core, session: str, turn: str) -> None:
+    assert not await gateway.service.delete(session, ANNA), "a hook keeps the rows"
 
 
-async def _caller_gone(house: Core, session: str, turn: str) -> None:
-    assert house.components.engine.interrupt(turn, "because its caller went away", abandoned=True)
+async def _caller_gone(gateway: Core, session: str, turn: str) -> None:
+    assert gateway.components.engine.interrupt(turn, "because its caller went away", abandoned=True)
 
 
 WAYS: dict[str, tuple[Callable[[Core, str, str], Awaitable[None]], str]] = {
@@ -184,15 +184,15 @@ async def test_however_a_turn_is_stopped_a_call_that_began_is_never_reported_as_
     not run. Live readers receive the same results."""
     go, why = WAYS[way]
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
-    async with core(tmp_path / "home", hooks={"unready": unready}, **world.options(model)) as house:
-        turn = await under_way(house, world, expected)
-        log = house.service.turn_log(turn)
+    async with core(tmp_path / "home", hooks={"unready": unready}, **world.options(model)) as gateway:
+        turn = await under_way(gateway, world, expected)
+        log = gateway.service.turn_log(turn)
         assert log is not None
-        await go(house, log.session, turn)
-        assert (await house.answered(turn)).state == "stopped"
-        check(await recorded(house, turn), expected, why)
-        assert await house.store.read(intents.open_of, turn) == {}
-        assert is_balanced(await house.store.read(messages.history, log.session))
+        await go(gateway, log.session, turn)
+        assert (await gateway.answered(turn)).state == "stopped"
+        check(await recorded(gateway, turn), expected, why)
+        assert await gateway.store.read(intents.open_of, turn) == {}
+        assert is_balanced(await gateway.store.read(messages.history, log.session))
         started = [event.name for event in log.events if isinstance(event, ToolStarted)]
         ended = {event.name: event for event in log.events if isinstance(event, ToolEnded)}
         assert set(started) == set(ended) == set(expected) - {"later"}
@@ -207,17 +207,17 @@ async def test_whoever_follows_a_one_shot_call_that_is_stopped_is_told_what_was_
 ) -> None:
     """P05, V18: nothing of the session is kept, so this is the only chance for its readers."""
     world = World(tmp_path / "world")
-    async with core(tmp_path / "home", **world.options(model)) as house:
-        accepted = await house.accept(script(EXPECTED), name=None)
-        log = house.service.turn_log(accepted.turn)
+    async with core(tmp_path / "home", **world.options(model)) as gateway:
+        accepted = await gateway.accept(script(EXPECTED), name=None)
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
         await until(lambda: world.effects == set(EXPECTED) - {"later"})
-        await house.service.abandon(accepted.turn)
+        await gateway.service.abandon(accepted.turn)
         with anyio.fail_after(WAIT):
             await log.ended()
         told = {event.name: event.excerpt for event in log.events if isinstance(event, ToolEnded)}
         assert all(told[kind].startswith(text) for kind, (_, _, text) in KINDS.items())
-        assert await house.store.read(sessions.get, accepted.session) is None
+        assert await gateway.store.read(sessions.get, accepted.session) is None
 
 
 async def test_when_a_turn_times_out_a_call_that_began_is_never_reported_as_not_run(
@@ -225,13 +225,13 @@ async def test_when_a_turn_times_out_a_call_that_began_is_never_reported_as_not_
 ) -> None:
     """P05, L23: the same for limits.turn_seconds."""
     world = World(tmp_path / "world")
-    async with core(tmp_path / "home", **world.options(model)) as house:
-        turn = await under_way(house, world, EXPECTED)
-        live = house.components.engine.running((await house.service.outcome(turn)).session)
+    async with core(tmp_path / "home", **world.options(model)) as gateway:
+        turn = await under_way(gateway, world, EXPECTED)
+        live = gateway.components.engine.running((await gateway.service.outcome(turn)).session)
         assert live is not None
         live.expire()
-        assert (await house.answered(turn)).state == "failed"
-        check(await recorded(house, turn), EXPECTED, "The turn took longer than limits.turn_seconds")
+        assert (await gateway.answered(turn)).state == "failed"
+        check(await recorded(gateway, turn), EXPECTED, "The turn took longer than limits.turn_seconds")
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -242,17 +242,17 @@ async def test_a_turn_not_resumed_after_a_crash_reports_begun_calls_as_interrupt
     effects are recorded in the store. The same for a session that had ended when the process died."""
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
     options = world.options(model, "resumes = 0")
-    async with core(tmp_path / "home", drain=None, **options) as house:
-        turn = await under_way(house, world, expected)
+    async with core(tmp_path / "home", drain=None, **options) as gateway:
+        turn = await under_way(gateway, world, expected)
         if ended:
-            session = (await house.service.outcome(turn)).session
-            await house.store.write(sessions.end, session, reason="new", hooks=(), now=house.components.clock())
+            session = (await gateway.service.outcome(turn)).session
+            await gateway.store.write(sessions.end, session, reason="new", hooks=(), now=gateway.components.clock())
     options["toml"] = settings(model, "[limits]\nresumes = 0", tools='"clock"')
-    async with core(tmp_path / "home", **options) as house:
-        outcome = await house.service.outcome(turn, ANNA)
+    async with core(tmp_path / "home", **options) as gateway:
+        outcome = await gateway.service.outcome(turn, ANNA)
         assert outcome.state == ("stopped" if ended else "failed")
-        check(await recorded(house, turn), expected, "its session ended" if ended else "was given up")
-        assert is_balanced(await house.store.read(messages.history, outcome.session))
+        check(await recorded(gateway, turn), expected, "its session ended" if ended else "was given up")
+        assert is_balanced(await gateway.store.read(messages.history, outcome.session))
     assert all(times == 1 for times in world.runs.values())
 
 
@@ -261,15 +261,15 @@ async def test_a_resumed_turn_reports_calls_of_removed_tools_as_interrupted(
 ) -> None:
     """P05, F4: "there is no such tool" is only reported for a call that did not begin."""
     world, expected = World(tmp_path / "world"), EXPECTED | ASKING
-    async with core(tmp_path / "home", drain=None, **world.options(model)) as house:
-        turn = await under_way(house, world, expected)
-    async with core(tmp_path / "home", model=model, tools='"clock"') as house:
-        assert (await house.answered(turn)).text == "well"
-        found = await recorded(house, turn)
+    async with core(tmp_path / "home", drain=None, **world.options(model)) as gateway:
+        turn = await under_way(gateway, world, expected)
+    async with core(tmp_path / "home", model=model, tools='"clock"') as gateway:
+        assert (await gateway.answered(turn)).text == "well"
+        found = await recorded(gateway, turn)
         for name in ("guarded", "later"):
             assert found.pop(name).text == f"There is no tool named {name!r} here."
         check(found, {name: text for name, text in expected.items() if name in found}, "The gateway stopped")
-        assert await house.store.read(intents.open_of, turn) == {}
+        assert await gateway.store.read(intents.open_of, turn) == {}
 
 
 async def test_an_interrupted_call_is_not_repeated_because_its_tool_became_read_only(
@@ -280,13 +280,13 @@ async def test_an_interrupted_call_is_not_repeated_because_its_tool_became_read_
     options: dict[str, Any] = {"model": model, "tools": '"one"'}
     for effect, drain in (("write", None), ("read", 5)):
         toolset = Toolset((world.lasting("deed", effect, None),))  # type: ignore[arg-type]
-        async with core(tmp_path / "home", toolsets={"one": toolset}, drain=drain, **options) as house:
+        async with core(tmp_path / "home", toolsets={"one": toolset}, drain=drain, **options) as gateway:
             if drain is None:
-                turn = (await house.accept("[tool deed {}] [say well]")).turn
+                turn = (await gateway.accept("[tool deed {}] [say well]")).turn
                 await until(lambda: bool(world.effects))
             else:
-                assert (await house.answered(turn)).text == "well"
-                assert (await recorded(house, turn))["deed"].text.startswith(UNKNOWN)
+                assert (await gateway.answered(turn)).text == "well"
+                assert (await recorded(gateway, turn))["deed"].text.startswith(UNKNOWN)
         world.may_finish.set()
     assert world.runs == {"deed": 1}
 
@@ -301,14 +301,14 @@ async def test_an_intent_of_an_older_format_counts_as_having_effects(tmp_path: P
     for name, limits in (("given up", "resumes = 0"), ("goes on", "")):
         world.may_finish = anyio.Event()
         options = world.options(model, limits)
-        async with core(tmp_path / name, drain=None, **options) as house:
-            turn = (await house.accept("[together look {} note {}] [say well]")).turn
+        async with core(tmp_path / name, drain=None, **options) as gateway:
+            turn = (await gateway.accept("[together look {} note {}] [say well]")).turn
             await until(lambda: world.effects == {"look", "note"})
-            await house.store.write(age)
+            await gateway.store.write(age)
         world.may_finish.set()
-        async with core(tmp_path / name, **options) as house:
-            await house.answered(turn)
-            found = await recorded(house, turn)
+        async with core(tmp_path / name, **options) as gateway:
+            await gateway.answered(turn)
+            found = await recorded(gateway, turn)
             assert found["note"].text.startswith(UNKNOWN)
             assert found["look"].text.startswith(UNKNOWN if limits else "look is done")
         for effect in world.folder.iterdir():
@@ -326,16 +326,16 @@ async def test_a_result_refused_by_the_store_leaves_the_effect_unknown(
         if refusing and point == "before-commit" and "settle" not in names:
             raise StoreFull("disk is full")
 
-    async with core(tmp_path / "home", fault=fault, **world.options(model)) as house:
-        accepted = await house.accept(f"[tool {kind} {{}}] [say well]")
+    async with core(tmp_path / "home", fault=fault, **world.options(model)) as gateway:
+        accepted = await gateway.accept(f"[tool {kind} {{}}] [say well]")
         await until(lambda: bool(world.effects))
         refusing = True
         world.may_finish.set()
-        assert (await house.answered(accepted.turn)).state == "failed"
+        assert (await gateway.answered(accepted.turn)).state == "failed"
         refusing = False
-        await house.components.engine.idle(accepted.session)
-        check(await recorded(house, accepted.turn), {kind: EXPECTED[kind]}, "disk is full")
-        assert (await house.say("[say free]")).text == "free"
+        await gateway.components.engine.idle(accepted.session)
+        check(await recorded(gateway, accepted.turn), {kind: EXPECTED[kind]}, "disk is full")
+        assert (await gateway.say("[say free]")).text == "free"
 
 
 @pytest.mark.parametrize("kind", ["read", "write", "execute", "network"])
@@ -363,10 +363,10 @@ async def test_a_tool_that_times_out_or_fails_leaves_its_effect_unknown(
         raise TimeoutError
 
     options = {"tools": '"cut"', "toolsets": {"cut": Toolset((slow, broken, patient))}}
-    async with core(home, model=model, **options) as house:
-        outcome = await house.say(f"[tool {how} {{}}] [say went on]")
+    async with core(home, model=model, **options) as gateway:
+        outcome = await gateway.say(f"[tool {how} {{}}] [say went on]")
         assert outcome.text == "went on"
-        result = (await recorded(house, outcome.turn))[how]
+        result = (await recorded(gateway, outcome.turn))[how]
         why = {"slow": "did not finish within 0.02 s", "broken": "RuntimeError", "patient": "TimeoutError"}[how]
         assert why in result.text and result.failed
         assert (result.text.startswith(UNKNOWN), result.interrupted) == ((kind != "read"),) * 2
@@ -380,13 +380,13 @@ async def test_an_unanswered_question_of_a_running_tool_does_not_claim_that_noth
     options = world.options(model)
     for number, unanswered in enumerate(("go_on", "end")):
         toml = options["toml"].replace("rules =", f'unanswered = "{unanswered}"\nrules =')
-        async with core(tmp_path / f"home {number}", **{**options, "toml": toml}) as house:
-            accepted = await house.accept("[tool wonder {}] [say well]", channel="page")
-            await asked(house, accepted.turn)
-            await house.store.write(lambda db: db.execute("UPDATE approvals SET expires = 1"))
-            await house.service.questions.expire()
-            outcome = await house.answered(accepted.turn)
-            text = (await recorded(house, accepted.turn))["wonder"].text
+        async with core(tmp_path / f"home {number}", **{**options, "toml": toml}) as gateway:
+            accepted = await gateway.accept("[tool wonder {}] [say well]", channel="page")
+            await asked(gateway, accepted.turn)
+            await gateway.store.write(lambda db: db.execute("UPDATE approvals SET expires = 1"))
+            await gateway.service.questions.expire()
+            outcome = await gateway.answered(accepted.turn)
+            text = (await recorded(gateway, accepted.turn))["wonder"].text
             if unanswered == "end":
                 assert outcome.state == "failed" and text.startswith(UNKNOWN)
             else:
@@ -399,22 +399,22 @@ async def test_the_model_reads_interrupted_calls_next_and_undo_and_retry_work(
     """P05, P02, S32: interrupted calls stay in the conversation until the user undoes them; a retry asks the model
     again and repeats no call automatically."""
     world = World(tmp_path / "world")
-    async with core(tmp_path / "home", **world.options(model)) as house:
-        turn = await under_way(house, world, EXPECTED)
-        session = (await house.service.outcome(turn)).session
-        await house.service.stop(session, ANNA)
-        await house.answered(turn)
-        await house.say("[say go on]")
-        shown = [said["content"] for said in house.requests()[-1]["messages"] if said["role"] == "tool"]
+    async with core(tmp_path / "home", **world.options(model)) as gateway:
+        turn = await under_way(gateway, world, EXPECTED)
+        session = (await gateway.service.outcome(turn)).session
+        await gateway.service.stop(session, ANNA)
+        await gateway.answered(turn)
+        await gateway.say("[say go on]")
+        shown = [said["content"] for said in gateway.requests()[-1]["messages"] if said["role"] == "tool"]
         assert sum(text.startswith(UNKNOWN) for text in shown) == list(EXPECTED.values()).count(UNKNOWN)
-        await house.service.operations.undo(session, ANNA)
+        await gateway.service.operations.undo(session, ANNA)
         world.may_finish.set()
-        again = await house.service.operations.retry(session, ANNA)
-        assert (await house.answered(again.turn)).text == "well"
-        assert all(text.endswith(" is done") for text in map(str, await texts(house, again.turn)))
-        assert is_balanced(await house.store.read(messages.history, session))
+        again = await gateway.service.operations.retry(session, ANNA)
+        assert (await gateway.answered(again.turn)).text == "well"
+        assert all(text.endswith(" is done") for text in map(str, await texts(gateway, again.turn)))
+        assert is_balanced(await gateway.store.read(messages.history, session))
     assert model.stats()["refusals"] == []
 
 
-async def texts(house: Core, turn: str) -> list[str]:
-    return [message.text for message in (await recorded(house, turn)).values()]
+async def texts(gateway: Core, turn: str) -> list[str]:
+    return [message.text for message in (await recorded(gateway, turn)).values()]

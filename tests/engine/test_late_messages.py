@@ -40,15 +40,15 @@ class Held:
 
         return {"model": model, "tools": '"wait"', "toolsets": {"wait": Toolset((wait,))}}
 
-    async def begin(self, house: Core) -> tuple[Acceptance, list[Acceptance]]:
+    async def begin(self, gateway: Core) -> tuple[Acceptance, list[Acceptance]]:
         """The running turn, and the two waiting ones."""
-        running = await house.accept("[tool wait {}] [say done]")
+        running = await gateway.accept("[tool wait {}] [say done]")
         with anyio.fail_after(WAIT):
             await self.runs.wait()
         queued = []
         for number in (1, 2):
-            assert (await house.accept(f"steered {number}", busy="steer")).turn == running.turn
-            queued.append(await house.accept(f"queued {number}"))
+            assert (await gateway.accept(f"steered {number}", busy="steer")).turn == running.turn
+            queued.append(await gateway.accept(f"queued {number}"))
         return running, queued
 
 
@@ -56,40 +56,40 @@ LATE = ["steered 1", "queued 1", "steered 2", "queued 2"]
 """In the order of acceptance."""
 
 
-async def _new(house: Core, session: str) -> None:
-    await build(house.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
+async def _new(gateway: Core, session: str) -> None:
+    await build(gateway.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")
 
 
-async def _end(house: Core, session: str) -> None:
-    await house.service.end(session, ANNA, "api")
+async def _end(gateway: Core, session: str) -> None:
+    await gateway.service.end(session, ANNA, "api")
 
 
-async def _delete(house: Core, session: str) -> None:
-    assert not await house.service.delete(session, ANNA), "a hook keeps the rows"
+async def _delete(gateway: Core, session: str) -> None:
+    assert not await gateway.service.delete(session, ANNA), "a hook keeps the rows"
 
 
 async def unready(session: SessionRow) -> Write | None:
     raise HookPostponed
 
 
-async def check(house: Core, running: Acceptance, queued: list[Acceptance]) -> None:
+async def check(gateway: Core, running: Acceptance, queued: list[Acceptance]) -> None:
     """Checks every place where the senders may look."""
-    outcome = await house.service.outcome(running.turn, ANNA)
+    outcome = await gateway.service.outcome(running.turn, ANNA)
     assert outcome.notices == (UNANSWERED,)
     for accepted in queued:
-        refused = await house.service.outcome(accepted.turn, ANNA)
+        refused = await gateway.service.outcome(accepted.turn, ANNA)
         assert refused.state == "refused" and refused.error is not None
         assert refused.error.code == "session_ended" and "send it again" in refused.error.message
-    rows = (await house.service.transcript(running.session, ANNA)).rows
+    rows = (await gateway.service.transcript(running.session, ANNA)).rows
     late = [row for row in rows if row.message.unanswered]
     assert [row.message.text for row in late] == LATE
     assert list(rows[-4:]) == late and all("not answered" in row.message.aside for row in late)
     assert [row.turn for row in late] == [running.turn, queued[0].turn, running.turn, queued[1].turn]
     assert is_balanced([row.message for row in rows])
-    exported = [json.loads(line) async for line in house.service.export(running.session, ANNA)]
+    exported = [json.loads(line) async for line in gateway.service.export(running.session, ANNA)]
     told = [row["message"]["text"] for row in exported[1:] if row["message"].get("unanswered")]
     assert told == LATE
-    assert await search.search(house.store, "steered 2", principal=ANNA.id, ended=True) == [running.session]
+    assert await search.search(gateway.store, "steered 2", principal=ANNA.id, ended=True) == [running.session]
 
 
 @pytest.mark.parametrize("way", [_new, _end, _delete])
@@ -100,79 +100,81 @@ async def test_messages_left_unanswered_by_an_end_are_shown_everywhere(
     and after a restart; steered and queued messages alike."""
     held = Held()
     told: list[Event] = []
-    async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
-        running, queued = await held.begin(house)
-        log = house.service.turn_log(running.turn)
+    async with core(home, hooks={"unready": unready}, **held.options(model)) as gateway:
+        running, queued = await held.begin(gateway)
+        log = gateway.service.turn_log(running.turn)
         assert log is not None
 
         async def watch() -> None:
-            async for _, event in house.service.watch(running.session, ANNA):
+            async for _, event in gateway.service.watch(running.session, ANNA):
                 told.append(event)
 
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
             await until(lambda: len(told) > 1)
-            await way(house, running.session)
+            await way(gateway, running.session)
         added = [event for event in told if isinstance(event, MessageAdded)]
         assert [event.seq for event in added] == list(range(1, len(added) + 1))
         assert [event.message.text for event in added if event.message.unanswered] == LATE
         assert Notice(text=UNANSWERED) in told and Notice(text=UNANSWERED) in log.events
         last = log.events[-1]
-        assert isinstance(last, TurnEnded) and last.outcome == await house.service.outcome(running.turn, ANNA)
-        await check(house, running, queued)
-    async with core(home, hooks={"unready": unready}, **held.options(model)) as house:
+        assert isinstance(last, TurnEnded) and last.outcome == await gateway.service.outcome(running.turn, ANNA)
+        await check(gateway, running, queued)
+    async with core(home, hooks={"unready": unready}, **held.options(model)) as gateway:
         if way is not _delete:
-            await check(house, running, queued)
+            await check(gateway, running, queued)
 
 
 async def test_unanswered_messages_of_an_idle_session_are_shown(home: Path, model: ScriptedModel) -> None:
     """S14, V05: nothing ran in the session; its end moves waiting messages into the transcript at once."""
-    async with core(home, "[limits]\nturns = 1", model=model) as house:
-        running = await house.accept("[hold gate]", name="other")
+    async with core(home, "[limits]\nturns = 1", model=model) as gateway:
+        running = await gateway.accept("[hold gate]", name="other")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        waiting = await house.accept("hello")
-        await house.service.end(waiting.session, ANNA, "new")
-        assert (await house.answered(waiting.turn)).state == "refused"
-        [row] = (await house.service.transcript(waiting.session, ANNA)).rows
+        waiting = await gateway.accept("hello")
+        await gateway.service.end(waiting.session, ANNA, "new")
+        assert (await gateway.answered(waiting.turn)).state == "refused"
+        [row] = (await gateway.service.transcript(waiting.session, ANNA)).rows
         assert (row.message.text, row.message.unanswered, row.turn) == ("hello", True, waiting.turn)
         model.release("gate")
-        await house.answered(running.turn)
+        await gateway.answered(running.turn)
 
 
 async def test_a_crash_between_the_end_and_its_turn_keeps_the_messages(home: Path, model: ScriptedModel) -> None:
     """S14, F4, V05: the next start settles the turn, and the messages follow it."""
     held = Held()
-    async with core(home, drain=None, **held.options(model)) as house:
-        running, queued = await held.begin(house)
-        await house.store.write(sessions.end, running.session, reason="new", hooks=(), now=house.components.clock())
-        rows = (await house.service.transcript(running.session, ANNA)).rows
+    async with core(home, drain=None, **held.options(model)) as gateway:
+        running, queued = await held.begin(gateway)
+        await gateway.store.write(sessions.end, running.session, reason="new", hooks=(), now=gateway.components.clock())
+        rows = (await gateway.service.transcript(running.session, ANNA)).rows
         assert not any(row.message.unanswered for row in rows), "the rows of the turn come first"
-    async with core(home, **held.options(model)) as house:
-        await check(house, running, queued)
+    async with core(home, **held.options(model)) as gateway:
+        await check(gateway, running, queued)
 
 
 async def test_a_turn_that_answers_after_its_session_ended_leaves_unread_messages_unanswered(
     home: Path, model: ScriptedModel
 ) -> None:
     """S02, S14, B7: the turn is settled with its answer; the steered message follows it."""
-    async with core(home, model=model) as house:
-        accepted = await house.accept("[hold gate]")
+    async with core(home, model=model) as gateway:
+        accepted = await gateway.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        await house.accept("steered", busy="steer")
-        await house.store.write(sessions.end, accepted.session, reason="new", hooks=(), now=house.components.clock())
+        await gateway.accept("steered", busy="steer")
+        await gateway.store.write(
+            sessions.end, accepted.session, reason="new", hooks=(), now=gateway.components.clock()
+        )
         model.release("gate")
-        outcome = await house.answered(accepted.turn)
+        outcome = await gateway.answered(accepted.turn)
         assert outcome.state == "answered"
         assert outcome.notices == (UNANSWERED.replace("2 messages are", "1 message is").replace("them", "it"),)
-        rows = (await house.service.transcript(accepted.session, ANNA)).rows
+        rows = (await gateway.service.transcript(accepted.session, ANNA)).rows
         assert [(row.message.role, row.message.unanswered) for row in rows] == [
             ("user", False),
             ("assistant", False),
             ("user", True),
         ]
-        assert house.service.census()["turns_running"] == 0
+        assert gateway.service.census()["turns_running"] == 0
 
 
 async def test_a_transcript_with_unanswered_messages_can_be_resumed_and_the_model_reads_them(
@@ -181,28 +183,28 @@ async def test_a_transcript_with_unanswered_messages_can_be_resumed_and_the_mode
     """S14, V16, P02: /resume of the ended session; the provider accepts every request, and the model reads the
     unanswered messages."""
     held = Held()
-    async with core(home, **held.options(model)) as house:
-        running, _ = await held.begin(house)
-        await house.service.end(running.session, ANNA, "new")
-        again, is_new = await house.service.operations.resume(running.session, ANNA)
+    async with core(home, **held.options(model)) as gateway:
+        running, _ = await held.begin(gateway)
+        await gateway.service.end(running.session, ANNA, "new")
+        again, is_new = await gateway.service.operations.resume(running.session, ANNA)
         assert is_new
-        outcome = await house.say("[say welcome back]", name=None, session=again)
+        outcome = await gateway.say("[say welcome back]", name=None, session=again)
         assert outcome.text == "welcome back"
-        said = json.dumps(house.requests()[-1]["messages"])
+        said = json.dumps(gateway.requests()[-1]["messages"])
         assert all(text in said for text in LATE) and said.count(messages.ENDED_FIRST) == len(LATE)
         assert model.stats()["refusals"] == []
 
 
-async def _stop(house: Core, accepted: Acceptance, held: Held) -> None:
-    await house.service.stop(accepted.session, ANNA)
+async def _stop(gateway: Core, accepted: Acceptance, held: Held) -> None:
+    await gateway.service.stop(accepted.session, ANNA)
 
 
-async def _interrupt(house: Core, accepted: Acceptance, held: Held) -> None:
-    await house.accept("[say newer]", busy="interrupt")
+async def _interrupt(gateway: Core, accepted: Acceptance, held: Held) -> None:
+    await gateway.accept("[say newer]", busy="interrupt")
 
 
-async def _time_over(house: Core, accepted: Acceptance, held: Held) -> None:
-    live = house.components.engine.running(accepted.session)
+async def _time_over(gateway: Core, accepted: Acceptance, held: Held) -> None:
+    live = gateway.components.engine.running(accepted.session)
     assert live is not None
     live.expire()
 
@@ -213,23 +215,23 @@ async def test_in_a_live_session_the_next_turn_answers_late_messages_and_the_fir
 ) -> None:
     """S14, S13, B7: the outcome of the turn that the message was steered into says which turn answers it."""
     held = Held()
-    async with core(home, **held.options(model)) as house:
-        accepted = await house.accept("[tool wait {}] [say done]")
+    async with core(home, **held.options(model)) as gateway:
+        accepted = await gateway.accept("[tool wait {}] [say done]")
         with anyio.fail_after(WAIT):
             await held.runs.wait()
-        await house.accept("[say to you too] steered", busy="steer")
-        await way(house, accepted, held)
-        outcome = await house.answered(accepted.turn)
-        await check_spilled(house, accepted, outcome.notices)
+        await gateway.accept("[say to you too] steered", busy="steer")
+        await way(gateway, accepted, held)
+        outcome = await gateway.answered(accepted.turn)
+        await check_spilled(gateway, accepted, outcome.notices)
 
 
-async def check_spilled(house: Core, accepted: Acceptance, notices: tuple[str, ...]) -> None:
+async def check_spilled(gateway: Core, accepted: Acceptance, notices: tuple[str, ...]) -> None:
     [notice] = notices
     turn = notice.removesuffix(".").split()[-1]
     assert notice == f"1 message came too late for this turn and is answered next, by turn {turn}."
-    assert (await house.service.outcome(accepted.turn, ANNA)).notices == notices
-    assert (await house.answered(turn)).text == "to you too"
-    rows = (await house.service.transcript(accepted.session, ANNA)).rows
+    assert (await gateway.service.outcome(accepted.turn, ANNA)).notices == notices
+    assert (await gateway.answered(turn)).text == "to you too"
+    rows = (await gateway.service.transcript(accepted.session, ANNA)).rows
     said = [row for row in rows if row.message.text.endswith("steered")]
     assert [row.turn for row in said] == [turn] and not any(row.message.unanswered for row in rows)
 
@@ -240,45 +242,45 @@ async def test_messages_steered_into_a_turn_that_is_not_resumed_are_answered_at_
     """S14, S17, F4: the start that ends the turn begins the next one, without waiting for a timer."""
     held = Held()
     options = held.options(model)
-    async with core(home, "[limits]\nresumes = 0", drain=None, **options) as house:
-        accepted = await house.accept("[tool wait {}] [say done]")
+    async with core(home, "[limits]\nresumes = 0", drain=None, **options) as gateway:
+        accepted = await gateway.accept("[tool wait {}] [say done]")
         with anyio.fail_after(WAIT):
             await held.runs.wait()
-        await house.accept("[say to you too] steered", busy="steer")
-    async with core(home, "[limits]\nresumes = 0", **options) as house:
-        outcome = await house.service.outcome(accepted.turn, ANNA)
+        await gateway.accept("[say to you too] steered", busy="steer")
+    async with core(home, "[limits]\nresumes = 0", **options) as gateway:
+        outcome = await gateway.service.outcome(accepted.turn, ANNA)
         assert outcome.state == "failed"
-        await check_spilled(house, accepted, outcome.notices)
+        await check_spilled(gateway, accepted, outcome.notices)
 
 
 async def test_a_one_shot_call_reports_messages_steered_in_too_late_with_its_answer(
     home: Path, model: ScriptedModel
 ) -> None:
     """S14, V18: such a session ends with its turn; its caller is informed, and nothing else runs there."""
-    async with core(home, model=model) as house:
-        accepted = await house.accept("[hold gate] [say once]", name=None)
+    async with core(home, model=model) as gateway:
+        accepted = await gateway.accept("[hold gate] [say once]", name=None)
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        late = await house.accept("and?", name=None, session=accepted.session, busy="steer")
+        late = await gateway.accept("and?", name=None, session=accepted.session, busy="steer")
         assert (late.how, late.turn) == ("steered", accepted.turn)
         model.release("gate")
-        outcome = await house.answered(accepted.turn)
+        outcome = await gateway.answered(accepted.turn)
         assert outcome.text == "once" and outcome.notices[0].startswith("1 message is not answered")
-        assert await house.store.read(sessions.get, accepted.session) is None
-        assert len(house.requests()) == 1
+        assert await gateway.store.read(sessions.get, accepted.session) is None
+        assert len(gateway.requests()) == 1
 
 
 async def test_a_withdrawn_message_stays_out_of_the_transcript(home: Path, model: ScriptedModel) -> None:
     """S13, L21: also if the session ends later."""
-    async with core(home, model=model) as house:
-        running = await house.accept("[hold gate] one")
+    async with core(home, model=model) as gateway:
+        running = await gateway.accept("[hold gate] one")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        gone = await house.accept("two")
-        house.components.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
-        assert (await house.answered(gone.turn)).state == "stopped"
+        gone = await gateway.accept("two")
+        gateway.components.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
+        assert (await gateway.answered(gone.turn)).state == "stopped"
         model.release("gate")
-        await house.answered(running.turn)
-        await house.service.end(running.session, ANNA, "new")
-        rows = (await house.service.transcript(running.session, ANNA)).rows
+        await gateway.answered(running.turn)
+        await gateway.service.end(running.session, ANNA, "new")
+        rows = (await gateway.service.transcript(running.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["[hold gate] one"]

@@ -66,14 +66,14 @@ async def test_the_intent_of_a_tool_is_gone_when_its_result_is_committed(home: P
     @tool(effect="execute")
     async def push(ctx: ToolContext) -> str:
         """Reads its own intent."""
-        seen.append(await house.store.read(intents.open_of, ctx.turn))
+        seen.append(await gateway.store.read(intents.open_of, ctx.turn))
         return "pushed"
 
-    async with core(home, model=model, tools='"push"', toolsets={"push": Toolset((push,))}) as house:
-        accepted = await house.accept("[tool push {}] [hold gate step=1] [say done]")
+    async with core(home, model=model, tools='"push"', toolsets={"push": Toolset((push,))}) as gateway:
+        accepted = await gateway.accept("[tool push {}] [hold gate step=1] [say done]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
         assert [[intent.tool for intent in steps.values()] for steps in seen] == [["push"]]
-        assert await house.store.read(intents.open_of, accepted.turn) == {}
+        assert await gateway.store.read(intents.open_of, accepted.turn) == {}
         model.release("gate")
-        assert (await house.answered(accepted.turn)).text == "done"
+        assert (await gateway.answered(accepted.turn)).text == "done"

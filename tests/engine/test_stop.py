@@ -17,65 +17,65 @@ pytestmark = pytest.mark.anyio
 ONE_SLOT = "[limits]\nturns = 1"
 
 
-async def _waiting(house: Core, deeds: Deeds) -> Acceptance:
+async def _waiting(gateway: Core, deeds: Deeds) -> Acceptance:
     """Waiting for a slot, behind a turn of another session."""
-    await house.accept("[hold gate] in the way", name="in the way")
+    await gateway.accept("[hold gate] in the way", name="in the way")
     with anyio.fail_after(WAIT):
-        await house.model.held("gate")
-    return await house.accept("[say never]")
+        await gateway.model.held("gate")
+    return await gateway.accept("[say never]")
 
 
-async def _asking_a_model(house: Core, deeds: Deeds) -> Acceptance:
-    accepted = await house.accept("[hold model]")
+async def _asking_a_model(gateway: Core, deeds: Deeds) -> Acceptance:
+    accepted = await gateway.accept("[hold model]")
     with anyio.fail_after(WAIT):
-        await house.model.held("model")
+        await gateway.model.held("model")
     return accepted
 
 
-async def _running_a_tool(house: Core, deeds: Deeds) -> Acceptance:
-    accepted = await house.accept('[tool linger {"what": "x"}]', channel="page")
+async def _running_a_tool(gateway: Core, deeds: Deeds) -> Acceptance:
+    accepted = await gateway.accept('[tool linger {"what": "x"}]', channel="page")
     with anyio.fail_after(WAIT):
-        (question,) = await asked(house, accepted.turn)
-        await house.service.questions.answer(question.id, ANNA, "approved")
+        (question,) = await asked(gateway, accepted.turn)
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
         await deeds.started.wait()
     return accepted
 
 
-async def _asking_a_person(house: Core, deeds: Deeds) -> Acceptance:
-    accepted = await house.accept('[tool push {"what": "x"}]', channel="page")
-    await asked(house, accepted.turn)
+async def _asking_a_person(gateway: Core, deeds: Deeds) -> Acceptance:
+    accepted = await gateway.accept('[tool push {"what": "x"}]', channel="page")
+    await asked(gateway, accepted.turn)
     return accepted
 
 
-async def _delegating(house: Core, deeds: Deeds) -> Acceptance:
+async def _delegating(gateway: Core, deeds: Deeds) -> Acceptance:
     """The task asks a model, in the slot of its parent turn."""
-    accepted = await house.accept(task("second", "[hold task]"))
+    accepted = await gateway.accept(task("second", "[hold task]"))
     with anyio.fail_after(WAIT):
-        await house.model.held("task")
+        await gateway.model.held("task")
     return accepted
 
 
-async def _delegating_a_question(house: Core, deeds: Deeds) -> Acceptance:
+async def _delegating_a_question(gateway: Core, deeds: Deeds) -> Acceptance:
     """The task waits for a person: neither of the two turns has a slot."""
     said = task("helper", task("second", '[tool push {"what": "x"}]'))
-    accepted = await house.accept(said, channel="page")
-    await until(lambda: house.components.engine.asking == 1)
+    accepted = await gateway.accept(said, channel="page")
+    await until(lambda: gateway.components.engine.asking == 1)
     return accepted
 
 
 PHASES = (_waiting, _asking_a_model, _running_a_tool, _asking_a_person, _delegating, _delegating_a_question)
 
 
-async def _stop(house: Core, accepted: Acceptance) -> None:
-    assert house.components.engine.interrupt(accepted.turn, "by its user")
+async def _stop(gateway: Core, accepted: Acceptance) -> None:
+    assert gateway.components.engine.interrupt(accepted.turn, "by its user")
 
 
-async def _end(house: Core, accepted: Acceptance) -> None:
-    assert await house.service.end(accepted.session, ANNA, "new")
+async def _end(gateway: Core, accepted: Acceptance) -> None:
+    assert await gateway.service.end(accepted.session, ANNA, "new")
 
 
-async def _expire(house: Core, accepted: Acceptance) -> None:
-    live = house.components.engine.running(accepted.session)
+async def _expire(gateway: Core, accepted: Acceptance) -> None:
+    live = gateway.components.engine.running(accepted.session)
     assert live is not None
     live.expire()  # as the timer of limits.turn_seconds does
 
@@ -95,23 +95,23 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
     """B7, L21, L23, P15, V01: at once; of the next two messages in other sessions, one runs and one waits."""
     deeds = Deeds()
     toolsets = {"deeds": deeds.toolset()}
-    async with delegating(home, model, ONE_SLOT, toolsets=toolsets, approvals="balanced") as house:
-        accepted = await phase(house, deeds)
-        await way(house, accepted)
-        outcome = await house.answered(accepted.turn)
+    async with delegating(home, model, ONE_SLOT, toolsets=toolsets, approvals="balanced") as gateway:
+        accepted = await phase(gateway, deeds)
+        await way(gateway, accepted)
+        outcome = await gateway.answered(accepted.turn)
         assert outcome.state in ("stopped", "refused", "failed")
         model.release("gate")
-        for turn in house.components.engine.turns:  # the turns that were in the way
-            await house.answered(turn)
-        stats = house.components.engine.stats()
+        for turn in gateway.components.engine.turns:  # the turns that were in the way
+            await gateway.answered(turn)
+        stats = gateway.components.engine.stats()
         assert (stats.running, stats.waiting, stats.asking, stats.delegating) == (0, 0, 0, 0)
-        assert house.components.engine.has_free_slot()
-        both = [await house.accept(f"[hold {name}]", name=name) for name in ("one", "two")]
+        assert gateway.components.engine.has_free_slot()
+        both = [await gateway.accept(f"[hold {name}]", name=name) for name in ("one", "two")]
         with anyio.fail_after(WAIT):
             await model.held("one")
-        stats = house.components.engine.stats()
+        stats = gateway.components.engine.stats()
         assert (stats.running, stats.waiting) == (1, 1), "one slot, not two"
         for name in ("one", "two"):
             model.release(name)
         for each in both:
-            assert (await house.answered(each.turn)).state == "answered"
+            assert (await gateway.answered(each.turn)).state == "answered"

@@ -19,21 +19,21 @@ pytestmark = pytest.mark.anyio
 STAGES = tuple(name for name, _ in Gateway(Path("/nowhere"), say=print).stages)
 
 
-def _house(home: Path, said: list[str] | None = None, **options: object) -> Gateway:
+def _gateway(home: Path, said: list[str] | None = None, **options: object) -> Gateway:
     return Gateway(home, port=0, say=(said if said is not None else []).append, **options)  # type: ignore[arg-type]
 
 
-async def test_a_house_is_built_serves_and_is_closed_twice_over_one_home(tmp_path: Path) -> None:
-    """F1, F2: everything is closed at a stop, so that the next house finds the folder as free as the first did."""
+async def test_a_gateway_is_built_serves_and_is_closed_twice_over_one_home(tmp_path: Path) -> None:
+    """F1, F2: everything is closed at a stop, so that the next gateway finds the folder as free as the first did."""
     for _ in range(2):
         said: list[str] = []
-        house = _house(tmp_path / "home", said)
+        gateway = _gateway(tmp_path / "home", said)
         with anyio.fail_after(30):
-            assert await house.build()
-            assert f"ready {house.address}" in said
-            house.ask_to_stop()
-            await house.wait_for_stop()
-            await house.close()
+            assert await gateway.build()
+            assert f"ready {gateway.address}" in said
+            gateway.ask_to_stop()
+            await gateway.wait_for_stop()
+            await gateway.close()
         assert await to_thread.run_sync(holder_of, tmp_path / "home") is None
         assert not (tmp_path / "home" / "control.sock").exists()
         assert not (tmp_path / "home" / "tidegate.db-wal").exists()
@@ -41,11 +41,11 @@ async def test_a_house_is_built_serves_and_is_closed_twice_over_one_home(tmp_pat
 
 async def test_threads_that_work_for_the_loop_are_few_however_much_there_is_to_do(tmp_path: Path) -> None:
     """L08: excess work waits and takes no thread."""
-    house = _house(tmp_path / "home")
+    gateway = _gateway(tmp_path / "home")
     limiter = to_thread.current_default_thread_limiter()
     go = threading.Event()
     with anyio.fail_after(30):
-        assert await house.build()
+        assert await gateway.build()
         try:
             async with anyio.create_task_group() as jobs:
                 for _ in range(40):
@@ -55,7 +55,7 @@ async def test_threads_that_work_for_the_loop_are_few_however_much_there_is_to_d
                 go.set()
         finally:
             go.set()
-            await house.close()
+            await gateway.close()
 
 
 def _open_database(home: Path) -> list[str]:
@@ -87,18 +87,18 @@ async def test_the_folder_is_not_released_before_the_database_is_closed(
         if way == "failed start" and name == "welcome":
             raise RuntimeError("planted")
 
-    house = _house(home, fault=fault)
+    gateway = _gateway(home, fault=fault)
     with anyio.fail_after(30):
         if way == "failed start":
             with pytest.raises(TidegateError):
-                await house.build()
+                await gateway.build()
         else:
-            assert await house.build()
+            assert await gateway.build()
             assert await to_thread.run_sync(_open_database, home)
-            house.ask_to_stop()
+            gateway.ask_to_stop()
             if way == "hurried stop":
-                house.ask_to_stop()
-            await house.close()
+                gateway.ask_to_stop()
+            await gateway.close()
     assert still_open == [[]]
     assert await to_thread.run_sync(holder_of, home) is None
 
@@ -106,7 +106,7 @@ async def test_the_folder_is_not_released_before_the_database_is_closed(
 async def test_a_database_that_cannot_be_closed_in_time_keeps_the_folder_until_the_process_ends(tmp_path: Path) -> None:
     """F2, L28: a write that hangs holds the lock, so that no successor opens the database beside it."""
     home = tmp_path / "home"
-    house = _house(home)
+    gateway = _gateway(home)
     hangs, go = threading.Event(), threading.Event()
 
     def hang(_: object) -> None:
@@ -114,21 +114,21 @@ async def test_a_database_that_cannot_be_closed_in_time_keeps_the_folder_until_t
         go.wait(30)
 
     with anyio.fail_after(30):
-        assert await house.build()
+        assert await gateway.build()
         try:
             async with anyio.create_task_group() as writes:
-                writes.start_soon(house.store.write, hang)
+                writes.start_soon(gateway.store.write, hang)
                 await to_thread.run_sync(hangs.wait, 30)
-                house.ask_to_stop()
-                house.ask_to_stop()
-                await house.close()
+                gateway.ask_to_stop()
+                gateway.ask_to_stop()
+                await gateway.close()
                 assert await to_thread.run_sync(holder_of, home) is not None
                 go.set()
-            while house.store.stats().connections:
+            while gateway.store.stats().connections:
                 await anyio.lowlevel.checkpoint()
         finally:
             go.set()
-            house._lock.release()
+            gateway._lock.release()
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -142,15 +142,15 @@ async def test_a_failure_after_any_stage_closes_what_was_opened(tmp_path: Path, 
     home = tmp_path / "home"
     with anyio.fail_after(30):
         with pytest.raises(TidegateError) as failed:
-            await _house(home, fault=fault).build()
+            await _gateway(home, fault=fault).build()
         assert stage in failed.value.message
         assert "planted" in failed.value.message
         assert "\n" not in failed.value.message
         assert await to_thread.run_sync(holder_of, home) is None
         assert not (home / "control.sock").exists()
-        house = _house(home)
-        assert await house.build()
-        await house.close()
+        gateway = _gateway(home)
+        assert await gateway.build()
+        await gateway.close()
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -159,24 +159,24 @@ async def test_a_stop_during_building_ends_it_and_closes_what_was_opened(tmp_pat
 
     def fault(name: str) -> None:
         if name == stage:
-            house.ask_to_stop()
+            gateway.ask_to_stop()
 
-    house = _house(tmp_path / "home", fault=fault)
+    gateway = _gateway(tmp_path / "home", fault=fault)
     with anyio.fail_after(30):
-        assert not await house.build()
+        assert not await gateway.build()
     assert await to_thread.run_sync(holder_of, tmp_path / "home") is None
 
 
 async def test_the_port_of_another_program_is_one_sentence_and_nothing_stays_open(tmp_path: Path) -> None:
     """F3: as above, for a failure that is foreseen."""
-    first = _house(tmp_path / "first")
+    first = _gateway(tmp_path / "first")
     with anyio.fail_after(30):
         assert await first.build()
         port = int(first.address.rpartition(":")[2])
         with pytest.raises(Misconfigured, match=f"Port {port}"):
             await Gateway(tmp_path / "second", port=port, say=lambda line: None).build()
         with pytest.raises(HomeHeld):
-            await _house(tmp_path / "first").build()
+            await _gateway(tmp_path / "first").build()
         await first.close()
 
 
@@ -184,7 +184,7 @@ async def test_a_toolset_that_does_not_exist_is_told_at_the_start(tmp_path: Path
     """F3: an error that would fail the first turn fails the start, with file and key."""
     (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["clok"]\n')
     with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"tidegate\.toml: \[agents\.main\] tools .*clock"):
-        await _house(tmp_path).build()
+        await _gateway(tmp_path).build()
 
 
 async def test_a_secret_that_is_missing_is_told_with_its_setting(tmp_path: Path) -> None:
@@ -192,4 +192,4 @@ async def test_a_secret_that_is_missing_is_told_with_its_setting(tmp_path: Path)
     model = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
     (tmp_path / "tidegate.toml").write_text(model + 'key = "env:TG_NOT_THERE"\n')
     with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"\[models\.main\] key = env:TG_NOT_THERE"):
-        await _house(tmp_path).build()
+        await _gateway(tmp_path).build()

@@ -120,13 +120,13 @@ async def test_whoever_logs_a_models_secret_logs_it_redacted(
     settings = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
     (home / "tidegate.toml").write_text(f'{settings}key = "env:{VARIABLE}"\n')
     monkeypatch.setenv(VARIABLE, SECRET)
-    house = Gateway(home, port=0, say=lambda line: None)
+    server = Gateway(home, port=0, say=lambda line: None)
     with anyio.fail_after(30):
-        assert await house.build()
+        assert await server.build()
         try:
             Log("tidegate.test").warning("somebody was careless", header=f"Bearer {SECRET}")
         finally:
-            await house.close()
+            await server.close()
     written = capsys.readouterr().err
     assert "somebody was careless" in written
     assert SECRET not in written

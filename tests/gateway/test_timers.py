@@ -1,4 +1,4 @@
-"""The timers of a house that runs: each is started, watched, and told of."""
+"""The timers of a running gateway: each is started, watched and reported."""
 
 import time
 from pathlib import Path
@@ -44,19 +44,19 @@ def test_every_chore_is_watched_and_an_idle_resident_leaves_by_itself(tmp_path: 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_loop_that_stands_still_is_seen_by_who_asks_whether_it_works(tmp_path: Path, late: bool) -> None:
     """L30: the loop is measured from the moment the server runs; seen here by a clock that jumps between two ticks."""
-    house = Gateway(tmp_path / "home", port=0, say=lambda line: None)
+    server = Gateway(tmp_path / "home", port=0, say=lambda line: None)
     with anyio.fail_after(3 * WAIT):
-        assert await house.build()
+        assert await server.build()
         try:
-            key = (house.home / "api-key").read_text().strip()
+            key = (server.home / "api-key").read_text().strip()
             headers = {"Authorization": f"Bearer {key}"}
-            async with aiohttp.ClientSession(house.address, headers=headers) as client:
+            async with aiohttp.ClientSession(server.address, headers=headers) as client:
                 if late:
                     jump = LAG_EVERY + 2 * LAG_ALLOWED
-                    house._health._clock = lambda: time.monotonic() + jump
+                    server._health._clock = lambda: time.monotonic() + jump
                 async with client.get("/readyz") as answer:
                     found = await answer.json()
             assert answer.status == (503 if late else 200)
             assert found["checks"]["loop"]["ok"] is not late
         finally:
-            await house.close()
+            await server.close()

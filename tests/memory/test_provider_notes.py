@@ -113,26 +113,26 @@ async def remote(home: Path) -> AsyncIterator[Remote]:
 FAR = '[memory]\nprovider = "far"\n'
 
 
-def system(house: Core) -> str:
-    return str(house.requests()[-1]["messages"][0]["content"])
+def system(gateway: Core) -> str:
+    return str(gateway.requests()[-1]["messages"][0]["content"])
 
 
 async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: Path, model: ScriptedModel) -> None:
     """X20: the gateway decides who may write, and notifies running conversations; its own store has no notes."""
     async with remote(home) as there:
-        async with core(home, FAR, model=model, tools='"memory"') as house:
-            memory = house.service.memory
+        async with core(home, FAR, model=model, tools='"memory"') as gateway:
+            memory = gateway.service.memory
             assert memory is not None and there.open == 0
-            await house.say('[tool remember {"text": "likes tea"}]')
+            await gateway.say('[tool remember {"text": "likes tea"}]')
             assert [(note["text"], note["author"], note["source"]) for note in there.notes] == [
                 ("likes tea", ANNA.id, "tool")
             ]
-            await house.say("elsewhere", name="other")
-            assert "# Notes about the person" in system(house) and "likes tea" in system(house)
+            await gateway.say("elsewhere", name="other")
+            assert "# Notes about the person" in system(gateway) and "likes tea" in system(gateway)
             mine = await memory.subject(ANNA)
             await memory.put(ANNA, mine, "likes green tea", 100)
-            await house.say("again", name="other")
-            assert "Changed note 100 (anna wrote): likes green tea" in str(house.requests()[-1]["messages"])
+            await gateway.say("again", name="other")
+            assert "Changed note 100 (anna wrote): likes green tea" in str(gateway.requests()[-1]["messages"])
             with pytest.raises(ToolFailed, match="owner"):
                 await memory.remember(bare(principal=BERT.id), "I am the owner", about="agent", replaces=None)
             with pytest.raises(Refused, match="no note 7"):
@@ -144,7 +144,7 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
                 await memory.rewrite(ANNA, mine, "", book.version)
             await memory.drop(OWNER, mine, 100)
             assert [note["text"] for note in there.notes] == ["and cake"]
-            assert await house.store.read(notes.listing, "person", ANNA.id) == []
+            assert await gateway.store.read(notes.listing, "person", ANNA.id) == []
             assert there.open == 1
         with anyio.fail_after(WAIT):
             while there.open:
@@ -154,16 +154,16 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
 async def test_extracted_notes_are_stored_once_by_key(home: Path, model: ScriptedModel) -> None:
     """B6: even if they are sent again after a crash."""
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\ntools = ["memory"]\n' + FAR
-    async with remote(home) as there, core(home, model=model, toml=toml) as house:
+    async with remote(home) as there, core(home, model=model, toml=toml) as gateway:
         for text in ("one", "two", "note: likes tea"):
-            session = (await house.say(text)).session
-        await house.service.end(session, ANNA, "new")
+            session = (await gateway.say(text)).session
+        await gateway.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
-            while await house.store.read(sessions.pending_hooks):
+            while await gateway.store.read(sessions.pending_hooks):
                 await anyio.lowlevel.checkpoint()
-        row = await house.service.row(session, ANNA)
-        assert house.components.extractor is not None and house.service.memory is not None
-        await house.service.memory.note_store.add_extracted(row, "anna", ["likes tea"])
+        row = await gateway.service.row(session, ANNA)
+        assert gateway.components.extractor is not None and gateway.service.memory is not None
+        await gateway.service.memory.note_store.add_extracted(row, "anna", ["likes tea"])
         assert [(note["text"], note["source"], note["key"]) for note in there.notes] == [
             ("likes tea", "end", f"{session}/0")
         ]
@@ -177,21 +177,21 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
     now = [1000.0]
     async with remote(home) as there:
         there.hang = True
-        async with core(home, FAR, model=model, tools='"memory"', clock=lambda: now[0]) as house:
+        async with core(home, FAR, model=model, tools='"memory"', clock=lambda: now[0]) as gateway:
             for name in ("one", "two"):
-                assert (await house.say("hello", name=name)).state == "answered"
-                assert "The memory provider 'far' does not answer" in system(house) and "begins without them" in system(
-                    house
-                )
+                assert (await gateway.say("hello", name=name)).state == "answered"
+                assert "The memory provider 'far' does not answer" in system(
+                    gateway
+                ) and "begins without them" in system(gateway)
             assert there.calls == 1, "it rests"
-            memory = house.service.memory
+            memory = gateway.service.memory
             assert memory is not None
             with pytest.raises(Refused, match="does not answer") as refused:
                 await memory.notebook(await memory.subject(ANNA))
             assert (refused.value.status, refused.value.code) == (429, "memory_unavailable")
             now[0] += provider_notes.REST_SECONDS
             (home / "port").write_text("1")
-            assert (await house.say("hello", name="three")).state == "answered"
+            assert (await gateway.say("hello", name="three")).state == "answered"
 
 
 @pytest.mark.parametrize(

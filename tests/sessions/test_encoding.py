@@ -13,9 +13,9 @@ from tidegate.values import Notice
 pytestmark = pytest.mark.anyio
 
 
-async def notices(house: Core, text: str) -> list[str]:
-    accepted = await house.accept(text)
-    log = house.components.engine.log(accepted.turn)
+async def notices(gateway: Core, text: str) -> list[str]:
+    accepted = await gateway.accept(text)
+    log = gateway.components.engine.log(accepted.turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         return [event.text async for batch in log.read() for event in batch if isinstance(event, Notice)]
@@ -26,15 +26,15 @@ async def test_a_conversation_that_is_encoded_otherwise_than_before_says_so_once
     home: Path, model: ScriptedModel, before: int
 ) -> None:
     """S32: a rebuild of the prefix is always announced; the next request extends it."""
-    async with core(home, model=model) as house:
-        outcome = await house.say("one")
-        assert await notices(house, "two") == []
-        await house.store.write(sessions.reencode, outcome.session, before)
-    async with core(home, model=model) as house:
-        (said,) = await notices(house, "three")
+    async with core(home, model=model) as gateway:
+        outcome = await gateway.say("one")
+        assert await notices(gateway, "two") == []
+        await gateway.store.write(sessions.reencode, outcome.session, before)
+    async with core(home, model=model) as gateway:
+        (said,) = await notices(gateway, "three")
         assert "encoded again" in said
-        row = await house.store.read(sessions.get, outcome.session)
+        row = await gateway.store.read(sessions.get, outcome.session)
         assert row is not None and row.encoder == 1003
-        assert await notices(house, "four") == []
-    async with core(home, model=model) as house:
-        assert await notices(house, "five") == []
+        assert await notices(gateway, "four") == []
+    async with core(home, model=model) as gateway:
+        assert await notices(gateway, "five") == []

@@ -44,20 +44,20 @@ class Diary:
         return write
 
 
-async def entries(house: Core) -> list[tuple[str, int]]:
+async def entries(gateway: Core) -> list[tuple[str, int]]:
     def read(db: Db) -> list[tuple[str, int]]:
         if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'diary'").get is None:
             return []
         return list(db.execute("SELECT session, said FROM diary"))
 
-    found: list[tuple[str, int]] = await house.store.read(read)
+    found: list[tuple[str, int]] = await gateway.store.read(read)
     return found
 
 
-async def until_no_hook_is_pending(house: Core) -> None:
+async def until_no_hook_is_pending(gateway: Core) -> None:
     """Wait for the end hooks that a start runs in the background."""
     with anyio.fail_after(WAIT):
-        while await house.store.read(sessions.pending_hooks):
+        while await gateway.store.read(sessions.pending_hooks):
             await anyio.lowlevel.checkpoint()
 
 
@@ -65,16 +65,16 @@ async def until_no_hook_is_pending(house: Core) -> None:
 async def test_an_end_happens_once_with_or_without_a_resident(home: Path, model: ScriptedModel, resident: bool) -> None:
     """B3, B6, S01, S02: the hook runs once with the complete transcript, however often the end is requested."""
     diary = Diary()
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        outcome = await house.say("one")
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        outcome = await gateway.say("one")
         if not resident:
-            house.components.presence.unload(outcome.session, reason="test")
-        ended = [await house.service.end(outcome.session, ANNA, "new") for _ in range(3)]
+            gateway.components.presence.unload(outcome.session, reason="test")
+        ended = [await gateway.service.end(outcome.session, ANNA, "new") for _ in range(3)]
         assert ended == [True, False, False]
-        assert await entries(house) == [(outcome.session, 2)]
-        view = await house.service.session(outcome.session, ANNA)
+        assert await entries(gateway) == [(outcome.session, 2)]
+        view = await gateway.service.session(outcome.session, ANNA)
         assert view.end_reason == "new"
-        assert house.components.presence.get(outcome.session) is None
+        assert gateway.components.presence.get(outcome.session) is None
 
 
 async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start(
@@ -83,19 +83,19 @@ async def test_a_crash_in_the_middle_of_ending_leaves_the_hook_to_the_next_start
     """B6: prepared twice, in effect once."""
     diary = Diary()
     diary.block = asyncio.Event()
-    async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
-        outcome = await house.say("one")
-        ending = asyncio.create_task(house.service.end(outcome.session, ANNA, "new"))
+    async with core(home, model=model, hooks={"diary": diary}, drain=None) as gateway:
+        outcome = await gateway.say("one")
+        ending = asyncio.create_task(gateway.service.end(outcome.session, ANNA, "new"))
         with anyio.fail_after(WAIT):
             while not diary.prepared:
                 await anyio.lowlevel.checkpoint()
         ending.cancel()
         await asyncio.wait([ending])
-        assert await entries(house) == []
+        assert await entries(gateway) == []
     diary.block = None
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        await until_no_hook_is_pending(house)
-        assert await entries(house) == [(outcome.session, 2)]
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        await until_no_hook_is_pending(gateway)
+        assert await entries(gateway) == [(outcome.session, 2)]
 
 
 async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effect_once(
@@ -104,133 +104,133 @@ async def test_a_hook_that_an_end_and_the_timer_prepare_side_by_side_takes_effec
     """B6, S01: whichever commits first; the other has no effect."""
     diary = Diary()
     diary.block = asyncio.Event()
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        outcome = await house.say("one")
-        end = asyncio.ensure_future(house.service.end(outcome.session, ANNA, "new"))
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        outcome = await gateway.say("one")
+        end = asyncio.ensure_future(gateway.service.end(outcome.session, ANNA, "new"))
         with anyio.fail_after(WAIT):
             while len(diary.prepared) < 1:
                 await anyio.lowlevel.checkpoint()
-            timers = [asyncio.ensure_future(house.components.endings.finish()) for _ in range(3)]
+            timers = [asyncio.ensure_future(gateway.components.endings.finish()) for _ in range(3)]
             while len(diary.prepared) < 4:
                 await anyio.lowlevel.checkpoint()
             diary.block.set()
             assert await end
             done = sum(await asyncio.gather(*timers))
         assert done <= 1, "a hook that took effect is counted once"
-        assert await entries(house) == [(outcome.session, 2)]
-        assert await house.components.endings.finish() == 0
-        assert await entries(house) == [(outcome.session, 2)]
+        assert await entries(gateway) == [(outcome.session, 2)]
+        assert await gateway.components.endings.finish() == 0
+        assert await entries(gateway) == [(outcome.session, 2)]
 
 
 async def test_an_end_stops_the_running_turn_and_refuses_waiting_ones(home: Path, model: ScriptedModel) -> None:
     """B3, V01, V05, V19: the running turn is stopped, and waiters of other turns learn that the session ended."""
-    async with core(home, model=model) as house:
-        running = await house.accept("[hold gate]")
+    async with core(home, model=model) as gateway:
+        running = await gateway.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        waiting = await house.accept("later")
+        waiting = await gateway.accept("later")
         async with anyio.create_task_group() as group:
             told: list[str] = []
 
             async def wait() -> None:
-                told.append((await house.answered(waiting.turn)).state)
+                told.append((await gateway.answered(waiting.turn)).state)
 
             group.start_soon(wait)
             await anyio.lowlevel.checkpoint()
-            assert await house.service.end(running.session, ANNA, "new")
+            assert await gateway.service.end(running.session, ANNA, "new")
         assert told == ["refused"]
-        refused = await house.service.outcome(waiting.turn, ANNA)
+        refused = await gateway.service.outcome(waiting.turn, ANNA)
         assert refused.error is not None and refused.error.code == "session_ended"
-        assert (await house.service.outcome(running.turn, ANNA)).state == "stopped"
+        assert (await gateway.service.outcome(running.turn, ANNA)).state == "stopped"
 
 
 async def test_settings_and_approvals_die_with_the_session_and_the_transcript_stays(
     home: Path, model: ScriptedModel
 ) -> None:
     """B3, B5, V03, V04, V06, V08: only the transcript is left."""
-    async with core(home, model=model) as house:
-        outcome = await house.say("one")
-        await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
-        await house.store.write(ask, outcome.session, "ap_1")
-        await house.service.end(outcome.session, ANNA, "new")
-        assert await house.store.read(settings.get_all, outcome.session, 0.0) == []
-        assert await house.store.read(settings.list_all, 0.0) == []
-        asked = await house.store.read(approvals.get, "ap_1")
+    async with core(home, model=model) as gateway:
+        outcome = await gateway.say("one")
+        await gateway.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
+        await gateway.store.write(ask, outcome.session, "ap_1")
+        await gateway.service.end(outcome.session, ANNA, "new")
+        assert await gateway.store.read(settings.get_all, outcome.session, 0.0) == []
+        assert await gateway.store.read(settings.list_all, 0.0) == []
+        asked = await gateway.store.read(approvals.get, "ap_1")
         assert asked is not None and asked.state == "cancelled"
-        rows = (await house.service.transcript(outcome.session, ANNA)).rows
+        rows = (await gateway.service.transcript(outcome.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]
         with pytest.raises(Conflict):
-            await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
+            await gateway.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
         with pytest.raises(Conflict):
-            await house.accept("again", name=None, session=outcome.session)
+            await gateway.accept("again", name=None, session=outcome.session)
 
 
 async def test_settings_survive_unload_and_restart_and_go_with_the_end(home: Path, model: ScriptedModel) -> None:
     """B1, B5, S05, S06, V03, V04: the chosen model and a pending approval survive both."""
-    async with core(home, model=model) as house:
-        outcome = await house.say("one")
-        await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
-        await house.store.write(ask, outcome.session, "ap_1")
-        house.components.presence.unload(outcome.session, reason="test")
-        await house.say("two")
-        assert house.requests()[-1]["model"] == "scripted-too"
-    async with core(home, model=model) as house:
-        await house.say("three")
-        assert house.requests()[-1]["model"] == "scripted-too"
-        asked = await house.store.read(approvals.get, "ap_1")
+    async with core(home, model=model) as gateway:
+        outcome = await gateway.say("one")
+        await gateway.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
+        await gateway.store.write(ask, outcome.session, "ap_1")
+        gateway.components.presence.unload(outcome.session, reason="test")
+        await gateway.say("two")
+        assert gateway.requests()[-1]["model"] == "scripted-too"
+    async with core(home, model=model) as gateway:
+        await gateway.say("three")
+        assert gateway.requests()[-1]["model"] == "scripted-too"
+        asked = await gateway.store.read(approvals.get, "ap_1")
         assert asked is not None and asked.state == "open"
-        view = await house.service.session(outcome.session, ANNA)
+        view = await gateway.service.session(outcome.session, ANNA)
         assert view.settings["model"].source == "command" and view.model == "other"
 
 
 async def test_a_chosen_model_that_is_no_longer_configured_gives_way(home: Path, model: ScriptedModel) -> None:
     """S06, S07: the agent's own model answers, and the choice comes back with the configuration."""
-    async with core(home, model=model) as house:
-        outcome = await house.say("one")
-        await house.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
+    async with core(home, model=model) as gateway:
+        outcome = await gateway.say("one")
+        await gateway.service.operations.set_setting(outcome.session, ANNA, "model", "other", source="command")
     (home / "tidegate.toml").unlink()
     from tests.core import settings as toml_of
 
     without = toml_of(model).replace("[models.other]", "[models.third]")
-    async with core(home, model=model, toml=without) as house:
-        await house.say("two")
-        assert house.requests()[-1]["model"] == "scripted"
+    async with core(home, model=model, toml=without) as gateway:
+        await gateway.say("two")
+        assert gateway.requests()[-1]["model"] == "scripted"
 
 
 async def test_the_name_of_an_ended_session_starts_a_new_one(home: Path, model: ScriptedModel) -> None:
     """H07, S02: never the old one again."""
-    async with core(home, model=model) as house:
-        old = await house.say("one")
-        await house.service.end(old.session, ANNA, "new")
-        new = await house.say("two")
+    async with core(home, model=model) as gateway:
+        old = await gateway.say("one")
+        await gateway.service.end(old.session, ANNA, "new")
+        new = await gateway.say("two")
         assert new.session != old.session
-        assert len(house.requests()[-1]["messages"]) == 2
+        assert len(gateway.requests()[-1]["messages"]) == 2
 
 
 async def test_resuming_an_ended_session_begins_a_new_one_with_its_transcript(home: Path, model: ScriptedModel) -> None:
     """V16, S02: and resuming a live one is only a switch."""
-    async with core(home, model=model) as house:
-        old = await house.say("[tool clock {}] one")
-        assert await house.service.operations.resume(old.session, ANNA) == (old.session, False)
-        await house.service.end(old.session, ANNA, "new")
-        fresh, is_new = await house.service.operations.resume(old.session, ANNA)
+    async with core(home, model=model) as gateway:
+        old = await gateway.say("[tool clock {}] one")
+        assert await gateway.service.operations.resume(old.session, ANNA) == (old.session, False)
+        await gateway.service.end(old.session, ANNA, "new")
+        fresh, is_new = await gateway.service.operations.resume(old.session, ANNA)
         assert is_new and fresh != old.session
-        await house.say("two", name=None, session=fresh)
-        said = [message["role"] for message in house.requests()[-1]["messages"]]
+        await gateway.say("two", name=None, session=fresh)
+        said = [message["role"] for message in gateway.requests()[-1]["messages"]]
         assert said == ["system", "user", "assistant", "tool", "assistant", "user"]
-        assert len((await house.service.transcript(old.session, ANNA)).rows) == 4
+        assert len((await gateway.service.transcript(old.session, ANNA)).rows) == 4
 
 
 async def test_delete_leaves_numbers_only(home: Path, model: ScriptedModel) -> None:
     """V06, V15, X07: rows, search and receipts are gone; usage stays without names."""
-    async with core(home, model=model) as house:
-        outcome = await house.say("a memorable word: heliotrope")
-        assert await house.service.sessions(ANNA, query="heliotrope")
-        await house.service.delete(outcome.session, ANNA)
+    async with core(home, model=model) as gateway:
+        outcome = await gateway.say("a memorable word: heliotrope")
+        assert await gateway.service.sessions(ANNA, query="heliotrope")
+        await gateway.service.delete(outcome.session, ANNA)
         with pytest.raises(NotFound):
-            await house.service.session(outcome.session, ANNA)
-        assert await house.service.sessions(ANNA, query="heliotrope", ended=None) == []
-        totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
+            await gateway.service.session(outcome.session, ANNA)
+        assert await gateway.service.sessions(ANNA, query="heliotrope", ended=None) == []
+        totals = await gateway.store.read(lambda db: usage.totals(db, by="principal"))
         assert [(total.key, total.calls) for total in totals] == [("", 1)]
 
 
@@ -239,21 +239,21 @@ async def test_a_delete_waits_for_the_hooks_of_the_end(home: Path, model: Script
     automatically."""
     diary = Diary()
     diary.broken = True
-    async with core(home, model=model, hooks={"diary": diary, "quick": Diary()}) as house:
-        outcome = await house.say("one")
-        await house.service.delete(outcome.session, ANNA)
-        view = await house.service.session(outcome.session, ANNA)
+    async with core(home, model=model, hooks={"diary": diary, "quick": Diary()}) as gateway:
+        outcome = await gateway.say("one")
+        await gateway.service.delete(outcome.session, ANNA)
+        view = await gateway.service.session(outcome.session, ANNA)
         assert view.ended is not None and view.end_reason == "delete"
-        await house.components.endings.finish()
-        assert await house.components.endings.purge(None) == 0
-        assert len((await house.service.transcript(outcome.session, ANNA)).rows) == 2
+        await gateway.components.endings.finish()
+        assert await gateway.components.endings.purge(None) == 0
+        assert len((await gateway.service.transcript(outcome.session, ANNA)).rows) == 2
     diary.broken = False
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        await until_no_hook_is_pending(house)
-        assert (outcome.session, 2) in await entries(house)
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        await until_no_hook_is_pending(gateway)
+        assert (outcome.session, 2) in await entries(gateway)
         with pytest.raises(NotFound):
-            await house.service.session(outcome.session, ANNA)
-        assert await house.store.read(sessions.pending_hooks) == []
+            await gateway.service.session(outcome.session, ANNA)
+        assert await gateway.store.read(sessions.pending_hooks) == []
 
 
 async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_done(
@@ -262,48 +262,48 @@ async def test_a_session_that_has_ended_already_is_deleted_when_its_hooks_are_do
     """B6, V06: whatever the reason of its end."""
     diary = Diary()
     diary.broken = True
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        outcome = await house.say("one")
-        await house.service.end(outcome.session, ANNA, "new")
-        await house.service.delete(outcome.session, ANNA)
-        assert (await house.service.session(outcome.session, ANNA)).end_reason == "delete"
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        outcome = await gateway.say("one")
+        await gateway.service.end(outcome.session, ANNA, "new")
+        await gateway.service.delete(outcome.session, ANNA)
+        assert (await gateway.service.session(outcome.session, ANNA)).end_reason == "delete"
         diary.broken = False
-        assert await house.components.endings.finish() == 1
-        assert await entries(house) == [(outcome.session, 2)]
+        assert await gateway.components.endings.finish() == 1
+        assert await entries(gateway) == [(outcome.session, 2)]
         with pytest.raises(NotFound):
-            await house.service.session(outcome.session, ANNA)
+            await gateway.service.session(outcome.session, ANNA)
 
 
 async def test_a_crash_in_the_middle_of_a_delete_leaves_it_to_the_next_start(home: Path, model: ScriptedModel) -> None:
     """B6, V06: the pending deletion is written with the end."""
     diary = Diary()
     diary.block = asyncio.Event()
-    async with core(home, model=model, hooks={"diary": diary}, drain=None) as house:
-        outcome = await house.say("one")
-        deleting = asyncio.create_task(house.service.delete(outcome.session, ANNA))
+    async with core(home, model=model, hooks={"diary": diary}, drain=None) as gateway:
+        outcome = await gateway.say("one")
+        deleting = asyncio.create_task(gateway.service.delete(outcome.session, ANNA))
         with anyio.fail_after(WAIT):
             while not diary.prepared:
                 await anyio.lowlevel.checkpoint()
         deleting.cancel()
         await asyncio.wait([deleting])
-    async with core(home, model=model) as house:
-        await until_no_hook_is_pending(house)
+    async with core(home, model=model) as gateway:
+        await until_no_hook_is_pending(gateway)
         with pytest.raises(NotFound):
-            await house.service.session(outcome.session, ANNA)
+            await gateway.service.session(outcome.session, ANNA)
 
 
 async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) -> None:
     """B6: pending hooks of other sessions are left to the timer and delay nobody."""
     diary = Diary()
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        one, two = await house.say("one"), await house.say("two", name="other")
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        one, two = await gateway.say("one"), await gateway.say("two", name="other")
         diary.broken = True
-        await house.service.end(one.session, ANNA, "new")
+        await gateway.service.end(one.session, ANNA, "new")
         diary.broken = False
-        await house.service.end(two.session, ANNA, "new")
-        assert await entries(house) == [(two.session, 2)]
-        assert await house.components.endings.finish() == 1
-        assert await entries(house) == [(two.session, 2), (one.session, 2)]
+        await gateway.service.end(two.session, ANNA, "new")
+        assert await entries(gateway) == [(two.session, 2)]
+        assert await gateway.components.endings.finish() == 1
+        assert await entries(gateway) == [(two.session, 2), (one.session, 2)]
 
 
 async def test_a_hook_that_hangs_is_given_up_and_owed(
@@ -313,44 +313,44 @@ async def test_a_hook_that_hangs_is_given_up_and_owed(
     monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01, raising=False)
     diary = Diary()
     diary.block = asyncio.Event()
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        outcome = await house.say("one")
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        outcome = await gateway.say("one")
         with anyio.fail_after(WAIT):
-            assert await house.service.end(outcome.session, ANNA, "new")
-        assert await entries(house) == []
+            assert await gateway.service.end(outcome.session, ANNA, "new")
+        assert await entries(gateway) == []
         diary.block = None
-        assert await house.components.endings.finish() == 1
-        assert await entries(house) == [(outcome.session, 2)]
+        assert await gateway.components.endings.finish() == 1
+        assert await entries(gateway) == [(outcome.session, 2)]
 
 
 async def test_expiry_ends_idle_sessions_and_spares_busy_ones(home: Path, model: ScriptedModel) -> None:
     """V17, V05, S04: from the store, without a resident; never a session with a turn running or waiting."""
     extra = '[expiry]\nnamed_idle = "1h"'
-    async with core(home, extra, model=model) as house:
-        idle = await house.say("one", name="idle")
-        busy = await house.accept("[hold gate]", name="busy")
+    async with core(home, extra, model=model) as gateway:
+        idle = await gateway.say("one", name="idle")
+        busy = await gateway.accept("[hold gate]", name="busy")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        house.components.presence.unload(idle.session, reason="test")
-        await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1"))
-        assert await house.components.endings.expire("named", 3600.0) == 1
-        assert (await house.service.session(idle.session, ANNA)).end_reason == "expiry"
-        assert (await house.service.session(busy.session, ANNA)).ended is None
-        assert house.components.presence.get(idle.session) is None
+        gateway.components.presence.unload(idle.session, reason="test")
+        await gateway.store.write(lambda db: db.execute("UPDATE sessions SET active = 1"))
+        assert await gateway.components.endings.expire("named", 3600.0) == 1
+        assert (await gateway.service.session(idle.session, ANNA)).end_reason == "expiry"
+        assert (await gateway.service.session(busy.session, ANNA)).ended is None
+        assert gateway.components.presence.get(idle.session) is None
         model.release("gate")
-        await house.answered(busy.turn)
+        await gateway.answered(busy.turn)
 
 
 async def test_an_ended_transcript_is_kept_for_its_retention_only(home: Path, model: ScriptedModel) -> None:
     """V06: and then removed on the timer."""
-    async with core(home, model=model) as house:
-        outcome = await house.say("one")
-        await house.service.end(outcome.session, ANNA, "new")
-        assert await house.components.endings.purge(3600.0) == 0
-        await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
-        assert await house.components.endings.purge(3600.0) == 1
+    async with core(home, model=model) as gateway:
+        outcome = await gateway.say("one")
+        await gateway.service.end(outcome.session, ANNA, "new")
+        assert await gateway.components.endings.purge(3600.0) == 0
+        await gateway.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+        assert await gateway.components.endings.purge(3600.0) == 1
         with pytest.raises(NotFound):
-            await house.service.session(outcome.session, ANNA)
+            await gateway.service.session(outcome.session, ANNA)
 
 
 @tool(effect="read")
@@ -359,38 +359,38 @@ async def speak(ctx: ToolContext) -> str:
     return "a long story\n" * 10_000
 
 
-async def used(house: Core) -> str:
+async def used(gateway: Core) -> str:
     """A session with a file in its folder, a result in the spool and a notice."""
     call = '{"path": "made.txt", "content": "x"}'
-    outcome = await house.say(f"[together write_file {call} speak {{}}] [say done]")
+    outcome = await gateway.say(f"[together write_file {call} speak {{}}] [say done]")
     assert outcome.text == "done"
-    await house.store.write(notices.add, outcome.session, "A process has ended.", 1.0)
-    assert any((house.config.home / "spool" / outcome.session).iterdir())
+    await gateway.store.write(notices.add, outcome.session, "A process has ended.", 1.0)
+    assert any((gateway.config.home / "spool" / outcome.session).iterdir())
     return outcome.session
 
 
-async def _retained(house: Core, session: str, diary: Diary) -> None:
-    await house.service.end(session, ANNA, "new")
-    await house.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
-    assert (house.config.home / "trash" / session / "made.txt").exists()
-    assert await house.components.endings.purge(3600.0) == 1
+async def _retained(gateway: Core, session: str, diary: Diary) -> None:
+    await gateway.service.end(session, ANNA, "new")
+    await gateway.store.write(lambda db: db.execute("UPDATE sessions SET ended = 1"))
+    assert (gateway.config.home / "trash" / session / "made.txt").exists()
+    assert await gateway.components.endings.purge(3600.0) == 1
 
 
-async def _deleted(house: Core, session: str, diary: Diary) -> None:
-    assert await house.service.delete(session, ANNA)
+async def _deleted(gateway: Core, session: str, diary: Diary) -> None:
+    assert await gateway.service.delete(session, ANNA)
 
 
-async def _deleted_later(house: Core, session: str, diary: Diary) -> None:
+async def _deleted_later(gateway: Core, session: str, diary: Diary) -> None:
     diary.broken = True
-    assert not await house.service.delete(session, ANNA)
+    assert not await gateway.service.delete(session, ANNA)
     diary.broken = False
-    await house.components.endings.finish()
+    await gateway.components.endings.finish()
 
 
-async def _left_by_a_one_shot_call(house: Core, session: str, diary: Diary) -> None:
-    await house.store.write(lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral'"))
-    assert await house.components.endings.expire("ephemeral", 3600.0) == 1
-    await house.components.endings.finish()
+async def _left_by_a_one_shot_call(gateway: Core, session: str, diary: Diary) -> None:
+    await gateway.store.write(lambda db: db.execute("UPDATE sessions SET active = 1, kind = 'ephemeral'"))
+    assert await gateway.components.endings.expire("ephemeral", 3600.0) == 1
+    await gateway.components.endings.finish()
 
 
 @pytest.mark.parametrize("goes", [_retained, _deleted, _deleted_later, _left_by_a_one_shot_call])
@@ -400,11 +400,11 @@ async def test_when_the_rows_of_a_session_go_so_do_its_files(
     """B3, D4, L19, V06, V07, V09: at once, however the rows are removed; no later sweep is needed."""
     diary = Diary()
     options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
-    async with core(home, model=model, hooks={"diary": diary}, **options) as house:
-        session = await used(house)
-        await goes(house, session, diary)
+    async with core(home, model=model, hooks={"diary": diary}, **options) as gateway:
+        session = await used(gateway)
+        await goes(gateway, session, diary)
         with pytest.raises(NotFound):
-            await house.service.session(session, ANNA)
+            await gateway.service.session(session, ANNA)
         assert [path for path in home.rglob("*") if session in str(path)] == []
 
 
@@ -412,54 +412,54 @@ async def test_a_notice_dies_with_its_session(home: Path, model: ScriptedModel) 
     """B3, L04: a pending notice is dropped, and none is added to an ended session."""
     options: dict[str, Any] = {"tools": '"files", "speak"', "toolsets": {"speak": Toolset((speak,))}}
 
-    async def left(house: Core) -> int:
-        return int(await house.store.read(lambda db: db.execute("SELECT count(*) FROM notices").get))
+    async def left(gateway: Core) -> int:
+        return int(await gateway.store.read(lambda db: db.execute("SELECT count(*) FROM notices").get))
 
-    async with core(home, model=model, **options) as house:
-        session = await used(house)
-        assert await left(house) == 1
-        await house.service.end(session, ANNA, "new")
-        assert await left(house) == 0
-        await house.store.write(notices.add, session, "Another has ended.", 2.0)
-        assert await left(house) == 0
-        fresh, _ = await house.service.operations.resume(session, ANNA)
-        await house.say("again", name=None, session=fresh)
-        assert "has ended." not in str(house.requests()[-1])
+    async with core(home, model=model, **options) as gateway:
+        session = await used(gateway)
+        assert await left(gateway) == 1
+        await gateway.service.end(session, ANNA, "new")
+        assert await left(gateway) == 0
+        await gateway.store.write(notices.add, session, "Another has ended.", 2.0)
+        assert await left(gateway) == 0
+        fresh, _ = await gateway.service.operations.resume(session, ANNA)
+        await gateway.say("again", name=None, session=fresh)
+        assert "has ended." not in str(gateway.requests()[-1])
 
 
 async def test_a_one_shot_call_leaves_its_usage_and_nothing_else(home: Path, model: ScriptedModel) -> None:
     """V18, H04, L29: no session, no message, no resident."""
-    async with core(home, model=model) as house:
+    async with core(home, model=model) as gateway:
         for _ in range(5):
-            assert (await house.say("hello", name=None)).state == "answered"
+            assert (await gateway.say("hello", name=None)).state == "answered"
 
         def count(db: Db) -> list[int]:
             return [int(db.execute(f"SELECT count(*) FROM {table}").get) for table in ("sessions", "turns", "messages")]
 
-        assert await house.store.read(count) == [0, 0, 0]
-        totals = await house.store.read(lambda db: usage.totals(db, by="principal"))
+        assert await gateway.store.read(count) == [0, 0, 0]
+        totals = await gateway.store.read(lambda db: usage.totals(db, by="principal"))
         assert [(total.key, total.calls) for total in totals] == [(ANNA.id, 5)]
-        assert not any(house.service.census().values())
+        assert not any(gateway.service.census().values())
 
 
 async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, model: ScriptedModel) -> None:
     """B6, L23: a start runs pending hooks in the background, several at once; a hung hook stays pending."""
     stuck, quick = Diary(), Diary()
     stuck.broken = quick.broken = True
-    async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
-        ended = [(await house.say("one", name=f"talk {number}")).session for number in range(3)]
+    async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as gateway:
+        ended = [(await gateway.say("one", name=f"talk {number}")).session for number in range(3)]
         for session in ended:
-            await house.service.end(session, ANNA, "new")
-        assert await entries(house) == []
+            await gateway.service.end(session, ANNA, "new")
+        assert await entries(gateway) == []
     stuck.broken = quick.broken = False
     stuck.block = asyncio.Event()
     with anyio.fail_after(WAIT):
-        async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as house:
-            assert (await house.say("[say here]", name="another")).text == "here"
-            while len(await entries(house)) < 3:
+        async with core(home, model=model, hooks={"quick": quick, "stuck": stuck}) as gateway:
+            assert (await gateway.say("[say here]", name="another")).text == "here"
+            while len(await entries(gateway)) < 3:
                 await anyio.lowlevel.checkpoint()
-            assert sorted(session for session, _ in await entries(house)) == sorted(ended)
-            assert {hook for _, hook in await house.store.read(sessions.pending_hooks)} == {"stuck"}
+            assert sorted(session for session, _ in await entries(gateway)) == sorted(ended)
+            assert {hook for _, hook in await gateway.store.read(sessions.pending_hooks)} == {"stuck"}
 
 
 async def test_a_hook_that_hung_is_asked_once_in_a_run(
@@ -470,30 +470,30 @@ async def test_a_hook_that_hung_is_asked_once_in_a_run(
     monkeypatch.setattr(ending, "HOOKS_AT_ONCE", 1)
     diary = Diary()
     diary.broken = True
-    async with core(home, model=model, hooks={"diary": diary}) as house:
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
         for number in range(3):
-            await house.service.end((await house.say("one", name=f"talk {number}")).session, ANNA, "new")
+            await gateway.service.end((await gateway.say("one", name=f"talk {number}")).session, ANNA, "new")
         diary.broken, diary.block = False, asyncio.Event()
         diary.prepared.clear()
         with anyio.fail_after(WAIT):
-            assert await house.components.endings.finish() == 0
+            assert await gateway.components.endings.finish() == 0
         assert len(diary.prepared) == 1
         diary.block = None
-        assert await house.components.endings.finish() == 3
+        assert await gateway.components.endings.finish() == 3
 
 
 async def test_waiters_of_an_ended_session_get_the_outcome_in_the_store(home: Path, model: ScriptedModel) -> None:
     """V05, H18, S19: the refusal is the same live and from the store."""
-    async with core(home, model=model) as house:
-        running = await house.accept("[hold gate]")
+    async with core(home, model=model) as gateway:
+        running = await gateway.accept("[hold gate]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        waiting = [await house.accept(f"later {number}") for number in range(2)]
-        told = [asyncio.ensure_future(house.answered(accepted.turn)) for accepted in waiting]
+        waiting = [await gateway.accept(f"later {number}") for number in range(2)]
+        told = [asyncio.ensure_future(gateway.answered(accepted.turn)) for accepted in waiting]
         await anyio.lowlevel.checkpoint()
-        await house.service.end(running.session, ANNA, "new")
+        await gateway.service.end(running.session, ANNA, "new")
         for accepted, outcome in zip(waiting, told, strict=True):
-            assert await house.service.outcome(accepted.turn, ANNA) == await outcome
+            assert await gateway.service.outcome(accepted.turn, ANNA) == await outcome
 
 
 @pytest.mark.parametrize("first", ["end", "delete"])
@@ -516,35 +516,35 @@ async def test_a_deletion_during_an_end_leaves_the_turn_time_to_stop(
         return ""
 
     toolsets = {"linger": Toolset((linger,))}
-    async with core(home, model=model, tools='"linger"', toolsets=toolsets) as house:
-        accepted = await house.accept("[tool linger {}]")
-        waiting = asyncio.ensure_future(house.answered(accepted.turn))
+    async with core(home, model=model, tools='"linger"', toolsets=toolsets) as gateway:
+        accepted = await gateway.accept("[tool linger {}]")
+        waiting = asyncio.ensure_future(gateway.answered(accepted.turn))
         with anyio.fail_after(WAIT):
-            while model.counts["requests"] < 1 or not await house.store.read(intents.open_of, accepted.turn):
+            while model.counts["requests"] < 1 or not await gateway.store.read(intents.open_of, accepted.turn):
                 await anyio.lowlevel.checkpoint()
             one: asyncio.Future[bool] = asyncio.ensure_future(
-                house.service.end(accepted.session, ANNA, "new")
+                gateway.service.end(accepted.session, ANNA, "new")
                 if first == "end"
-                else house.service.delete(accepted.session, ANNA)
+                else gateway.service.delete(accepted.session, ANNA)
             )
             await letting_go.wait()
-            two = asyncio.ensure_future(house.service.delete(accepted.session, ANNA))
+            two = asyncio.ensure_future(gateway.service.delete(accepted.session, ANNA))
             for _ in range(50):
                 await asyncio.sleep(0)
-            await house.components.endings.finish()
+            await gateway.components.endings.finish()
             may_go.set()
             assert (await one, await two) == (True, True)
         assert (await waiting).state == "stopped"
         with pytest.raises(NotFound):
-            await house.service.session(accepted.session, ANNA)
+            await gateway.service.session(accepted.session, ANNA)
 
 
 async def test_a_delete_that_has_to_wait_says_so(home: Path, model: ScriptedModel) -> None:
     """B6, V06: the answer is "deleted" or "not yet"."""
     diary = Diary()
     diary.broken = True
-    async with core(home, model=model, hooks={"diary": diary}) as house:
-        outcome = await house.say("one")
-        assert await house.service.delete(outcome.session, ANNA) is False
+    async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        outcome = await gateway.say("one")
+        assert await gateway.service.delete(outcome.session, ANNA) is False
         diary.broken = False
-        assert await house.service.delete(outcome.session, ANNA) is True
+        assert await gateway.service.delete(outcome.session, ANNA) is True

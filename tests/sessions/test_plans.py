@@ -27,22 +27,22 @@ async def test_no_statement_of_a_real_turn_reads_more_than_its_own_rows(home: Pa
         seen.setdefault(sql, bindings)
         return True
 
-    async with core(home, model=model) as house:
-        first = await house.say("warm up")
-        await house.store.write(lambda db: setattr(db, "exec_trace", note))
-        await house.say("plain")
-        await house.say("[tool clock {}]")
-        await house.say("one-shot", name=None)
-        accepted = await house.accept("[tool clock {}] [hold gate step=0]")
+    async with core(home, model=model) as gateway:
+        first = await gateway.say("warm up")
+        await gateway.store.write(lambda db: setattr(db, "exec_trace", note))
+        await gateway.say("plain")
+        await gateway.say("[tool clock {}]")
+        await gateway.say("one-shot", name=None)
+        accepted = await gateway.accept("[tool clock {}] [hold gate step=0]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        await house.accept("steered", busy="steer")
-        queued = await house.accept("queued")
+        await gateway.accept("steered", busy="steer")
+        queued = await gateway.accept("queued")
         model.release("gate")
         for turn in (accepted, queued):
-            await house.answered(turn.turn)
-        await house.service.end(first.session, ANNA, "new")
-        await house.store.write(lambda db: setattr(db, "exec_trace", None))
+            await gateway.answered(turn.turn)
+        await gateway.service.end(first.session, ANNA, "new")
+        await gateway.store.write(lambda db: setattr(db, "exec_trace", None))
 
         def plans(db: Db) -> list[tuple[str, str]]:
             return [
@@ -52,7 +52,7 @@ async def test_no_statement_of_a_real_turn_reads_more_than_its_own_rows(home: Pa
                 for row in db.execute("EXPLAIN QUERY PLAN " + sql, bindings)
             ]
 
-        found = await house.store.read(plans)
+        found = await gateway.store.read(plans)
     assert len(seen) > 25
     dear = [
         f"{line}: {sql}" for line, sql in found if WHOLE.match(line) or (ALL_ROWS.match(line) and "max(" not in sql)

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_title_that_is_too_long_is_refused_and_never_cut(home: Path, model: ScriptedModel) -> None:
     """H20: the bound is named, and the title is as it was."""
-    async with core(home, model=model) as house:
-        session = (await house.say("hello")).session
-        await house.service.operations.set_title(session, ANNA, "  a\nline " + "x" * (LONGEST_TITLE - 7))
-        kept = (await house.service.session(session, ANNA)).title
+    async with core(home, model=model) as gateway:
+        session = (await gateway.say("hello")).session
+        await gateway.service.operations.set_title(session, ANNA, "  a\nline " + "x" * (LONGEST_TITLE - 7))
+        kept = (await gateway.service.session(session, ANNA)).title
         assert kept == "a line " + "x" * (LONGEST_TITLE - 7)
         with pytest.raises(Refused, match="201 characters and may have 200"):
-            await house.service.operations.set_title(session, ANNA, "x" * (LONGEST_TITLE + 1))
-        assert (await house.service.session(session, ANNA)).title == kept
+            await gateway.service.operations.set_title(session, ANNA, "x" * (LONGEST_TITLE + 1))
+        assert (await gateway.service.session(session, ANNA)).title == kept
 
 
 @pytest.mark.parametrize("text", ["short", "word " * 100, "x" * 500, "\n \n"])

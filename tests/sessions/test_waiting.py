@@ -22,44 +22,44 @@ TURNS = 12
 LONG = "the tide comes in and the tide goes out. " * 500
 
 
-def resident_sizes(house: Core) -> tuple[int, int]:
+def resident_sizes(gateway: Core) -> tuple[int, int]:
     """The residents in memory and their bytes, counted from their contents."""
     found = [
         resident
-        for record in house.components.presence
+        for record in gateway.components.presence
         for resident in (record.resident, *record.detached)
         if isinstance(resident, Conversation)
     ]
     return len(found), sum(sum(len(part) for part in each.history.parts if isinstance(part, bytes)) for each in found)
 
 
-def reported_sizes(house: Core) -> tuple[int, int]:
+def reported_sizes(gateway: Core) -> tuple[int, int]:
     """The same according to metrics, status and ledger."""
-    stats = house.components.presence.stats()
-    total = house.components.presence.ledger.totals().get("resident")
+    stats = gateway.components.presence.stats()
+    total = gateway.components.presence.ledger.totals().get("resident")
     assert (stats.residents, stats.resident_bytes) == ((0, 0) if total is None else (total.count, total.bytes))
     return stats.residents, stats.resident_bytes
 
 
-def check_books(house: Core) -> None:
-    count, size = resident_sizes(house)
-    residents, told = reported_sizes(house)
+def check_books(gateway: Core) -> None:
+    count, size = resident_sizes(gateway)
+    residents, told = reported_sizes(gateway)
     assert residents == count
     assert size <= told <= 1.1 * size + 2048 * count
 
 
-async def settled(house: Core) -> None:
+async def settled(gateway: Core) -> None:
     """Wait until unloaded residents are released."""
-    await until(lambda: not house.components.presence._leaving)
+    await until(lambda: not gateway.components.presence._leaving)
 
 
-async def wait_for_person(house: Core, count: int = TURNS) -> list[tuple[str, str]]:
+async def wait_for_person(gateway: Core, count: int = TURNS) -> list[tuple[str, str]]:
     """Conversations with a long message whose next turn waits; the turn and question of each."""
     waiting: list[tuple[str, str]] = []
     for number in range(count):
-        await house.say(f"{number}: {LONG}", name=f"talk {number}", channel="page")
+        await gateway.say(f"{number}: {LONG}", name=f"talk {number}", channel="page")
         call = f'[tool push {{"what": "{number}"}}] [say done {number}]'
-        turn, [question] = await ask(house, call, name=f"talk {number}")
+        turn, [question] = await ask(gateway, call, name=f"talk {number}")
         waiting.append((turn, question.id))
     return waiting
 
@@ -68,42 +68,42 @@ async def test_turns_that_wait_keep_no_more_residents_than_the_cap(home: Path, m
     """A6, A8, A12, B4: the others go on from the store after their answers, and every request begins as the one
     before."""
     deeds = Deeds()
-    async with asking(home, model, deeds, "[limits]\nresidents = 2") as house:
-        waiting = await wait_for_person(house)
-        await settled(house)
-        assert resident_sizes(house)[0] == 2
-        check_books(house)
+    async with asking(home, model, deeds, "[limits]\nresidents = 2") as gateway:
+        waiting = await wait_for_person(gateway)
+        await settled(gateway)
+        assert resident_sizes(gateway)[0] == 2
+        check_books(gateway)
         for number, (turn, question) in enumerate(waiting):
-            await house.service.questions.answer(question, ANNA, "approved")
-            assert (await house.answered(turn)).text == f"done {number}"
-            await settled(house)
-            assert resident_sizes(house)[0] <= 2
+            await gateway.service.questions.answer(question, ANNA, "approved")
+            assert (await gateway.answered(turn)).text == f"done {number}"
+            await settled(gateway)
+            assert resident_sizes(gateway)[0] <= 2
         assert sorted(deeds.done) == sorted(str(number) for number in range(TURNS))
         assert model.stats()["reuse"] == 1.0 and model.stats()["refused"] == 0
-        check_books(house)
+        check_books(gateway)
 
 
 async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, model: ScriptedModel) -> None:
     """A6, L03: the messages of the running turn are weighed too."""
-    async with asking(home, model, Deeds(), '[limits]\nresident_bytes = "64 KiB"') as house:
-        await wait_for_person(house, 6)
-        await settled(house)
-        assert 0 < reported_sizes(house)[1] <= 64 * 1024
-        check_books(house)
+    async with asking(home, model, Deeds(), '[limits]\nresident_bytes = "64 KiB"') as gateway:
+        await wait_for_person(gateway, 6)
+        await settled(gateway)
+        assert 0 < reported_sizes(gateway)[1] <= 64 * 1024
+        check_books(gateway)
 
 
 async def test_pressure_and_idleness_unload_waiting_residents(home: Path, model: ScriptedModel) -> None:
     """A7, A8, P16: and the turns go on all the same."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        waiting = await wait_for_person(house, 2)
-        assert house.components.presence.relieve(1)[0] == 1
-        assert house.components.presence.sweep(now=1e12) == 1
-        await settled(house)
-        assert resident_sizes(house) == (0, 0)
+    async with asking(home, model, deeds) as gateway:
+        waiting = await wait_for_person(gateway, 2)
+        assert gateway.components.presence.relieve(1)[0] == 1
+        assert gateway.components.presence.sweep(now=1e12) == 1
+        await settled(gateway)
+        assert resident_sizes(gateway) == (0, 0)
         for turn, question in waiting:
-            await house.service.questions.answer(question, ANNA, "approved")
-            await house.answered(turn)
+            await gateway.service.questions.answer(question, ANNA, "approved")
+            await gateway.answered(turn)
         assert model.stats()["reuse"] == 1.0
     assert deeds.done == ["0", "1"]
 
@@ -112,14 +112,14 @@ async def test_a_kill_while_turns_wait_unloaded_loses_nothing(home: Path, model:
     """S29, F4, B4: the next process asks again, and its answers count."""
     deeds = Deeds()
     extra = "[limits]\nresidents = 1"
-    async with asking(home, model, deeds, extra, drain=None) as house:
-        waiting = await wait_for_person(house, 3)
-        await settled(house)
-    async with asking(home, model, deeds, extra) as house:
+    async with asking(home, model, deeds, extra, drain=None) as gateway:
+        waiting = await wait_for_person(gateway, 3)
+        await settled(gateway)
+    async with asking(home, model, deeds, extra) as gateway:
         for turn, question in waiting:
-            assert [found.id for found in await asked(house, turn)] == [question]
-            await house.service.questions.answer(question, ANNA, "approved")
-            assert (await house.answered(turn)).state == "answered"
+            assert [found.id for found in await asked(gateway, turn)] == [question]
+            await gateway.service.questions.answer(question, ANNA, "approved")
+            assert (await gateway.answered(turn)).state == "answered"
         assert model.stats()["reuse"] == 1.0
     assert deeds.done == ["0", "1", "2"]
 
@@ -127,20 +127,20 @@ async def test_a_kill_while_turns_wait_unloaded_loses_nothing(home: Path, model:
 async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, model: ScriptedModel) -> None:
     """A8, B4, S03: before the answer, with it, after it, and twice; a turn that works again keeps what it works on."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        await house.say(LONG, channel="page")
+    async with asking(home, model, deeds) as gateway:
+        await gateway.say(LONG, channel="page")
         for after in range(40):
-            turn, [question] = await ask(house, f'[tool push {{"what": "{after}"}}] [say done {after}]')
-            session = house.service.turn_log(turn).session  # type: ignore[union-attr]
+            turn, [question] = await ask(gateway, f'[tool push {{"what": "{after}"}}] [say done {after}]')
+            session = gateway.service.turn_log(turn).session  # type: ignore[union-attr]
             async with anyio.create_task_group() as group:
-                group.start_soon(house.service.questions.answer, question.id, ANNA, "approved")
+                group.start_soon(gateway.service.questions.answer, question.id, ANNA, "approved")
                 for _ in range(after):
                     await anyio.lowlevel.checkpoint()
-                house.components.presence.unload(session, reason="test")
+                gateway.components.presence.unload(session, reason="test")
                 await anyio.lowlevel.checkpoint()
-                house.components.presence.unload(session, reason="test")
-            assert (await house.answered(turn)).text == f"done {after}"
-            assert results(house)[-1] == f"pushed {after}"
+                gateway.components.presence.unload(session, reason="test")
+            assert (await gateway.answered(turn)).text == f"done {after}"
+            assert results(gateway)[-1] == f"pushed {after}"
         grows(model)
         assert deeds.done == [str(after) for after in range(40)]
 
@@ -148,18 +148,18 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
 async def test_a_call_beside_a_waiting_one_finds_its_turn_complete(home: Path, model: ScriptedModel) -> None:
     """A12, P16: results of both are in the next request, in the order of the calls."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
+    async with asking(home, model, deeds) as gateway:
         call = '[together linger {"what": "slow"} push {"what": "b"}] [say both]'
-        accepted = await house.accept(call, channel="page")
-        first, second = await asked(house, accepted.turn, 2)
+        accepted = await gateway.accept(call, channel="page")
+        first, second = await asked(gateway, accepted.turn, 2)
         by_tool = {question.tool: question.id for question in (first, second)}
-        await house.service.questions.answer(by_tool["linger"], ANNA, "approved")
+        await gateway.service.questions.answer(by_tool["linger"], ANNA, "approved")
         await until(deeds.started.is_set)
-        assert house.components.presence.unload(accepted.session, reason="test")
-        await house.service.questions.answer(by_tool["push"], ANNA, "approved")
+        assert gateway.components.presence.unload(accepted.session, reason="test")
+        await gateway.service.questions.answer(by_tool["push"], ANNA, "approved")
         deeds.goes_on.set()
-        assert (await house.answered(accepted.turn)).text == "both"
-        assert results(house) == ["lingered", "pushed b"]
+        assert (await gateway.answered(accepted.turn)).text == "both"
+        assert results(gateway) == ["lingered", "pushed b"]
         grows(model)
 
 
@@ -167,16 +167,16 @@ async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_mid
     home: Path, model: ScriptedModel
 ) -> None:
     """B4, S03: a history unloaded before the turn is written while the turn is already waiting."""
-    async with asking(home, model, Deeds()) as house:
-        session = (await house.say(LONG, channel="page")).session
-        async with house.components.runner.histories._writing:
-            assert house.components.presence.unload(session, reason="test")
-            turn, [question] = await ask(house)
-        await until(lambda: house.components.runner.histories.stats().size == 1)
-        assert house.components.presence.unload(session, reason="test")
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(turn)).text == "done"
-        assert results(house) == ["pushed a"]
+    async with asking(home, model, Deeds()) as gateway:
+        session = (await gateway.say(LONG, channel="page")).session
+        async with gateway.components.runner.histories._writing:
+            assert gateway.components.presence.unload(session, reason="test")
+            turn, [question] = await ask(gateway)
+        await until(lambda: gateway.components.runner.histories.stats().size == 1)
+        assert gateway.components.presence.unload(session, reason="test")
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(turn)).text == "done"
+        assert results(gateway) == ["pushed a"]
         grows(model)
 
 
@@ -184,17 +184,17 @@ async def test_a_turn_that_waits_for_an_asking_task_is_unloaded_too(home: Path, 
     """A6, A8, B4: neither the delegating agent nor the working one holds memory while a person is asked."""
     deeds = Deeds()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
-    async with delegating(home, model, "[limits]\nresidents = 1", **options) as house:
+    async with delegating(home, model, "[limits]\nresidents = 1", **options) as gateway:
         given = task("helper", '[tool push {"what": "a"}] [say pushed it]')
-        accepted = await house.accept(f"{LONG} {given} [say told]", channel="page")
-        await until(lambda: house.components.engine.asking == 1)
-        [question] = await house.service.questions.open_for(ANNA)
-        assert house.components.presence.relieve(1)[0] == 1
-        await settled(house)
-        assert resident_sizes(house) == (0, 0)
-        assert house.components.presence.ledger.totals()["one-shot"].count == 0
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(accepted.turn)).text == "told"
+        accepted = await gateway.accept(f"{LONG} {given} [say told]", channel="page")
+        await until(lambda: gateway.components.engine.asking == 1)
+        [question] = await gateway.service.questions.open_for(ANNA)
+        assert gateway.components.presence.relieve(1)[0] == 1
+        await settled(gateway)
+        assert resident_sizes(gateway) == (0, 0)
+        assert gateway.components.presence.ledger.totals()["one-shot"].count == 0
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(accepted.turn)).text == "told"
         assert model.stats()["reuse"] == 1.0
     assert deeds.done == ["a"]
 
@@ -206,15 +206,15 @@ async def test_the_ledger_shows_the_resident_at_every_step_of_a_running_turn(hom
     @tool(effect="read")
     async def look(ctx: ToolContext, *, time: int) -> str:
         """Reads the ledger."""
-        check_books(house)
-        sizes.append(reported_sizes(house)[1])
+        check_books(gateway)
+        sizes.append(reported_sizes(gateway)[1])
         return LONG[:10_000]
 
     extra, toolsets = '[limits]\nresident_bytes = "64 KiB"', {"look": Toolset((look,))}
-    async with core(home, extra, model=model, toolsets=toolsets, tools='"look"') as house:
-        other = await house.say("hello", name="other")
-        await house.say(" ".join(f'[tool look {{"time": {time}}}]' for time in range(8)))
-        await settled(house)
-        check_books(house)
+    async with core(home, extra, model=model, toolsets=toolsets, tools='"look"') as gateway:
+        other = await gateway.say("hello", name="other")
+        await gateway.say(" ".join(f'[tool look {{"time": {time}}}]' for time in range(8)))
+        await settled(gateway)
+        check_books(gateway)
         assert [b - a > 9_000 for a, b in itertools.pairwise(sizes)] == [True] * 7
-        assert house.components.presence.get(other.session) is None, "what runs has grown over the budget"
+        assert gateway.components.presence.get(other.session) is None, "what runs has grown over the budget"

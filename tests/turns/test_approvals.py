@@ -31,16 +31,16 @@ async def test_an_approval_survives_the_process_and_the_tool_runs_once(
 ) -> None:
     """S29, S31, F4: killed or stopped; the next process shows the same question, and its answer counts."""
     deeds = Deeds()
-    async with asking(home, model, deeds, drain=drain) as house:
-        turn, [question] = await ask(house)
+    async with asking(home, model, deeds, drain=drain) as gateway:
+        turn, [question] = await ask(gateway)
         assert deeds.done == []
-    async with asking(home, model, deeds) as house:
-        assert [found.id for found in await asked(house, turn)] == [question.id]
-        assert [view.id for view in await house.service.questions.open_for(ANNA)] == [question.id]
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(turn)).text == "done"
+    async with asking(home, model, deeds) as gateway:
+        assert [found.id for found in await asked(gateway, turn)] == [question.id]
+        assert [view.id for view in await gateway.service.questions.open_for(ANNA)] == [question.id]
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(turn)).text == "done"
         assert deeds.done == ["a"]
-        assert await house.service.questions.open_for(ANNA) == []
+        assert await gateway.service.questions.open_for(ANNA) == []
     async with asking(home, model, deeds):
         assert deeds.done == ["a"]
 
@@ -48,16 +48,16 @@ async def test_an_approval_survives_the_process_and_the_tool_runs_once(
 async def test_a_question_waits_over_any_number_of_kills(home: Path, model: ScriptedModel) -> None:
     """S29, F4: a waiting turn does not bring the process down, so it does not use up limits.resumes."""
     deeds = Deeds()
-    async with asking(home, model, deeds, drain=None) as house:
-        turn, [question] = await ask(house)
-        kills = house.components.config.limits.resumes + 2
+    async with asking(home, model, deeds, drain=None) as gateway:
+        turn, [question] = await ask(gateway)
+        kills = gateway.components.config.limits.resumes + 2
     for _ in range(kills):
-        async with asking(home, model, deeds, drain=None) as house:
-            assert [found.id for found in await asked(house, turn)] == [question.id]
-    async with asking(home, model, deeds) as house:
-        await asked(house, turn)
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(turn)).text == "done"
+        async with asking(home, model, deeds, drain=None) as gateway:
+            assert [found.id for found in await asked(gateway, turn)] == [question.id]
+    async with asking(home, model, deeds) as gateway:
+        await asked(gateway, turn)
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(turn)).text == "done"
     assert deeds.done == ["a"]
 
 
@@ -67,16 +67,16 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
 ) -> None:
     """S29, S31: a client may be faster than recovery; nobody is asked twice."""
     deeds = Deeds()
-    async with asking(home, model, deeds, drain=drain) as house:
-        turn, [question] = await ask(house)
-        await house.store.write(
+    async with asking(home, model, deeds, drain=drain) as gateway:
+        turn, [question] = await ask(gateway)
+        await gateway.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.components.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=gateway.components.clock()
             )
         )
-    async with asking(home, model, deeds) as house:
-        log = house.service.turn_log(turn)
-        assert (await house.answered(turn)).text == "done"
+    async with asking(home, model, deeds) as gateway:
+        log = gateway.service.turn_log(turn)
+        assert (await gateway.answered(turn)).text == "done"
         assert log is None or not any(isinstance(event, QuestionAsked) for event in log.events)
         assert deeds.done == ["a"]
 
@@ -86,17 +86,17 @@ async def test_a_question_of_a_tool_survives_the_process(home: Path, model: Scri
     """S29: `ask_user` had started; it is the same question afterwards, and the model gets the answer."""
     deeds = Deeds()
     call = '[tool ask_user {"question": "Which?", "choices": ["red", "blue"]}] [say thanks]'
-    async with asking(home, model, deeds, drain=drain) as house:
-        turn, [question] = await ask(house, call)
+    async with asking(home, model, deeds, drain=drain) as gateway:
+        turn, [question] = await ask(gateway, call)
         assert (question.kind, question.choices, question.turn) == ("question", ("red", "blue"), turn)
-    async with asking(home, model, deeds) as house:
-        assert [found.id for found in await asked(house, turn)] == [question.id]
+    async with asking(home, model, deeds) as gateway:
+        assert [found.id for found in await asked(gateway, turn)] == [question.id]
         with pytest.raises(Refused, match=r"1\. red; 2\. blue"):
-            await house.service.questions.answer(question.id, ANNA, "answered", "green")
-        answered = await house.service.questions.answer(question.id, ANNA, "answered", "2")
+            await gateway.service.questions.answer(question.id, ANNA, "answered", "green")
+        answered = await gateway.service.questions.answer(question.id, ANNA, "answered", "2")
         assert (answered.state, answered.answer) == ("answered", "blue")
-        assert (await house.answered(turn)).text == "thanks"
-        assert results(house) == ["blue"]
+        assert (await gateway.answered(turn)).text == "thanks"
+        assert results(gateway) == ["blue"]
 
 
 @pytest.mark.parametrize("drain", [None, 0.05])
@@ -107,16 +107,16 @@ async def test_calls_that_ran_beside_a_question_are_not_repeated(
     deeds = Deeds()
     config = configured(model, rules=("allow linger",))
     call = '[together linger {"what": "x"} push {"what": "a"}] [say done]'
-    async with asking(home, model, deeds, config=config, drain=drain) as house:
-        turn, [question] = await ask(house, call)
+    async with asking(home, model, deeds, config=config, drain=drain) as gateway:
+        turn, [question] = await ask(gateway, call)
         with anyio.fail_after(WAIT):
             await deeds.started.wait()
-    async with asking(home, model, deeds, config=config) as house:
-        await asked(house, turn)
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(turn)).text == "done"
+    async with asking(home, model, deeds, config=config) as gateway:
+        await asked(gateway, turn)
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(turn)).text == "done"
         assert deeds.done == ["x", "a"]
-        assert results(house)[0].startswith("Interrupted") and results(house)[1] == "pushed a"
+        assert results(gateway)[0].startswith("Interrupted") and results(gateway)[1] == "pushed a"
 
 
 async def test_sweeps_and_expiry_spare_sessions_with_open_questions(home: Path, model: ScriptedModel) -> None:
@@ -124,16 +124,16 @@ async def test_sweeps_and_expiry_spare_sessions_with_open_questions(home: Path, 
     now = [1e9]
     deeds = Deeds()
     extra = '[limits]\nidle_ttl = "1s"\nanswer_within = "30d"\nresidents = 1\n[expiry]\nnamed_idle = "1h"'
-    async with asking(home, model, deeds, extra, clock=lambda: now[0]) as house:
-        turn, [question] = await ask(house)
+    async with asking(home, model, deeds, extra, clock=lambda: now[0]) as gateway:
+        turn, [question] = await ask(gateway)
         now[0] += 20 * 86400
-        await house.say("[say other]", name="other")
-        for chore in house.service.maintenance_tasks():
+        await gateway.say("[say other]", name="other")
+        for chore in gateway.service.maintenance_tasks():
             await chore.run()
-        house.components.presence.unload((await house.service.outcome(turn)).session, reason="pressure")
-        assert [view.id for view in await house.service.questions.open_for(ANNA)] == [question.id]
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(turn)).text == "done"
+        gateway.components.presence.unload((await gateway.service.outcome(turn)).session, reason="pressure")
+        assert [view.id for view in await gateway.service.questions.open_for(ANNA)] == [question.id]
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(turn)).text == "done"
 
 
 # -- how it ends -----------------------------------------------------------------------------------------------------
@@ -142,30 +142,30 @@ async def test_sweeps_and_expiry_spare_sessions_with_open_questions(home: Path, 
 async def test_a_stop_cancels_open_questions(home: Path, model: ScriptedModel) -> None:
     """S30: at once; a late answer is refused with the reason, and the conversation continues."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        turn, [question] = await ask(house)
-        session = (await house.service.outcome(turn)).session
-        assert await house.service.stop(session, ANNA) == turn
-        assert (await house.answered(turn)).state == "stopped"
+    async with asking(home, model, deeds) as gateway:
+        turn, [question] = await ask(gateway)
+        session = (await gateway.service.outcome(turn)).session
+        assert await gateway.service.stop(session, ANNA) == turn
+        assert (await gateway.answered(turn)).state == "stopped"
         with pytest.raises(Conflict, match="it was cancelled"):
-            await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.say("[say next]")).text == "next"
-        assert deeds.done == [] and house.components.engine.asking == 0 and house.service.questions.waiting == 0
+            await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.say("[say next]")).text == "next"
+        assert deeds.done == [] and gateway.components.engine.asking == 0 and gateway.service.questions.waiting == 0
 
 
 async def test_an_end_cancels_open_questions_and_notifies_readers(home: Path, model: ScriptedModel) -> None:
     """S30, B3: the turn ends as stopped, with the reason; the question is cancelled."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        turn, [question] = await ask(house)
-        log = house.service.turn_log(turn)
-        session = (await house.service.outcome(turn)).session
-        assert await house.service.end(session, ANNA, "new")
-        outcome = await house.answered(turn)
+    async with asking(home, model, deeds) as gateway:
+        turn, [question] = await ask(gateway)
+        log = gateway.service.turn_log(turn)
+        session = (await gateway.service.outcome(turn)).session
+        assert await gateway.service.end(session, ANNA, "new")
+        outcome = await gateway.answered(turn)
         assert outcome.state == "stopped" and outcome.error is not None and "ended" in outcome.error.message
         assert log is not None and isinstance(log.events[-1], TurnEnded)
-        assert (await house.service.questions.get(question.id, ANNA)).state == "cancelled"
-        assert await house.service.questions.open_events(session) == []
+        assert (await gateway.service.questions.get(question.id, ANNA)).state == "cancelled"
+        assert await gateway.service.questions.open_events(session) == []
         assert deeds.done == []
 
 
@@ -175,15 +175,15 @@ async def test_an_expired_question_is_reported_to_the_model_and_the_turn_continu
     """S30: limits.answer_within; the model reads that nothing was done, and why."""
     now = [1e9]
     deeds = Deeds()
-    async with asking(home, model, deeds, '[limits]\nanswer_within = "1h"', clock=lambda: now[0]) as house:
-        turn, [question] = await ask(house)
+    async with asking(home, model, deeds, '[limits]\nanswer_within = "1h"', clock=lambda: now[0]) as gateway:
+        turn, [question] = await ask(gateway)
         assert question.expires == 1e9 + 3600
         now[0] += 3600
         with pytest.raises(Conflict, match="it has expired"):
-            await house.service.questions.answer(question.id, ANNA, "approved")
-        assert await house.service.questions.expire() == 1
-        assert (await house.answered(turn)).text == "done"
-        assert results(house) == ["Nobody answered in time (limits.answer_within), so nothing was done."]
+            await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert await gateway.service.questions.expire() == 1
+        assert (await gateway.answered(turn)).text == "done"
+        assert results(gateway) == ["Nobody answered in time (limits.answer_within), so nothing was done."]
         assert deeds.done == []
 
 
@@ -195,25 +195,25 @@ async def test_an_agent_may_be_configured_to_end_the_turn_when_a_question_expire
     now = [1e9]
     deeds = Deeds()
     config = configured(model, agent='unanswered = "end"')
-    async with asking(home, model, deeds, config=config, clock=lambda: now[0]) as house:
-        turn, _ = await ask(house, f"[tool {call}] [say done]")
+    async with asking(home, model, deeds, config=config, clock=lambda: now[0]) as gateway:
+        turn, _ = await ask(gateway, f"[tool {call}] [say done]")
         now[0] += 10 * 86400
-        await house.service.questions.expire()
-        outcome = await house.answered(turn)
+        await gateway.service.questions.expire()
+        outcome = await gateway.answered(turn)
         assert outcome.state == "failed" and outcome.error is not None and outcome.error.code == "unanswered"
         assert "limits.answer_within" in outcome.error.message
-        assert (await house.say("[say next]")).text == "next"
+        assert (await gateway.say("[say next]")).text == "next"
         assert deeds.done == [] and model.stats()["refusals"] == []
 
 
 async def test_a_denial_reaches_the_model_with_its_reason(home: Path, model: ScriptedModel) -> None:
     """S30: it is a result like any other: the turn continues."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        turn, [question] = await ask(house)
-        await house.service.questions.answer(question.id, ANNA, "denied", "not on a Friday")
-        assert (await house.answered(turn)).text == "done"
-        assert results(house) == ["Not run: the person denied it, and said: not on a Friday"]
+    async with asking(home, model, deeds) as gateway:
+        turn, [question] = await ask(gateway)
+        await gateway.service.questions.answer(question.id, ANNA, "denied", "not on a Friday")
+        assert (await gateway.answered(turn)).text == "done"
+        assert results(gateway) == ["Not run: the person denied it, and said: not on a Friday"]
         assert deeds.done == []
 
 
@@ -227,33 +227,33 @@ async def test_an_action_is_denied_if_nobody_can_be_asked(
     """X11: without configuration; the model is told why, and nothing waits."""
     deeds = Deeds()
     config = re.sub(r'approvals = "balanced"\nrules = .*\n', "", configured(model))
-    async with asking(home, model, deeds, config=config) as house:
-        outcome = await house.say(
+    async with asking(home, model, deeds, config=config) as gateway:
+        outcome = await gateway.say(
             '[tool deploy {"what": "a"}] [tool ask_user {"question": "?"}] [say done]', **{"channel": "page", **where}
         )
         assert outcome.text == "done" and deeds.done == []
-        denied, unasked = results(house)
+        denied, unasked = results(gateway)
         assert denied.startswith(
             "Not run: it needs a person's approval (approvals = balanced), and nobody can be asked"
         )
         assert unasked.startswith("Nobody was asked: nobody can be asked on the channel")
-        assert await house.service.questions.open_for(ANNA) == []
+        assert await gateway.service.questions.open_for(ANNA) == []
 
 
 async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home: Path, model: ScriptedModel) -> None:
     """X11, L21: limits.questions_each; another principal's turn may still ask."""
     deeds = Deeds()
     push = '[tool push {"what": "a"}] [say done]'
-    async with asking(home, model, deeds, "[limits]\nquestions_each = 1") as house:
-        own = await house.accept(push, channel="page")
-        [first] = await asked(house, own.turn)
-        assert (await house.say(push, name="other", channel="page")).text == "done"
-        assert "limits.questions_each" in results(house)[-1]
-        others = await house.accept(push, channel="page", principal=BERT.id)
-        [second] = await asked(house, others.turn)
+    async with asking(home, model, deeds, "[limits]\nquestions_each = 1") as gateway:
+        own = await gateway.accept(push, channel="page")
+        [first] = await asked(gateway, own.turn)
+        assert (await gateway.say(push, name="other", channel="page")).text == "done"
+        assert "limits.questions_each" in results(gateway)[-1]
+        others = await gateway.accept(push, channel="page", principal=BERT.id)
+        [second] = await asked(gateway, others.turn)
         for question, who, accepted in ((first, ANNA, own), (second, BERT, others)):
-            await house.service.questions.answer(question.id, who, "approved")
-            assert (await house.answered(accepted.turn)).text == "done"
+            await gateway.service.questions.answer(question.id, who, "approved")
+            assert (await gateway.answered(accepted.turn)).text == "done"
 
 
 async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refused(
@@ -263,23 +263,23 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
     deeds = Deeds()
     extra = "[limits]\nquestions = 1"
     both = '[together push {"what": "a"} push {"what": "b"}] [say done]'
-    async with asking(home, model, deeds, extra, drain=None) as house:
-        accepted = await house.accept(both, channel="page")
-        first = await asked(house, accepted.turn, 2)
-        assert house.service.questions.waiting == 2 and house.components.engine.asking == 1
-        assert (await house.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
-        assert "limits.questions" in results(house)[-1]
-    async with asking(home, model, deeds, extra) as house:
-        again = await asked(house, accepted.turn, 2)
+    async with asking(home, model, deeds, extra, drain=None) as gateway:
+        accepted = await gateway.accept(both, channel="page")
+        first = await asked(gateway, accepted.turn, 2)
+        assert gateway.service.questions.waiting == 2 and gateway.components.engine.asking == 1
+        assert (await gateway.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
+        assert "limits.questions" in results(gateway)[-1]
+    async with asking(home, model, deeds, extra) as gateway:
+        again = await asked(gateway, accepted.turn, 2)
         assert {question.id for question in again} == {question.id for question in first}
         for question in again:
-            await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(accepted.turn)).text == "done"
+            await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(accepted.turn)).text == "done"
         assert sorted(deeds.done) == ["a", "b"]
-        turn, _ = await ask(house)
-        assert house.service.questions.waiting == 1
-        house.components.engine.interrupt(turn, "by the test")
-        await house.answered(turn)
+        turn, _ = await ask(gateway)
+        assert gateway.service.questions.waiting == 1
+        gateway.components.engine.interrupt(turn, "by the test")
+        await gateway.answered(turn)
 
 
 # -- one exact action ------------------------------------------------------------------------------------------------
@@ -288,13 +288,13 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
 async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(home: Path, model: ScriptedModel) -> None:
     """X14: two calls side by side, two rows; the approved one runs, the other does not."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        accepted = await house.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
-        questions = await asked(house, accepted.turn, 2)
+    async with asking(home, model, deeds) as gateway:
+        accepted = await gateway.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
+        questions = await asked(gateway, accepted.turn, 2)
         (second,) = [question for question in questions if "what: b" in question.summary]
         (first,) = [question for question in questions if "what: a" in question.summary]
-        await house.service.questions.answer(second.id, ANNA, "approved")
-        log = house.service.turn_log(accepted.turn)
+        await gateway.service.questions.answer(second.id, ANNA, "approved")
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:
@@ -302,8 +302,8 @@ async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(ho
                     if any(isinstance(event, MessageAdded) and event.message.text == "pushed b" for event in batch):
                         break
         assert deeds.done == ["b"]
-        await house.service.questions.answer(first.id, ANNA, "denied")
-        assert (await house.answered(accepted.turn)).text == "done"
+        await gateway.service.questions.answer(first.id, ANNA, "denied")
+        assert (await gateway.answered(accepted.turn)).text == "done"
         assert deeds.done == ["b"]
 
 
@@ -316,54 +316,54 @@ async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: Sc
         other = approvals.action_digest("push", '{"what": "harmless"}')
         db.execute("UPDATE approvals SET digest = ?, state = ? WHERE state = 'open'", (other, state))
 
-    async with asking(home, model, deeds) as house:
-        turn, [question] = await ask(house)
-        await house.store.write(forge)
+    async with asking(home, model, deeds) as gateway:
+        turn, [question] = await ask(gateway)
+        await gateway.store.write(forge)
         if state == "open":
-            await house.service.questions.answer(question.id, ANNA, "approved")
+            await gateway.service.questions.answer(question.id, ANNA, "approved")
         else:
-            house.components.engine.signal(turn)
-        assert (await house.answered(turn)).text == "done"
-        assert deeds.done == [] and results(house)[0].startswith("Not run")
+            gateway.components.engine.signal(turn)
+        assert (await gateway.answered(turn)).text == "done"
+        assert deeds.done == [] and results(gateway)[0].startswith("Not run")
 
 
 async def test_after_a_restart_a_row_about_another_action_lets_nothing_run(home: Path, model: ScriptedModel) -> None:
     """X14, S31: the same, when the step asks again."""
     deeds = Deeds()
-    async with asking(home, model, deeds, drain=None) as house:
-        turn, _ = await ask(house)
+    async with asking(home, model, deeds, drain=None) as gateway:
+        turn, _ = await ask(gateway)
         other = approvals.action_digest("push", '{"what": "harmless"}')
-        await house.store.write(
+        await gateway.store.write(
             lambda db: db.execute("UPDATE approvals SET digest = ?, state = 'approved'", (other,)) and None
         )
-    async with asking(home, model, deeds) as house:
-        assert (await house.answered(turn)).text == "done"
-        assert deeds.done == [] and "another action" in results(house)[0]
+    async with asking(home, model, deeds) as gateway:
+        assert (await gateway.answered(turn)).text == "done"
+        assert deeds.done == [] and "another action" in results(gateway)[0]
 
 
 async def test_questions_of_others_are_not_found(home: Path, model: ScriptedModel) -> None:
     """X14, X06: a forged or foreign id is not found, not even for the owner of the gateway, and nothing runs."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        turn, [question] = await ask(house)
+    async with asking(home, model, deeds) as gateway:
+        turn, [question] = await ask(gateway)
         for stranger in (BERT, OWNER):
             for id in (question.id, "ap_" + "0" * 32, "", "' OR 1 --"):
                 with pytest.raises(NotFound, match="no question"):
-                    await house.service.questions.answer(id, stranger, "approved")
-            assert await house.service.questions.open_for(stranger) == []
-        session = (await house.service.outcome(turn)).session
-        assert await house.service.questions.of_session(session, BERT) == []
-        assert deeds.done == [] and (await house.service.questions.get(question.id, ANNA)).state == "open"
-        await house.service.stop(session, ANNA)
-        await house.answered(turn)
+                    await gateway.service.questions.answer(id, stranger, "approved")
+            assert await gateway.service.questions.open_for(stranger) == []
+        session = (await gateway.service.outcome(turn)).session
+        assert await gateway.service.questions.of_session(session, BERT) == []
+        assert deeds.done == [] and (await gateway.service.questions.get(question.id, ANNA)).state == "open"
+        await gateway.service.stop(session, ANNA)
+        await gateway.answered(turn)
 
 
 async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
     """S29: repeating the same answer is fine; another one is refused with the first."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        turn, [question] = await ask(house)
-        answer = house.service.questions.answer
+    async with asking(home, model, deeds) as gateway:
+        turn, [question] = await ask(gateway)
+        answer = gateway.service.questions.answer
         for wrong in ("answered",):
             with pytest.raises(Refused, match="/approve or /deny"):
                 await answer(question.id, ANNA, wrong, "yes")  # type: ignore[arg-type]
@@ -371,45 +371,45 @@ async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
         assert await answer(question.id, ANNA, "approved") == first
         with pytest.raises(Conflict, match="it was approved"):
             await answer(question.id, ANNA, "denied")
-        await house.answered(turn)
+        await gateway.answered(turn)
         assert deeds.done == ["a"]
 
 
 async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, model: ScriptedModel) -> None:
     """S29: after a crash in between, the given answers stay valid."""
     deeds = Deeds()
-    async with asking(home, model, deeds, drain=None) as house:
-        turn, [first] = await ask(house, '[tool insist {"times": 2}] [say done]')
+    async with asking(home, model, deeds, drain=None) as gateway:
+        turn, [first] = await ask(gateway, '[tool insist {"times": 2}] [say done]')
         with pytest.raises(Refused, match="Give an answer"):
-            await house.service.questions.answer(first.id, ANNA, "answered", " ")
+            await gateway.service.questions.answer(first.id, ANNA, "answered", " ")
         with pytest.raises(Refused, match="/answer"):
-            await house.service.questions.answer(first.id, ANNA, "approved")
-        await house.service.questions.answer(first.id, ANNA, "answered", "YES")
-        _, second = await asked(house, turn, 2)
+            await gateway.service.questions.answer(first.id, ANNA, "approved")
+        await gateway.service.questions.answer(first.id, ANNA, "answered", "YES")
+        _, second = await asked(gateway, turn, 2)
         assert second.id != first.id
-    async with asking(home, model, deeds) as house:
-        (again,) = await asked(house, turn)
+    async with asking(home, model, deeds) as gateway:
+        (again,) = await asked(gateway, turn)
         assert again.id == second.id
         with pytest.raises(Conflict, match="it was answered"):
-            await house.service.questions.answer(first.id, ANNA, "answered", "no")
-        await house.service.questions.answer(second.id, ANNA, "answered", "no")
-        assert (await house.answered(turn)).text == "done"
-        assert results(house) == ["yes, no"]
+            await gateway.service.questions.answer(first.id, ANNA, "answered", "no")
+        await gateway.service.questions.answer(second.id, ANNA, "answered", "no")
+        assert (await gateway.answered(turn)).text == "done"
+        assert results(gateway) == ["yes, no"]
 
 
 async def test_questions_close_with_their_call(home: Path, model: ScriptedModel) -> None:
     """S30: a tool that has timed out asks nobody any more: readers are notified, and a late answer is refused."""
-    async with asking(home, model, Deeds()) as house:
-        turn, [question] = await ask(house, "[tool hurry {}] [hold gate step=1] [say done]")
-        log = house.service.turn_log(turn)
+    async with asking(home, model, Deeds()) as gateway:
+        turn, [question] = await ask(gateway, "[tool hurry {}] [hold gate step=1] [say done]")
+        log = gateway.service.turn_log(turn)
         with anyio.fail_after(WAIT):
             await model.held("gate")
         assert log is not None and _states(log.events) == ["cancelled"]
-        assert await house.service.questions.open_for(ANNA) == []
+        assert await gateway.service.questions.open_for(ANNA) == []
         with pytest.raises(Conflict, match="it was cancelled"):
-            await house.service.questions.answer(question.id, ANNA, "answered", "late")
+            await gateway.service.questions.answer(question.id, ANNA, "answered", "late")
         model.release("gate")
-        assert (await house.answered(turn)).text == "done"
+        assert (await gateway.answered(turn)).text == "done"
 
 
 async def test_questions_of_a_lost_call_close_too(home: Path, model: ScriptedModel) -> None:
@@ -418,15 +418,15 @@ async def test_questions_of_a_lost_call_close_too(home: Path, model: ScriptedMod
     deeds.goes_on.set()
     config = configured(model, rules=("allow linger",))
     text = '[tool linger {"what": "a", "then": "Why?"}] [hold gate step=1] [say done]'
-    async with asking(home, model, deeds, config=config, drain=None) as house:
-        turn, [question] = await ask(house, text)
-    async with asking(home, model, deeds, config=config) as house:
+    async with asking(home, model, deeds, config=config, drain=None) as gateway:
+        turn, [question] = await ask(gateway, text)
+    async with asking(home, model, deeds, config=config) as gateway:
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert (await house.service.questions.get(question.id, ANNA)).state == "cancelled"
+        assert (await gateway.service.questions.get(question.id, ANNA)).state == "cancelled"
         model.release("gate")
-        assert (await house.answered(turn)).text == "done"
-        assert results(house)[0].startswith("Interrupted") and deeds.done == ["a"]
+        assert (await gateway.answered(turn)).text == "done"
+        assert results(gateway)[0].startswith("Interrupted") and deeds.done == ["a"]
 
 
 def _states(events: Sequence[Event]) -> list[str]:
@@ -437,13 +437,13 @@ async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: Scripte
     """X14: the approval of a call and its questions are different rows."""
     deeds = Deeds()
     deeds.goes_on.set()
-    async with asking(home, model, deeds) as house:
-        turn, [leave] = await ask(house, '[tool linger {"what": "a", "then": "Why?"}] [say done]')
-        await house.service.questions.answer(leave.id, ANNA, "approved")
-        _, question = await asked(house, turn, 2)
-        await house.service.questions.answer(question.id, ANNA, "answered", "because")
-        assert (await house.answered(turn)).text == "done"
-        assert results(house) == ["because"] and deeds.done == ["a"]
+    async with asking(home, model, deeds) as gateway:
+        turn, [leave] = await ask(gateway, '[tool linger {"what": "a", "then": "Why?"}] [say done]')
+        await gateway.service.questions.answer(leave.id, ANNA, "approved")
+        _, question = await asked(gateway, turn, 2)
+        await gateway.service.questions.answer(question.id, ANNA, "answered", "because")
+        assert (await gateway.answered(turn)).text == "done"
+        assert results(gateway) == ["because"] and deeds.done == ["a"]
 
 
 async def test_the_approver_sees_hidden_characters(home: Path, model: ScriptedModel) -> None:
@@ -453,10 +453,10 @@ async def test_the_approver_sees_hidden_characters(home: Path, model: ScriptedMo
     long = "begin " + "x" * 20_000 + " end"
     blank = "\u3164\ufe0f\U000e0100\u115f\u2800\u034f"
     tricks = ["ls\nforce: false", "rm \u202e sl\u200b \x1b[31m", f"rm a{blank} \u2764\ufe0f", long]
-    async with asking(home, model, deeds) as house:
+    async with asking(home, model, deeds) as gateway:
         for number, what in enumerate(tricks):
             call = json.dumps({"what": what, "force": True})
-            turn, [question] = await ask(house, f"[tool push {call}] [say done]", name=f"t{number}")
+            turn, [question] = await ask(gateway, f"[tool push {call}] [say done]", name=f"t{number}")
             lines = question.summary.split("\n")
             assert lines[0] == "push" and lines[-1] == "force: true" and question.summary.isprintable() == (number == 9)
             assert sum(line.startswith("force:") for line in lines) == 1
@@ -466,20 +466,20 @@ async def test_the_approver_sees_hidden_characters(home: Path, model: ScriptedMo
             assert "a\ufe0f" not in question.summary and ("\u2764\ufe0f" in question.summary) == ("\u2764" in what)
             if what is long:
                 assert question.summary == f"push\nwhat: {long}\nforce: true"
-            await house.service.questions.answer(question.id, ANNA, "approved")
-            await house.answered(turn)
+            await gateway.service.questions.answer(question.id, ANNA, "approved")
+            await gateway.answered(turn)
         assert deeds.done == tricks
 
 
 async def test_an_action_too_long_to_show_is_refused_without_asking(home: Path, model: ScriptedModel) -> None:
     """X14: nobody approves an action unseen; escaped characters count at their displayed length."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
+    async with asking(home, model, deeds) as gateway:
         for what in ("x" * approvals.SUMMARY_CHARACTERS, "\u200b" * 11_000):
-            await house.say(f"[tool push {json.dumps({'what': what})}] [say done]", channel="page")
-            (result,) = results(house)[-1:]
+            await gateway.say(f"[tool push {json.dumps({'what': what})}] [say done]", channel="page")
+            (result,) = results(gateway)[-1:]
             assert "65,536 characters that can be shown to a person" in result
-        assert deeds.done == [] and await house.service.questions.open_for(ANNA) == []
+        assert deeds.done == [] and await gateway.service.questions.open_for(ANNA) == []
 
 
 # -- whose it is to approve ------------------------------------------------------------------------------------------
@@ -490,60 +490,60 @@ DEPLOY = '[tool deploy {"what": "d"}] [say done]'
 async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path, model: ScriptedModel) -> None:
     """X11, X14: in anyone's conversation; the refusal names the right and who has it."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
+    async with asking(home, model, deeds) as gateway:
         adam = Principal(id="p_adam", name="adam", role="admin")
-        await house.know(adam)
+        await gateway.know(adam)
         for person in (ANNA, adam):
-            turn, [question] = await ask(house, DEPLOY, principal=person.id)
-            assert question.for_owner and await house.service.questions.open_for(person) == []
+            turn, [question] = await ask(gateway, DEPLOY, principal=person.id)
+            assert question.for_owner and await gateway.service.questions.open_for(person) == []
             with pytest.raises(
                 NotAllowed, match="effects outside the sandbox: this requires the role owner, and yours"
             ):
-                await house.service.questions.answer(question.id, person, "approved")
+                await gateway.service.questions.answer(question.id, person, "approved")
             with pytest.raises(NotFound):
-                await house.service.questions.answer(question.id, BERT, "approved")
-            commands = build(house.service)
-            session = (await house.service.outcome(turn)).session
+                await gateway.service.questions.answer(question.id, BERT, "approved")
+            commands = build(gateway.service)
+            session = (await gateway.service.outcome(turn)).session
             for line in ("/approve", f"/approve {question.id}"):
                 with pytest.raises(NotAllowed, match="effects outside the sandbox"):
                     await commands.run(line, principal=person, channel="page", session=session, agent="main")
-            [view] = await house.service.questions.open_for(OWNER)
+            [view] = await gateway.service.questions.open_for(OWNER)
             assert deeds.done == [] and view.id == question.id
-            await house.service.questions.answer(question.id, OWNER, "approved")
-            assert (await house.answered(turn)).text == "done"
+            await gateway.service.questions.answer(question.id, OWNER, "approved")
+            assert (await gateway.answered(turn)).text == "done"
             assert deeds.done == ["d"]
             deeds.done.clear()
-        turn, [question] = await ask(house, DEPLOY, principal=OWNER.id)
-        await house.service.questions.answer(question.id, OWNER, "approved")
-        assert (await house.answered(turn)).text == "done" and deeds.done == ["d"]
+        turn, [question] = await ask(gateway, DEPLOY, principal=OWNER.id)
+        await gateway.service.questions.answer(question.id, OWNER, "approved")
+        assert (await gateway.answered(turn)).text == "done" and deeds.done == ["d"]
 
 
 async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model: ScriptedModel) -> None:
     """X11: approvals in their conversations wait for the owner."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
+    async with asking(home, model, deeds) as gateway:
         gwen = Principal(id="p_gwen", name="gwen", role="guest")
-        await house.know(gwen)
-        turn, [question] = await ask(house, principal=gwen.id)
+        await gateway.know(gwen)
+        turn, [question] = await ask(gateway, principal=gwen.id)
         with pytest.raises(NotAllowed, match="actions in your own conversations: this requires the role owner or"):
-            await house.service.questions.answer(question.id, gwen, "approved")
-        await house.service.questions.answer(question.id, OWNER, "denied")
-        assert (await house.answered(turn)).text == "done" and deeds.done == []
-        turn, [question] = await ask(house, '[tool ask_user {"question": "Why?"}] [say ok]', principal=gwen.id)
-        await house.service.questions.answer(question.id, gwen, "answered", "because")
-        assert (await house.answered(turn)).text == "ok"
+            await gateway.service.questions.answer(question.id, gwen, "approved")
+        await gateway.service.questions.answer(question.id, OWNER, "denied")
+        assert (await gateway.answered(turn)).text == "done" and deeds.done == []
+        turn, [question] = await ask(gateway, '[tool ask_user {"question": "Why?"}] [say ok]', principal=gwen.id)
+        await gateway.service.questions.answer(question.id, gwen, "answered", "because")
+        assert (await gateway.answered(turn)).text == "ok"
 
 
 async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path, model: ScriptedModel) -> None:
     """X11: a principal without a row has no rights."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
+    async with asking(home, model, deeds) as gateway:
         nobody = Principal(id="p_nobody", name="nobody")
-        turn, [question] = await ask(house, principal=nobody.id)
+        turn, [question] = await ask(gateway, principal=nobody.id)
         with pytest.raises(NotAllowed):
-            await house.service.questions.answer(question.id, nobody, "approved")
-        await house.service.stop((await house.service.outcome(turn)).session, nobody)
-        await house.answered(turn)
+            await gateway.service.questions.answer(question.id, nobody, "approved")
+        await gateway.service.stop((await gateway.service.outcome(turn)).session, nobody)
+        await gateway.answered(turn)
         assert deeds.done == []
 
 
@@ -552,29 +552,29 @@ async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, mo
     deeds = Deeds()
     asks = configured(model, '[workspaces]\nbackend = "bubblewrap"', rules=("ask build",))
     build = '[tool build {"what": "b"}] [say done]'
-    async with asking(home, model, deeds, config=asks, drain=None) as house:
-        turn, [question] = await ask(house, build)
-        await house.store.write(
+    async with asking(home, model, deeds, config=asks, drain=None) as gateway:
+        turn, [question] = await ask(gateway, build)
+        await gateway.store.write(
             lambda db: approvals.answer(
-                db, question.id, decision="approved", principal=ANNA.id, role="member", now=house.components.clock()
+                db, question.id, decision="approved", principal=ANNA.id, role="member", now=gateway.components.clock()
             )
         )
-    async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as house:
-        assert (await house.answered(turn)).text == "done"
-        assert deeds.done == [] and "another action" in results(house)[0]
+    async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as gateway:
+        assert (await gateway.answered(turn)).text == "done"
+        assert deeds.done == [] and "another action" in results(gateway)[0]
 
 
 async def test_arguments_that_no_tool_could_read_are_asked_about_and_fail(home: Path, model: ScriptedModel) -> None:
     """X14: also those that are nested too deeply to be read."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
+    async with asking(home, model, deeds) as gateway:
         for number, call in enumerate(
             ("[badargs push] [say done]", f"[tool push {'[' * 5000 + ']' * 5000}] [say done]")
         ):
-            turn, [question] = await ask(house, call, name=f"t{number}")
-            await house.service.questions.answer(question.id, ANNA, "approved")
-            assert (await house.answered(turn)).text == "done"
-            assert results(house)[0].startswith("push: ")
+            turn, [question] = await ask(gateway, call, name=f"t{number}")
+            await gateway.service.questions.answer(question.id, ANNA, "approved")
+            assert (await gateway.answered(turn)).text == "done"
+            assert results(gateway)[0].startswith("push: ")
         assert deeds.done == []
 
 
@@ -585,26 +585,26 @@ async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> N
     """X11: allow, ask and deny, by tool, argument and channel; a denial names its rule."""
     deeds = Deeds()
     rules = ("allow push what=a", "deny push what=b", "ask note channel:page", "deny effect:read")
-    async with asking(home, model, deeds, config=configured(model, rules=rules)) as house:
-        await house.say(
+    async with asking(home, model, deeds, config=configured(model, rules=rules)) as gateway:
+        await gateway.say(
             '[tool push {"what": "a"}] [tool push {"what": "b"}] [tool clock {}] [say done]', channel="page"
         )
         assert deeds.done == ["a"]
-        assert results(house)[1] == "Not run: denied (rule: deny push what=b)."
-        assert "rule: deny effect:read" in results(house)[2]
-        assert (await house.say('[tool note {"what": "n"}] [say done]', channel="http")).text == "done"
-        turn, [question] = await ask(house, '[tool note {"what": "m"}] [say done]')
+        assert results(gateway)[1] == "Not run: denied (rule: deny push what=b)."
+        assert "rule: deny effect:read" in results(gateway)[2]
+        assert (await gateway.say('[tool note {"what": "n"}] [say done]', channel="http")).text == "done"
+        turn, [question] = await ask(gateway, '[tool note {"what": "m"}] [say done]')
         assert question.tool == "note"
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        await house.answered(turn)
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        await gateway.answered(turn)
         assert deeds.done == ["a", "n", "m"]
 
 
 async def test_actions_allowed_in_balanced_mode_need_no_approval(home: Path, model: ScriptedModel) -> None:
     """X11: writing in the workspace and reading, on a channel without a person."""
     deeds = Deeds()
-    async with asking(home, model, deeds) as house:
-        assert (await house.say('[tool note {"what": "n"}] [tool clock {}] [say done]')).text == "done"
+    async with asking(home, model, deeds) as gateway:
+        assert (await gateway.say('[tool note {"what": "n"}] [tool clock {}] [say done]')).text == "done"
         assert deeds.done == ["n"]
 
 
@@ -614,17 +614,17 @@ async def test_execution_needs_approval_unless_it_is_sandboxed(
 ) -> None:
     """X11: balanced mode, by the session's own workspace; a tool that runs its commands elsewhere asks anyway."""
     deeds = Deeds()
-    async with asking(home, model, deeds, f'[workspaces]\nbackend = "{backend}"') as house:
-        accepted = await house.accept('[tool build {"what": "b"}] [say done]', channel="page")
+    async with asking(home, model, deeds, f'[workspaces]\nbackend = "{backend}"') as gateway:
+        accepted = await gateway.accept('[tool build {"what": "b"}] [say done]', channel="page")
         if asks:
-            (question,) = await asked(house, accepted.turn)
+            (question,) = await asked(gateway, accepted.turn)
             assert question.tool == "build" and question.for_owner and deeds.done == []
-            await house.service.questions.answer(question.id, OWNER, "approved")
-        assert (await house.answered(accepted.turn)).text == "done"
+            await gateway.service.questions.answer(question.id, OWNER, "approved")
+        assert (await gateway.answered(accepted.turn)).text == "done"
         assert deeds.done == ["b"]
-        turn, [question] = await ask(house)
-        await house.service.questions.answer(question.id, ANNA, "denied")
-        await house.answered(turn)
+        turn, [question] = await ask(gateway)
+        await gateway.service.questions.answer(question.id, ANNA, "denied")
+        await gateway.answered(turn)
         assert deeds.done == ["b"]
 
 
@@ -634,16 +634,16 @@ async def test_execution_needs_approval_unless_it_is_sandboxed(
 async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: ScriptedModel) -> None:
     """S29: with one slot, another session is answered meanwhile; the status shows how many wait."""
     deeds = Deeds()
-    async with asking(home, model, deeds, "[limits]\nturns = 1") as house:
-        turn, [question] = await ask(house)
-        assert (await house.say("[say meanwhile]", name="other")).text == "meanwhile"
-        status = house.service.status()
+    async with asking(home, model, deeds, "[limits]\nturns = 1") as gateway:
+        turn, [question] = await ask(gateway)
+        assert (await gateway.say("[say meanwhile]", name="other")).text == "meanwhile"
+        status = gateway.service.status()
         assert status.turns.running == 0 and status.turns.waiting == 0
         assert status.turns.asking == 1 and status.questions.waiting == 1
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(turn)).text == "done"
-        assert house.service.status().questions.waiting == 0
-        assert house.service.census()["turns_asking"] == 0
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(turn)).text == "done"
+        assert gateway.service.status().questions.waiting == 0
+        assert gateway.service.census()["turns_asking"] == 0
 
 
 async def _put_on(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -661,11 +661,11 @@ async def test_the_time_of_a_question_does_not_count(
 ) -> None:
     """S29: limits.turn_seconds is for work."""
     deeds = Deeds()
-    async with asking(home, model, deeds, '[limits]\nturn_seconds = "1s"') as house:
-        turn, [question] = await ask(house)
+    async with asking(home, model, deeds, '[limits]\nturn_seconds = "1s"') as gateway:
+        turn, [question] = await ask(gateway)
         await _put_on(monkeypatch, 3)
-        await house.service.questions.answer(question.id, ANNA, "approved")
-        assert (await house.answered(turn)).text == "done"
+        await gateway.service.questions.answer(question.id, ANNA, "approved")
+        assert (await gateway.answered(turn)).text == "done"
 
 
 async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
@@ -674,16 +674,16 @@ async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
     """S29: of two concurrent calls, one asks after the other has waited longer than a turn may take."""
     deeds = Deeds()
     config = configured(model, '[limits]\nturn_seconds = "1s"', rules=("allow linger",))
-    async with asking(home, model, deeds, config=config) as house:
+    async with asking(home, model, deeds, config=config) as gateway:
         turn, [first] = await ask(
-            house, '[together push {"what": "a"} linger {"what": "b", "then": "Why?"}] [say done]'
+            gateway, '[together push {"what": "a"} linger {"what": "b", "then": "Why?"}] [say done]'
         )
         await _put_on(monkeypatch, 3)
         deeds.goes_on.set()
-        _, second = await asked(house, turn, 2)
-        await house.service.questions.answer(first.id, ANNA, "approved")
-        await house.service.questions.answer(second.id, ANNA, "answered", "because")
-        assert (await house.answered(turn)).text == "done"
+        _, second = await asked(gateway, turn, 2)
+        await gateway.service.questions.answer(first.id, ANNA, "approved")
+        await gateway.service.questions.answer(second.id, ANNA, "answered", "because")
+        assert (await gateway.answered(turn)).text == "done"
 
 
 # -- who comes later -------------------------------------------------------------------------------------------------
@@ -693,27 +693,27 @@ async def test_late_readers_get_open_questions_first(home: Path, model: Scripted
     """S29: before the rows; also while the asking turn still waits for a slot after a restart."""
     deeds = Deeds()
     extra = "[limits]\nturns = 1"
-    async with asking(home, model, deeds, extra, drain=None) as house:
-        busy = await house.accept("[hold gate] [say held]", name="busy", channel="page")
+    async with asking(home, model, deeds, extra, drain=None) as gateway:
+        busy = await gateway.accept("[hold gate] [say held]", name="busy", channel="page")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        waiting = await house.accept('[tool push {"what": "a"}] [say done]', channel="page")
+        waiting = await gateway.accept('[tool push {"what": "a"}] [say done]', channel="page")
         model.release("gate")
-        await house.answered(busy.turn)
-        (question,) = await asked(house, waiting.turn)
-        blocker = await house.accept("[hold other] [say held]", name="busy", channel="page")
+        await gateway.answered(busy.turn)
+        (question,) = await asked(gateway, waiting.turn)
+        blocker = await gateway.accept("[hold other] [say held]", name="busy", channel="page")
         with anyio.fail_after(WAIT):
             await model.held("other")
-    async with asking(home, model, deeds, extra) as house:
-        async with aclosing(house.service.watch(waiting.session, ANNA, 0)) as events:
+    async with asking(home, model, deeds, extra) as gateway:
+        async with aclosing(gateway.service.watch(waiting.session, ANNA, 0)) as events:
             with anyio.fail_after(WAIT):
                 _, first = await anext(events)
             assert isinstance(first, QuestionAsked) and first.id == question.id
-        answer = await house.service.questions.answer(question.id, ANNA, "approved")
+        answer = await gateway.service.questions.answer(question.id, ANNA, "approved")
         assert answer.state == "approved"
         model.release("other")
-        await house.answered(blocker.turn)
-        assert (await house.answered(waiting.turn)).text == "done"
+        await gateway.answered(blocker.turn)
+        assert (await gateway.answered(waiting.turn)).text == "done"
         assert deeds.done == ["a"]
 
 
@@ -723,17 +723,17 @@ async def test_after_a_restart_a_watcher_misses_no_row_of_the_turn_that_waits(
 ) -> None:
     """S14, S19, S29: the rows of the last process come once each, and then the turn's questions."""
     deeds = Deeds()
-    async with asking(home, model, deeds, drain=drain) as house:
-        turn, [question] = await ask(house)
-        session = (await house.service.outcome(turn)).session
-    async with asking(home, model, deeds) as house:
-        await asked(house, turn)
+    async with asking(home, model, deeds, drain=drain) as gateway:
+        turn, [question] = await ask(gateway)
+        session = (await gateway.service.outcome(turn)).session
+    async with asking(home, model, deeds) as gateway:
+        await asked(gateway, turn)
         told: list[Event] = []
         async with anyio.create_task_group() as group:
 
             async def listen() -> None:
                 with anyio.fail_after(WAIT):
-                    async with aclosing(house.service.watch(session, ANNA, 0)) as events:
+                    async with aclosing(gateway.service.watch(session, ANNA, 0)) as events:
                         async for _, event in events:
                             told.append(event)
                             if isinstance(event, TurnEnded):
@@ -741,7 +741,7 @@ async def test_after_a_restart_a_watcher_misses_no_row_of_the_turn_that_waits(
 
             group.start_soon(listen)
             await until(lambda: sum(isinstance(event, QuestionAsked) for event in told) == 2)
-            await house.service.questions.answer(question.id, ANNA, "approved")
+            await gateway.service.questions.answer(question.id, ANNA, "approved")
         rows = [event.seq for event in told if isinstance(event, MessageAdded)]
         assert rows == [1, 2, 3, 4]
         assert [event.id for event in told if isinstance(event, QuestionAsked)] == [question.id] * 2

@@ -56,39 +56,39 @@ def test_the_cap_is_on_unless_it_is_turned_off() -> None:
 async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: Path, model: ScriptedModel) -> None:
     """X22, H20, H22: 429 in OpenAI's format; when it opens again and what to do; no model is called."""
     clock = Clock()
-    async with core(home, SMALL, model=model, clock=clock) as house:
-        assert (await house.say("one")).state == "answered"
-        refused = await house.say("[say two]", **key("k"))
+    async with core(home, SMALL, model=model, clock=clock) as gateway:
+        assert (await gateway.say("one")).state == "answered"
+        refused = await gateway.say("[say two]", **key("k"))
         assert refused.state == "failed" and refused.error is not None
         assert (refused.error.status, refused.error.type) == (429, "rate_limit_error")
         assert refused.error.code == "budget_spent"
         assert refused.error.retry and refused.error.retry_after == DAY / 2
         for words in ("10 tokens", "limits.day_tokens", "2024-10-05 00:00 UTC", "send this again then", "raise"):
             assert words in refused.error.message
-        assert len(house.requests()) == 1
-        rows = (await house.service.transcript(refused.session, ANNA)).rows
+        assert len(gateway.requests()) == 1
+        rows = (await gateway.service.transcript(refused.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["one", "[say two]"]
-        (shown,) = house.components.status().budgets
+        (shown,) = gateway.components.status().budgets
         assert (shown.setting, shown.per, shown.each) == ("limits.day_tokens", "gateway", "day")
         assert (shown.tokens_limit, shown.opens) == (10, NOON + DAY / 2)
-        assert shown.tokens == house.components.budgets.day.spent().tokens and shown.used == shown.tokens / 10
-        assert house.components.budgets.day.spent().tokens > 10
+        assert shown.tokens == gateway.components.budgets.day.spent().tokens and shown.used == shown.tokens / 10
+        assert gateway.components.budgets.day.spent().tokens > 10
         clock.now += DAY / 2
-        assert house.components.budgets.day.spent().tokens == 0
-        assert (await house.say("[say two]", **key("k"))).text == "two"
+        assert gateway.components.budgets.day.spent().tokens == 0
+        assert (await gateway.say("[say two]", **key("k"))).text == "two"
 
 
 async def test_a_running_turn_ends_at_the_cap_and_keeps_its_steps(home: Path, model: ScriptedModel) -> None:
     """X22, P02: its committed steps stay, in balance, and it continues on the next day."""
     clock = Clock()
-    async with core(home, SMALL, model=model, clock=clock) as house:
-        outcome = await house.say("[tool clock {}] [say done]")
+    async with core(home, SMALL, model=model, clock=clock) as gateway:
+        outcome = await gateway.say("[tool clock {}] [say done]")
         assert outcome.error is not None and outcome.error.code == "budget_spent"
         assert outcome.steps == 1 and outcome.usage.input > 0 and not outcome.usage.estimated
-        rows = (await house.service.transcript(outcome.session, ANNA)).rows
+        rows = (await gateway.service.transcript(outcome.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant", "tool"]
         clock.now += DAY
-        assert (await house.say("[say on]")).text == "on"
+        assert (await gateway.say("[say on]")).text == "on"
         assert model.stats()["refusals"] == []
 
 
@@ -96,73 +96,73 @@ async def test_a_restart_gives_nothing_back(home: Path, model: ScriptedModel) ->
     """X22: the count is loaded from this day's rows, and deleting a session does not lower it."""
     clock = Clock()
     clock.now -= DAY
-    async with core(home, model=model, clock=clock) as house:
-        await house.say("yesterday")
+    async with core(home, model=model, clock=clock) as gateway:
+        await gateway.say("yesterday")
         clock.now += DAY
-        session = (await house.say("today")).session
-        await house.say("one-shot", name=None)
-        spent = house.components.budgets.day.spent().tokens
+        session = (await gateway.say("today")).session
+        await gateway.say("one-shot", name=None)
+        spent = gateway.components.budgets.day.spent().tokens
         assert spent > 0
-        await house.service.delete(session, ANNA)
-    async with core(home, SMALL, model=model, clock=clock) as house:
-        assert house.components.budgets.day.spent().tokens == spent
-        refused = await house.say("again")
+        await gateway.service.delete(session, ANNA)
+    async with core(home, SMALL, model=model, clock=clock) as gateway:
+        assert gateway.components.budgets.day.spent().tokens == spent
+        refused = await gateway.say("again")
         assert refused.error is not None and refused.error.code == "budget_spent"
 
 
 async def test_with_zero_there_is_no_cap(home: Path, model: ScriptedModel) -> None:
     """X22: usage is counted and shown anyway."""
-    async with core(home, "[limits]\nday_tokens = 0", model=model) as house:
+    async with core(home, "[limits]\nday_tokens = 0", model=model) as gateway:
         for _ in range(3):
-            assert (await house.say("hello")).state == "answered"
-        assert house.components.budgets.day.spent().tokens > 0
+            assert (await gateway.say("hello")).state == "answered"
+        assert gateway.components.budgets.day.spent().tokens > 0
 
 
 async def test_the_demo_model_costs_nothing(home: Path, model: ScriptedModel) -> None:
     """X22: it is not counted, answers at the cap, and is not counted after a restart either."""
     toml = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\n[limits]\nday_tokens = 1\n'
     for _ in range(2):
-        async with core(home, model=model, toml=toml) as house:
-            assert house.components.budgets.day.spent().tokens == 0
+        async with core(home, model=model, toml=toml) as gateway:
+            assert gateway.components.budgets.day.spent().tokens == 0
             for _ in range(2):
-                outcome = await house.say("hello")
+                outcome = await gateway.say("hello")
                 assert outcome.state == "answered" and outcome.usage.input > 1
-            assert house.components.budgets.day.spent().tokens == 0
+            assert gateway.components.budgets.day.spent().tokens == 0
 
 
 async def test_a_call_that_is_cut_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
     """X22: a caller that hangs up on every answer does not evade the cap, not even across a restart."""
-    async with core(home, SMALL, model=model) as house:
-        accepted = await house.accept("[words 50] [hang after=5]", name=None)
-        log = house.service.turn_log(accepted.turn)
+    async with core(home, SMALL, model=model) as gateway:
+        accepted = await gateway.accept("[words 50] [hang after=5]", name=None)
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
                 if any(isinstance(event, TextDelta) for event in batch):
                     break
-            await house.service.abandon(accepted.turn)
-            while house.service.turn_log(accepted.turn) is not None:
+            await gateway.service.abandon(accepted.turn)
+            while gateway.service.turn_log(accepted.turn) is not None:
                 await anyio.lowlevel.checkpoint()
-        spent = house.components.budgets.day.spent().tokens
+        spent = gateway.components.budgets.day.spent().tokens
         assert spent > 10
-    async with core(home, SMALL, model=model) as house:
-        assert house.components.budgets.day.spent().tokens == spent
-        assert (await house.say("again")).error is not None
+    async with core(home, SMALL, model=model) as gateway:
+        assert gateway.components.budgets.day.spent().tokens == spent
+        assert (await gateway.say("again")).error is not None
 
 
 async def test_a_call_that_an_orderly_stop_cuts_off_is_paid_for_too(home: Path, model: ScriptedModel) -> None:
     """X22: it is repeated at the next start, and was billed anyway."""
-    async with core(home, model=model, drain=0) as house:
-        accepted = await house.accept("[words 50] [hold here after=20 times=1]")
-        log = house.service.turn_log(accepted.turn)
+    async with core(home, model=model, drain=0) as gateway:
+        accepted = await gateway.accept("[words 50] [hold here after=20 times=1]")
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async for batch in log.read():
                 if any(isinstance(event, TextDelta) for event in batch):
                     break
-    async with core(home, model=model) as house:
-        assert (await house.answered(accepted.turn)).state == "answered"
-        _, total = await house.service.usage(ANNA, by="model", since=0, until=1e12, limit=10)
+    async with core(home, model=model) as gateway:
+        assert (await gateway.answered(accepted.turn)).state == "answered"
+        _, total = await gateway.service.usage(ANNA, by="model", since=0, until=1e12, limit=10)
         assert (total.calls, total.estimated) == (2, 1)
 
 
@@ -185,12 +185,12 @@ async def test_an_answer_that_the_provider_does_not_count_is_estimated(home: Pat
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         toml = f'[models.main]\napi = "openai-chat"\nbase_url = "{url}"\nmodel = "plain"\n{SMALL}'
-        async with core(home, model=model, toml=toml) as house:
-            outcome = await house.say("hello")
+        async with core(home, model=model, toml=toml) as gateway:
+            outcome = await gateway.say("hello")
             assert outcome.text == "four words of text"
             assert outcome.usage == Usage(input=outcome.usage.input, output=5, estimated=True) and outcome.usage.input
-            assert await house.service.outcome(outcome.turn, ANNA) == outcome
-            refused = await house.say("hello again")
+            assert await gateway.service.outcome(outcome.turn, ANNA) == outcome
+            refused = await gateway.say("hello again")
             assert refused.error is not None and refused.error.code == "budget_spent"
 
 
@@ -250,10 +250,10 @@ async def test_loading_the_count_looks_at_the_days_rows_only(home: Path, model: 
         finally:
             db.set_progress_handler(None, id="test")
 
-    async with core(home, model=model) as house:
-        await house.store.write(fill)
-        while await house.store.write(usage.fold, usage.FOLDED_AT_ONCE) == usage.FOLDED_AT_ONCE:
+    async with core(home, model=model) as gateway:
+        await gateway.store.write(fill)
+        while await gateway.store.write(usage.fold, usage.FOLDED_AT_ONCE) == usage.FOLDED_AT_ONCE:
             pass
-        spent, looked = await house.store.read(steps)
+        spent, looked = await gateway.store.read(steps)
         assert spent == 6
         assert looked < 100

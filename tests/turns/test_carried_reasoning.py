@@ -40,8 +40,8 @@ def refused(server: Moody) -> int:
     return int(server.stats()["refused"])
 
 
-async def ready(house: Core) -> str:
-    outcome = await house.say("hello [tool clock {}]")
+async def ready(gateway: Core) -> str:
+    outcome = await gateway.say("hello [tool clock {}]")
     assert outcome.state == "answered", outcome.error
     return outcome.session
 
@@ -49,29 +49,29 @@ async def ready(house: Core) -> str:
 @pytest.mark.parametrize("how", SEALING)
 async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server: Moody, how: str) -> None:
     """B4, P16: a long conversation comes back as it was unloaded, in every format."""
-    async with thinking(home, server, how, 'reasoning = "high"') as house:
-        session = (await house.say("the tide comes in. " * 1000 + "[tool clock {}]")).session
+    async with thinking(home, server, how, 'reasoning = "high"') as gateway:
+        session = (await gateway.say("the tide comes in. " * 1000 + "[tool clock {}]")).session
         for number in range(2):
-            assert house.components.presence.unload(session, reason="test")
-            await until(lambda: house.components.runner.histories.stats().size == 1)
-            await house.say(f"on {number} [tool clock {{}}]")
-            assert house.components.runner.histories.stats().hits == number + 1
+            assert gateway.components.presence.unload(session, reason="test")
+            await until(lambda: gateway.components.runner.histories.stats().size == 1)
+            await gateway.say(f"on {number} [tool clock {{}}]")
+            assert gateway.components.runner.histories.stats().hits == number + 1
     assert refused(server) == 0 and server.stats()["reuse"] == 1.0
 
 
 @pytest.mark.parametrize("how", SEALING)
 async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server: Moody, how: str) -> None:
     """S32, S33: all of it, so that the prefix stays intact."""
-    async with thinking(home, server, how, 'reasoning = "high"') as house:
-        session = await ready(house)
-        await house.say("and now?")
+    async with thinking(home, server, how, 'reasoning = "high"') as gateway:
+        session = await ready(gateway)
+        await gateway.say("and now?")
         here = thoughts(server.recorded[-1].decoded())
         assert here >= 2
-        house.components.presence.unload(session, reason="test")
-        await house.say("and then?")
+        gateway.components.presence.unload(session, reason="test")
+        await gateway.say("and then?")
         assert thoughts(server.recorded[-1].decoded()) == here + 1
-    async with thinking(home, server, how, 'reasoning = "high"') as house:
-        await house.say("still there?")
+    async with thinking(home, server, how, 'reasoning = "high"') as gateway:
+        await gateway.say("still there?")
         assert thoughts(server.recorded[-1].decoded()) == here + 2
     assert refused(server) == 0
 
@@ -79,14 +79,14 @@ async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server
 @pytest.mark.parametrize("how", SEALING)
 async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server: Moody, how: str) -> None:
     """S33: a provider may refuse reasoning after a change of the prompt; the texts are all sent."""
-    async with thinking(home, server, how, 'reasoning = "high"') as house:
-        session = await ready(house)
-    async with thinking(home, server, how, 'reasoning = "high"', prompt="You are another test.") as house:
-        assert await house.service.operations.reload(session, ANNA)
-        assert (await house.say("and now?")).state == "answered"
+    async with thinking(home, server, how, 'reasoning = "high"') as gateway:
+        session = await ready(gateway)
+    async with thinking(home, server, how, 'reasoning = "high"', prompt="You are another test.") as gateway:
+        assert await gateway.service.operations.reload(session, ANNA)
+        assert (await gateway.say("and now?")).state == "answered"
         body = server.recorded[-1].decoded()
         assert thoughts(body) == 0 and "hello" in str(body)
-        assert (await house.say("and then?")).state == "answered"
+        assert (await gateway.say("and then?")).state == "answered"
         assert thoughts(server.recorded[-1].decoded()) == 1
     assert refused(server) == 0
 
@@ -96,27 +96,27 @@ async def test_a_conversation_continues_without_refused_reasoning(
     home: Path, server: Moody, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2, S33: as after a change to another account's key; the transcript keeps it, and new reasoning is sent back."""
-    async with thinking(home, server, how, 'reasoning = "high"') as house:
-        session = await ready(house)
+    async with thinking(home, server, how, 'reasoning = "high"') as gateway:
+        session = await ready(gateway)
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
         with capture_logs() as logged:
-            outcome = await house.say("and now?")
+            outcome = await gateway.say("and now?")
         assert outcome.state == "answered", outcome.error
         assert [line["event"] for line in logged] == [
             "a model refuses its earlier reasoning; the turn continues without it"
         ]
         assert refused(server) == 1
         assert thoughts(server.recorded[-1].decoded()) == 0
-        assert (await house.say("and then?")).state == "answered"
+        assert (await gateway.say("and then?")).state == "answered"
         assert thoughts(server.recorded[-1].decoded()) == 1
         assert refused(server) == 1
-        rows = await house.store.read(messages.history, session)
+        rows = await gateway.store.read(messages.history, session)
         assert sum(bool(row.carried) for row in rows) >= 3
-        house.components.presence.unload(session, reason="test")
-        assert (await house.say("after an absence")).state == "answered"
+        gateway.components.presence.unload(session, reason="test")
+        assert (await gateway.say("after an absence")).state == "answered"
         assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 2), "what was refused stays at home"
-    async with thinking(home, server, how, 'reasoning = "high"') as house:
-        assert (await house.say("after a restart")).state == "answered"
+    async with thinking(home, server, how, 'reasoning = "high"') as gateway:
+        assert (await gateway.say("after a restart")).state == "answered"
     assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 3)
 
 
@@ -142,11 +142,11 @@ class _Complaining:
 
 async def test_a_model_that_refuses_absent_reasoning_is_not_called_a_third_time(home: Path) -> None:
     """S33: its own model is called once with it and once without; the others, which got none, once."""
-    async with Stubborn() as server, thinking(home, server, "anthropic", 'reasoning = "high"') as house:
-        await ready(house)
+    async with Stubborn() as server, thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
+        await ready(gateway)
         server.complains = True
         server.asked.clear()
-        outcome = await house.say("and now?")
+        outcome = await gateway.say("and now?")
         assert outcome.state == "failed"
         assert server.asked == ["first", "first", "second", "third"]
 
@@ -155,10 +155,10 @@ async def test_hidden_reasoning_is_left_out_too_when_it_is_refused(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2, S33: the provider has another error message for it."""
-    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
-        assert (await house.say("hello [redacted]")).state == "answered"
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
+        assert (await gateway.say("hello [redacted]")).state == "answered"
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
-        assert (await house.say("and now?")).state == "answered"
+        assert (await gateway.say("and now?")).state == "answered"
         assert server.asked == ["first"] * 3
         assert thoughts(server.recorded[-1].decoded()) == 0
 
@@ -167,11 +167,11 @@ async def test_the_user_is_notified_that_reasoning_was_dropped(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S33: the provider's cache is lost, and every rebuild is announced, once."""
-    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
-        await ready(house)
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
+        await ready(gateway)
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
         for expected in (1, 0):
-            _, events = await follow_turn(house, "and now?")
+            _, events = await follow_turn(gateway, "and now?")
             assert [text.startswith("The model first refuses its earlier reasoning") for text in notices(events)] == [
                 True
             ] * expected
@@ -181,11 +181,11 @@ async def test_thoughts_that_are_refused_in_mid_turn_do_not_end_it(
     home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2: the calls of the turn are made once, and their results are kept."""
-    async with thinking(home, server, "anthropic", 'reasoning = "high"') as house:
-        await ready(house)
+    async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
+        await ready(gateway)
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
-        outcome = await house.say("twice [tool clock {}] [tool clock {}]")
+        outcome = await gateway.say("twice [tool clock {}] [tool clock {}]")
         assert outcome.state == "answered", outcome.error
         assert outcome.steps == 3
-        rows = await house.store.read(messages.history, outcome.session)
+        rows = await gateway.store.read(messages.history, outcome.session)
         assert sum(row.role == "tool" for row in rows) == 3

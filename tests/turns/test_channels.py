@@ -21,24 +21,24 @@ PERSONAL = ("say it again", "what next", "you ")
 """Words that only make sense to a person."""
 
 
-async def cut_off(house: Core, channel: str, gate: str = "gate") -> Acceptance:
+async def cut_off(gateway: Core, channel: str, gate: str = "gate") -> Acceptance:
     """A turn interrupted in its second step."""
-    accepted = await house.accept(f"[tool clock {{}}] [hold {gate} step=1] [say done]", name="talk", channel=channel)
+    accepted = await gateway.accept(f"[tool clock {{}}] [hold {gate} step=1] [say done]", name="talk", channel=channel)
     with anyio.fail_after(WAIT):
-        await house.model.held(gate)
+        await gateway.model.held(gate)
     return accepted
 
 
 async def after_a_crash(
     home: Path, model: ScriptedModel, channel: str, later: Channels | None = MORE, extra: str = ""
 ) -> Outcome:
-    async with core(home, extra, model=model, drain=None, channels=MORE) as house:
-        accepted = await cut_off(house, channel)
+    async with core(home, extra, model=model, drain=None, channels=MORE) as gateway:
+        accepted = await cut_off(gateway, channel)
     model.release("gate")
-    async with core(home, extra, model=model, channels=later) as house:
-        outcome = await house.answered(accepted.turn)
-        assert await house.service.outcome(accepted.turn, ANNA) == outcome
-        assert (await house.say("[say free]", channel="http")).text == "free"
+    async with core(home, extra, model=model, channels=later) as gateway:
+        outcome = await gateway.answered(accepted.turn)
+        assert await gateway.service.outcome(accepted.turn, ANNA) == outcome
+        assert (await gateway.say("[say free]", channel="http")).text == "free"
         assert model.stats()["refusals"] == []
         return outcome
 
@@ -65,22 +65,22 @@ async def test_a_channel_that_wants_a_report_gets_one_and_no_model_is_asked(
 
 async def test_a_turn_that_was_only_waiting_is_resumed(home: Path, model: ScriptedModel) -> None:
     """S18, V05: a channel's report is about turns that had started."""
-    async with core(home, model=model, drain=None, channels=MORE) as house:
-        running = await cut_off(house, "hook")
-        waiting = await house.accept("[say later]", channel="hook")
+    async with core(home, model=model, drain=None, channels=MORE) as gateway:
+        running = await cut_off(gateway, "hook")
+        waiting = await gateway.accept("[say later]", channel="hook")
     model.release("gate")
-    async with core(home, model=model, channels=MORE) as house:
-        assert (await house.answered(running.turn)).state == "failed"
-        assert (await house.answered(waiting.turn)).text == "later"
+    async with core(home, model=model, channels=MORE) as gateway:
+        assert (await gateway.answered(running.turn)).state == "failed"
+        assert (await gateway.answered(waiting.turn)).text == "later"
 
 
 async def test_an_orderly_stop_is_no_interruption(home: Path, model: ScriptedModel) -> None:
     """S18, F1: a parked turn continues in the next process, whatever its channel does after a crash."""
-    async with core(home, model=model, drain=0.05, channels=MORE) as house:
-        accepted = await cut_off(house, "hook")
+    async with core(home, model=model, drain=0.05, channels=MORE) as gateway:
+        accepted = await cut_off(gateway, "hook")
     model.release("gate")
-    async with core(home, model=model, channels=MORE) as house:
-        assert (await house.answered(accepted.turn)).text == "done"
+    async with core(home, model=model, channels=MORE) as gateway:
+        assert (await gateway.answered(accepted.turn)).text == "done"
 
 
 async def test_a_turn_of_a_removed_channel_is_reported_and_not_run(home: Path, model: ScriptedModel) -> None:
@@ -94,18 +94,18 @@ async def test_the_budget_of_resumes_holds_for_every_channel(home: Path, model: 
     """S18, S17: in words that suit the reader."""
     for channel in ("http", "page"):
         gate = f"gate-{channel}"
-        async with core(home / channel, "[limits]\nresumes = 0", model=model, drain=None) as house:
-            accepted = await cut_off(house, channel, gate)
+        async with core(home / channel, "[limits]\nresumes = 0", model=model, drain=None) as gateway:
+            accepted = await cut_off(gateway, channel, gate)
         model.release(gate)
-        async with core(home / channel, "[limits]\nresumes = 0", model=model) as house:
-            outcome = await house.answered(accepted.turn)
+        async with core(home / channel, "[limits]\nresumes = 0", model=model) as gateway:
+            outcome = await gateway.answered(accepted.turn)
         assert outcome.error is not None and outcome.error.code == "resume_budget"
         assert any(words in outcome.error.message for words in PERSONAL) == (channel == "page")
 
 
 async def test_the_table_of_channels_is_closed(home: Path, model: ScriptedModel) -> None:
     """S18: a message of an unknown channel is not accepted."""
-    async with core(home, model=model) as house:
+    async with core(home, model=model) as gateway:
         with pytest.raises(Refused, match="no channel 'pigeon'"):
-            await house.accept("hello", channel="pigeon")
-        assert await house.service.sessions(ANNA) == []
+            await gateway.accept("hello", channel="pigeon")
+        assert await gateway.service.sessions(ANNA) == []

@@ -98,36 +98,36 @@ def gateway_message(body: dict[str, Any]) -> str:
     return content[0]["text"] if isinstance(content, list) else ""
 
 
-async def talk(house: Core, turns: int, *, start: int = 0, words: str = WORDS) -> list[Outcome]:
+async def talk(gateway: Core, turns: int, *, start: int = 0, words: str = WORDS) -> list[Outcome]:
     outcomes = []
     for number in range(start, start + turns):
-        outcome = await house.say(f"turn {number}: {words}")
+        outcome = await gateway.say(f"turn {number}: {words}")
         assert outcome.state == "answered", outcome.error
         outcomes.append(outcome)
     return outcomes
 
 
-def preparing(house: Core, session: str) -> "asyncio.Task[None] | None":
+def preparing(gateway: Core, session: str) -> "asyncio.Task[None] | None":
     """The task that writes a summary beside the turns of a session."""
-    record = house.components.presence.get(session)
+    record = gateway.components.presence.get(session)
     task: asyncio.Task[None] | None = getattr(record.resident, "summary_task", None) if record is not None else None
     return task
 
 
-async def until_prepared(house: Core) -> tuple[str, int]:
+async def until_prepared(gateway: Core) -> tuple[str, int]:
     """Talk until a summary is being written beside the turns; returns the session and the number of turns."""
     number, session = 0, ""
-    while not session or preparing(house, session) is None:
-        session = (await talk(house, 1, start=number))[0].session
+    while not session or preparing(gateway, session) is None:
+        session = (await talk(gateway, 1, start=number))[0].session
         number += 1
     return session, number
 
 
-async def settled(house: Core, session: str) -> None:
+async def settled(gateway: Core, session: str) -> None:
     """Wait until the summaries beside the turns are written."""
     with anyio.fail_after(WAIT):
         while True:
-            task = preparing(house, session)
+            task = preparing(gateway, session)
             if task is None or task.done():
                 return
             await anyio.sleep(0.001)

@@ -25,32 +25,32 @@ async def test_a_task_that_ran_goes_on_with_its_turn(
 ) -> None:
     """F1, F4, V01: killed or stopped; neither is a failure, and a stop uses up no resume."""
     limits = f"[limits]\nturns = {places}\nresumes = {1 if drain is None else 0}"
-    async with delegating(home, model, limits, drain=drain) as house:
-        accepted = await house.accept(SAID)
+    async with delegating(home, model, limits, drain=drain) as gateway:
+        accepted = await gateway.accept(SAID)
         with anyio.fail_after(WAIT):
             await model.held("gate")
     model.release("gate")
-    async with delegating(home, model, limits) as house:
-        outcome = await house.answered(accepted.turn)
+    async with delegating(home, model, limits) as gateway:
+        outcome = await gateway.answered(accepted.turn)
         assert (outcome.state, outcome.text) == ("answered", "done")
-        assert result(house) == ["The answer of the agent 'helper':\n\nfound"]
-        await still(house)
-        assert (await rows(house))["sessions"] == 1 and (await rows(house))["receipts"] == 0
+        assert result(gateway) == ["The answer of the agent 'helper':\n\nfound"]
+        await still(gateway)
+        assert (await rows(gateway))["sessions"] == 1 and (await rows(gateway))["receipts"] == 0
 
 
 async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: Path, model: ScriptedModel) -> None:
     """F1: messages are no longer accepted, but running turns may still give tasks."""
-    async with delegating(home, model, "[limits]\nturns = 1") as house:
+    async with delegating(home, model, "[limits]\nturns = 1") as gateway:
         inner = task("second", "[say a]", together=(("second", "[say b]"),)) + " [say inner]"
-        accepted = await house.accept(f"[hold gate step=0] {task('helper', inner)} [say outer]")
+        accepted = await gateway.accept(f"[hold gate step=0] {task('helper', inner)} [say outer]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
             async with anyio.create_task_group() as group:
-                group.start_soon(house.service.drain, WAIT)
-                while not house.components.engine._closed:
+                group.start_soon(gateway.service.drain, WAIT)
+                while not gateway.components.engine._closed:
                     await anyio.sleep(0.001)
                 model.release("gate")
-        outcome = await house.service.outcome(accepted.turn, ANNA)
+        outcome = await gateway.service.outcome(accepted.turn, ANNA)
         assert (outcome.state, outcome.text) == ("answered", "outer")
 
 
@@ -69,17 +69,17 @@ async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
 
     options: dict[str, Any] = {"toolsets": {"wait": Toolset((wait,))}}
     said = f"[tool wait {{}}] {task('second', '[say found]')} [say done]"
-    async with delegating(home, model, **options, drain=None) as house:
-        accepted = await house.accept(said)
+    async with delegating(home, model, **options, drain=None) as gateway:
+        accepted = await gateway.accept(said)
         with anyio.fail_after(WAIT):
             await reached.wait()
             async with anyio.create_task_group() as group:
-                group.start_soon(house.service.drain, 0.01)
-                while not house.components.engine.parking:
+                group.start_soon(gateway.service.drain, 0.01)
+                while not gateway.components.engine.parking:
                     await anyio.sleep(0.001)
                 goes_on.set()
-    async with delegating(home, model, **options) as house:
-        assert (await house.answered(accepted.turn)).text == "done"
+    async with delegating(home, model, **options) as gateway:
+        assert (await gateway.answered(accepted.turn)).text == "done"
 
 
 @pytest.mark.parametrize("why", ["one-shot", "resumes", "ended", "agent gone"])
@@ -89,34 +89,34 @@ async def test_a_task_of_a_turn_that_is_not_resumed_is_stopped_and_leaves_nothin
     """F4, S17, S18: for whatever reason, at the next start, with its folder; no model is called for it again."""
     limits = f"[limits]\nresumes = {0 if why == 'resumes' else 3}"
     said = task("helper", '[tool write_file {"path": "a", "content": "b"}] ' + task("second", "[hold gate]"))
-    async with delegating(home, model, limits, drain=None) as house:
-        accepted = await house.accept(said, None if why == "one-shot" else "talk")
+    async with delegating(home, model, limits, drain=None) as gateway:
+        accepted = await gateway.accept(said, None if why == "one-shot" else "talk")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert (await rows(house))["sessions"] == 3 and list((home / "workspaces").iterdir())
+        assert (await rows(gateway))["sessions"] == 3 and list((home / "workspaces").iterdir())
         if why == "ended":
-            await house.store.write(
-                lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=house.components.clock())
+            await gateway.store.write(
+                lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=gateway.components.clock())
             )
     asked = model.counts["requests"]
     toml = configured(model, limits)
     if why == "agent gone":
         toml = toml.replace("[agents.main]", "[agents.another]", 1)
     model.release("gate")
-    async with delegating(home, model, toml=toml) as house:
-        await still(house)
+    async with delegating(home, model, toml=toml) as gateway:
+        await still(gateway)
         if why != "one-shot":
             state = "stopped" if why == "ended" else "failed"
-            assert (await house.service.outcome(accepted.turn, ANNA)).state == state
-        left = await rows(house)
+            assert (await gateway.service.outcome(accepted.turn, ANNA)).state == state
+        left = await rows(gateway)
         assert (left["sessions"], left["receipts"], left["workspaces"]) == (0 if why == "one-shot" else 1, 0, 0)
-        for chore in house.service.maintenance_tasks():
+        for chore in gateway.service.maintenance_tasks():
             if chore.name == "folders":  # what lies there for a session that is gone is nobody's
                 await chore.run()
         assert not list((home / "workspaces").iterdir())
         if why != "agent gone":  # then the task may have gone on until its turn was found not to
             assert model.counts["requests"] == asked
-        assert not any(count for name, count in house.service.census().items() if name != "residents")
+        assert not any(count for name, count in gateway.service.census().items() if name != "residents")
 
 
 async def test_a_task_that_kills_the_gateway_is_given_up_and_reported_to_its_turn(
@@ -124,8 +124,8 @@ async def test_a_task_that_kills_the_gateway_is_given_up_and_reported_to_its_tur
 ) -> None:
     """S17, L23: its waiting parent is not given up with it."""
     limits = "[limits]\nresumes = 1"
-    async with delegating(home, model, limits, drain=None) as house:
-        accepted = await house.accept(f"{task('second', '[hang]')} [say so be it]")
+    async with delegating(home, model, limits, drain=None) as gateway:
+        accepted = await gateway.accept(f"{task('second', '[hang]')} [say so be it]")
         with anyio.fail_after(WAIT):
             while model.counts["requests"] < 2:
                 await anyio.sleep(0.001)
@@ -134,10 +134,12 @@ async def test_a_task_that_kills_the_gateway_is_given_up_and_reported_to_its_tur
         with anyio.fail_after(WAIT):
             while model.counts["requests"] <= asked:
                 await anyio.sleep(0.001)
-    async with delegating(home, model, limits) as house:
-        outcome = await house.answered(accepted.turn)
+    async with delegating(home, model, limits) as gateway:
+        outcome = await gateway.answered(accepted.turn)
         assert (outcome.state, outcome.text) == ("answered", "so be it")
-        assert "limits.resumes is 1" in result(house)[0] and result(house)[0].startswith("The agent 'second' failed")
+        assert "limits.resumes is 1" in result(gateway)[0] and result(gateway)[0].startswith(
+            "The agent 'second' failed"
+        )
 
 
 async def test_a_task_that_failed_before_a_crash_is_not_tried_again(home: Path, model: ScriptedModel) -> None:
@@ -155,43 +157,43 @@ async def test_a_task_that_failed_before_a_crash_is_not_tried_again(home: Path, 
 
     options: dict[str, Any] = {"toolsets": {"wait": Toolset((wait,))}}
     both = task("second", "[status 503]")[:-1].replace("[tool", "[together") + " wait {}]"
-    async with delegating(home, model, drain=None, **options) as house:
-        accepted = await house.accept(f"{both} [say done]")
+    async with delegating(home, model, drain=None, **options) as gateway:
+        accepted = await gateway.accept(f"{both} [say done]")
         with anyio.fail_after(WAIT):
             await reached.wait()
-            while (await rows(house))["sessions"] != 1 or model.counts["requests"] < 2:
+            while (await rows(gateway))["sessions"] != 1 or model.counts["requests"] < 2:
                 await anyio.sleep(0.001)
         # What the crash is to come before: the result of the call is in the journal.
-        await house.store.write(lambda db: db.execute("DELETE FROM messages WHERE step = 'tool-0-0'"))
-        await house.store.write(
+        await gateway.store.write(lambda db: db.execute("DELETE FROM messages WHERE step = 'tool-0-0'"))
+        await gateway.store.write(
             lambda db: db.execute(
                 "INSERT OR IGNORE INTO intents(turn, step, tool, at) VALUES(?, 'tool-0-0', 'delegate', 1)",
                 (accepted.turn,),
             )
         )
         asked = model.counts["requests"]
-    async with delegating(home, model, **options) as house:
-        assert (await house.answered(accepted.turn)).text == "done"
+    async with delegating(home, model, **options) as gateway:
+        assert (await gateway.answered(accepted.turn)).text == "done"
         assert model.counts["requests"] == asked + 1
-        assert result(house)[0].startswith("The agent 'second' failed")
+        assert result(gateway)[0].startswith("The agent 'second' failed")
 
 
 async def test_a_turn_counts_no_resume_while_a_task_of_its_is_open(home: Path, model: ScriptedModel) -> None:
     """S17: waiting does not bring the process down."""
-    async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as house:
-        accepted = await house.accept(SAID)
+    async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as gateway:
+        accepted = await gateway.accept(SAID)
         with anyio.fail_after(WAIT):
             await model.held("gate")
     for _ in range(2):
-        async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as house:
+        async with delegating(home, model, "[limits]\nresumes = 5", drain=None) as gateway:
             with anyio.fail_after(WAIT):
-                while house.service.status().turns.delegating != 1:
+                while gateway.service.status().turns.delegating != 1:
                     await anyio.sleep(0.001)
-            row = await house.store.read(turns.get, accepted.turn)
+            row = await gateway.store.read(turns.get, accepted.turn)
             assert row is not None and row.attempts == 1
     model.release("gate")
-    async with delegating(home, model) as house:
-        assert (await house.answered(accepted.turn)).text == "done"
+    async with delegating(home, model) as gateway:
+        assert (await gateway.answered(accepted.turn)).text == "done"
 
 
 @pytest.mark.parametrize("drain", [None, 0.05])
@@ -199,13 +201,13 @@ async def test_a_task_that_goes_on_finds_its_files(home: Path, model: ScriptedMo
     """V10, F1, F4: its folder is removed with its answer, and not before."""
     write = '[tool write_file {"path": "a.txt", "content": "kept"}]'
     said = task("helper", f'{write} [tool list_files {{}}] [hold gate step=1] [tool read_file {{"path": "a.txt"}}]')
-    async with delegating(home, model, drain=drain) as house:
-        accepted = await house.accept(f"{said} [say done]")
+    async with delegating(home, model, drain=drain) as gateway:
+        accepted = await gateway.accept(f"{said} [say done]")
         with anyio.fail_after(WAIT):
             await model.held("gate")
     model.release("gate")
-    async with delegating(home, model) as house:
-        assert (await house.answered(accepted.turn)).text == "done"
-        assert "kept" in result(house, -2)[-1]
-        await still(house)
+    async with delegating(home, model) as gateway:
+        assert (await gateway.answered(accepted.turn)).text == "done"
+        assert "kept" in result(gateway, -2)[-1]
+        await still(gateway)
         assert not list((home / "workspaces").iterdir())

@@ -59,11 +59,13 @@ def falling(home: Path, server: Moody, clock: Clock, agent: str = "", **given: A
     return core(home, model=server, clock=clock, **given)
 
 
-async def follow_turn(house: Core, text: str, name: str | None = "talk", **fields: Any) -> tuple[Outcome, list[Event]]:
+async def follow_turn(
+    gateway: Core, text: str, name: str | None = "talk", **fields: Any
+) -> tuple[Outcome, list[Event]]:
     """A turn to its end, and all events for its readers."""
     with anyio.fail_after(WAIT):
-        accepted = await house.accept(text, name, **fields)
-        log = house.service.turn_log(accepted.turn)
+        accepted = await gateway.accept(text, name, **fields)
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
         events: list[Event] = []
         async with aclosing(log.read()) as batches:
@@ -86,8 +88,8 @@ def shown(events: list[Event]) -> str:
     return text
 
 
-async def view(house: Core, session: str) -> SessionView:
-    return await house.service.session(session, ANNA)
+async def view(gateway: Core, session: str) -> SessionView:
+    return await gateway.service.session(session, ANNA)
 
 
 FELL = "The model first is overloaded, so second answers for now."
@@ -97,21 +99,21 @@ AGAIN = "The model first answers again."
 async def test_a_session_falls_back_and_returns_and_its_user_is_notified_once(
     home: Path, server: Moody, clock: Clock
 ) -> None:
-    async with falling(home, server, clock) as house:
+    async with falling(home, server, clock) as gateway:
         server.moods["first"] = "[status 503]"
-        outcome, events = await follow_turn(house, "one")
+        outcome, events = await follow_turn(gateway, "one")
         assert (outcome.state, outcome.text) == ("answered", ANSWER)
         assert notices(events) == [FELL]
         del server.moods["first"]
         clock.now += REST_SECONDS["overloaded"] + 1
         for text in ("two", "three"):
-            _, events = await follow_turn(house, text)
+            _, events = await follow_turn(gateway, text)
             assert notices(events) == []
         assert server.asked == ["first", "second", "second", "second"], "the first is back, but the session stays"
         clock.now += STAYS
-        _, events = await follow_turn(house, "four")
+        _, events = await follow_turn(gateway, "four")
         assert notices(events) == [AGAIN]
-        _, events = await follow_turn(house, "five")
+        _, events = await follow_turn(gateway, "five")
         assert notices(events) == []
     assert server.asked[4:] == ["first", "first"]
     assert server.stats()["refused"] == 0
@@ -119,29 +121,29 @@ async def test_a_session_falls_back_and_returns_and_its_user_is_notified_once(
 
 async def test_a_model_that_keeps_failing_is_not_reported_again(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503]"
-    async with falling(home, server, clock) as house:
-        _, events = await follow_turn(house, "one")
+    async with falling(home, server, clock) as gateway:
+        _, events = await follow_turn(gateway, "one")
         assert notices(events) == [FELL]
         for _ in range(3):
             clock.now += STAYS + 1
-            outcome, events = await follow_turn(house, "again")
+            outcome, events = await follow_turn(gateway, "again")
             assert (outcome.state, notices(events)) == ("answered", [])
         assert server.asked == ["first", "second"] * 4
-        found = (await view(house, outcome.session)).fallback
+        found = (await view(gateway, outcome.session)).fallback
         assert found is not None and found.until == clock.now + STAYS
 
 
 async def test_another_session_does_not_ask_a_model_that_rests(home: Path, server: Moody, clock: Clock) -> None:
     """It is notified as if it had fallen back itself, with the true reason."""
     server.moods["first"] = "[status 402]"
-    async with falling(home, server, clock) as house:
-        await follow_turn(house, "one", "a")
-        _, events = await follow_turn(house, "two", "b")
+    async with falling(home, server, clock) as gateway:
+        await follow_turn(gateway, "one", "a")
+        _, events = await follow_turn(gateway, "two", "b")
         assert notices(events) == ["The model first has no quota left, so second answers for now."]
         assert server.asked == ["first", "second", "second"]
         clock.now += REST_SECONDS["quota"] + 1
         del server.moods["first"]
-        _, events = await follow_turn(house, "three", "c")
+        _, events = await follow_turn(gateway, "three", "c")
         assert notices(events) == []
         assert server.asked[3:] == ["first"], "who never fell back asks it as soon as it has rested"
 
@@ -149,96 +151,96 @@ async def test_another_session_does_not_ask_a_model_that_rests(home: Path, serve
 async def test_the_substitute_survives_unload_and_restart(home: Path, server: Moody, clock: Clock) -> None:
     """S05: cooldowns are forgotten with the process, the session's own setting is not."""
     server.moods["first"] = "[status 503]"
-    async with falling(home, server, clock, drain=None) as house:
-        session = (await house.say("one")).session
-        house.components.presence.unload(session, reason="test")
-        await house.say("two")
+    async with falling(home, server, clock, drain=None) as gateway:
+        session = (await gateway.say("one")).session
+        gateway.components.presence.unload(session, reason="test")
+        await gateway.say("two")
     del server.moods["first"]
-    async with falling(home, server, clock) as house:
-        _, events = await follow_turn(house, "three")
+    async with falling(home, server, clock) as gateway:
+        _, events = await follow_turn(gateway, "three")
         assert notices(events) == []
         assert server.asked == ["first", "second", "second", "second"]
-        fallback = (await view(house, session)).fallback
+        fallback = (await view(gateway, session)).fallback
         assert fallback is not None
         assert (fallback.model, fallback.instead_of, fallback.why) == ("second", "first", "overloaded")
         clock.now += STAYS + 1
-        _, events = await follow_turn(house, "four")
+        _, events = await follow_turn(gateway, "four")
         assert notices(events) == [AGAIN]
-        assert (await view(house, session)).fallback is None
+        assert (await view(gateway, session)).fallback is None
 
 
 async def test_a_chosen_model_is_used_without_fallback(home: Path, server: Moody, clock: Clock) -> None:
     """Choice and fallback are separate settings, and neither changes the other."""
-    async with falling(home, server, clock) as house:
-        session = (await house.say("one")).session
-        await house.service.operations.set_setting(session, ANNA, "model", "third", source="command")
+    async with falling(home, server, clock) as gateway:
+        session = (await gateway.say("one")).session
+        await gateway.service.operations.set_setting(session, ANNA, "model", "third", source="command")
         server.moods["third"] = "[status 503]"
-        outcome, events = await follow_turn(house, "two")
+        outcome, events = await follow_turn(gateway, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
         assert notices(events) == []
         assert server.asked == ["first", "third"]
-        outcome, _ = await follow_turn(house, "three")
+        outcome, _ = await follow_turn(gateway, "three")
         assert outcome.state == "failed", "it rests for who could have another, not for who chose it"
         assert server.asked == ["first", "third", "third"]
-        seen = await view(house, session)
+        seen = await view(gateway, session)
         assert (seen.model, seen.settings["model"].value, seen.fallback) == ("third", "third", None)
 
         server.moods = {"first": "[status 503]"}
-        await house.service.operations.clear_setting(session, ANNA, "model")
-        await house.say("four")
-        await house.service.operations.set_setting(session, ANNA, "model", "first", source="command")
-        outcome, _ = await follow_turn(house, "five")
+        await gateway.service.operations.clear_setting(session, ANNA, "model")
+        await gateway.say("four")
+        await gateway.service.operations.set_setting(session, ANNA, "model", "first", source="command")
+        outcome, _ = await follow_turn(gateway, "five")
         assert outcome.state == "failed", "the agent's own too, when a person chose it by name"
-        await house.service.operations.clear_setting(session, ANNA, "model")
-        assert (await view(house, session)).model == "second"
-        assert "fallback" not in (await view(house, session)).settings
+        await gateway.service.operations.clear_setting(session, ANNA, "model")
+        assert (await view(gateway, session)).model == "second"
+        assert "fallback" not in (await view(gateway, session)).settings
 
 
 @pytest.mark.parametrize("code", ["context_length_exceeded", "content_filter"])
 async def test_a_failure_about_the_content_does_not_fall_back(
     home: Path, server: Moody, clock: Clock, code: str
 ) -> None:
-    async with falling(home, server, clock) as house:
-        outcome, events = await follow_turn(house, f"[status 400 code={code}]")
+    async with falling(home, server, clock) as gateway:
+        outcome, events = await follow_turn(gateway, f"[status 400 code={code}]")
         assert outcome.state == "failed" and notices(events) == []
-        outcome, _ = await follow_turn(house, "and now")
+        outcome, _ = await follow_turn(gateway, "and now")
         assert outcome.state == "answered"
     assert server.asked == ["first", "first"], "it does not rest"
 
 
 async def test_one_conversations_fault_takes_no_model_from_the_others(home: Path, server: Moody, clock: Clock) -> None:
     """An invalid request is tried with another model, since each accepts other things; the model gets no cooldown."""
-    async with falling(home, server, clock) as house:
-        outcome, events = await follow_turn(house, "[status 413 times=1]", "a")
+    async with falling(home, server, clock) as gateway:
+        outcome, events = await follow_turn(gateway, "[status 413 times=1]", "a")
         assert (outcome.state, notices(events)) == ("answered", ["The model first fails, so second answers for now."])
-        await house.say("two", "a")
-        await house.say("three", "b")
+        await gateway.say("two", "a")
+        await gateway.say("three", "b")
     assert server.asked == ["first", "second", "second", "first"]
 
 
 async def test_the_error_names_every_model_of_the_chain(home: Path, server: Moody, clock: Clock) -> None:
     server.moods = {"first": "[status 429]", "second": "[cut after=0]"}
-    async with falling(home, server, clock) as house:
-        outcome, events = await follow_turn(house, "one")
+    async with falling(home, server, clock) as gateway:
+        outcome, events = await follow_turn(gateway, "one")
         assert outcome.state == "answered"
         assert notices(events) == [
             "The model first is over its rate limit, so second answers for now.",
             "The model first is over its rate limit, so third answers for now.",
         ]
         assert list(outcome.notices) == notices(events)
-        assert await house.service.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
+        assert await gateway.service.outcome(outcome.turn, ANNA) == outcome, "who did not follow is told the same"
         server.moods["third"] = "[status 500]"
-        outcome, events = await follow_turn(house, "two")
+        outcome, events = await follow_turn(gateway, "two")
         assert outcome.state == "failed" and outcome.error is not None
         assert outcome.error.message.startswith("Model 'third'")
         assert "Not tried, because they failed recently and are in cooldown: first, second." in outcome.error.message
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
-        outcome, events = await follow_turn(house, "three")
+        outcome, events = await follow_turn(gateway, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"
         clock.now += REST_SECONDS["rate"] + 1
         server.moods = {"third": "[status 500]"}
-        outcome, events = await follow_turn(house, "four")
+        outcome, events = await follow_turn(gateway, "four")
         assert (outcome.state, notices(events)) == ("answered", [AGAIN])
         assert server.asked[5:] == ["third", "first"], "a substitute that fails is left for the agent's own"
 
@@ -246,8 +248,8 @@ async def test_the_error_names_every_model_of_the_chain(home: Path, server: Mood
 async def test_two_names_of_one_model_are_asked_once(home: Path, server: Moody, clock: Clock) -> None:
     text = toml(server.base_url).replace('model = "second"', 'model = "first"')
     server.moods["first"] = "[status 503]"
-    async with falling(home, server, clock, toml=text) as house:
-        assert (await house.say("one")).state == "answered"
+    async with falling(home, server, clock, toml=text) as gateway:
+        assert (await gateway.say("one")).state == "answered"
     assert server.asked == ["first", "third"]
 
 
@@ -255,41 +257,41 @@ async def test_a_time_of_nothing_means_that_the_own_model_is_tried_each_time(
     home: Path, server: Moody, clock: Clock
 ) -> None:
     server.moods["first"] = "[status 400]"
-    async with falling(home, server, clock, "fallback_for = 0") as house:
-        assert [len(notices((await follow_turn(house, text))[1])) for text in ("one", "two", "three")] == [1, 0, 0]
+    async with falling(home, server, clock, "fallback_for = 0") as gateway:
+        assert [len(notices((await follow_turn(gateway, text))[1])) for text in ("one", "two", "three")] == [1, 0, 0]
     assert server.asked == ["first", "second"] * 3
 
 
 async def test_a_clock_that_is_set_back_does_not_keep_a_substitute(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503]"
-    async with falling(home, server, clock) as house:
-        await house.say("one")
+    async with falling(home, server, clock) as gateway:
+        await gateway.say("one")
         del server.moods["first"]
         clock.now -= 1_000_000
-        await house.say("two")
+        await gateway.say("two")
     assert server.asked == ["first", "second", "first"]
 
 
 async def test_a_chain_that_was_changed_is_obeyed(home: Path, server: Moody, clock: Clock) -> None:
     """The setting names a model that is no longer in it, or no longer configured."""
     server.moods["first"] = "[status 503]"
-    async with falling(home, server, clock) as house:
-        session = (await house.say("one")).session
+    async with falling(home, server, clock) as gateway:
+        session = (await gateway.say("one")).session
     text = toml(server.base_url).replace('fallback = ["second", "third"]', 'fallback = ["third"]')
     text = text.replace("[models.second]", "[models.renamed]")
-    async with falling(home, server, clock, toml=text) as house:
-        assert (await view(house, session)).model == "first"
-        _, events = await follow_turn(house, "two")
+    async with falling(home, server, clock, toml=text) as gateway:
+        assert (await view(gateway, session)).model == "first"
+        _, events = await follow_turn(gateway, "two")
         assert notices(events) == ["The model first is overloaded, so third answers for now."]
     assert server.asked == ["first", "second", "first", "third"]
 
 
 async def test_an_unreadable_fallback_setting_is_ignored(home: Path, server: Moody, clock: Clock) -> None:
-    async with falling(home, server, clock) as house:
-        session = (await house.say("one")).session
-        await house.store.write(stored.put, session, "fallback", {"model": 7}, "fallback", clock(), None)
-        assert (await house.say("two")).state == "answered"
-        assert (await view(house, session)).fallback is None
+    async with falling(home, server, clock) as gateway:
+        session = (await gateway.say("one")).session
+        await gateway.store.write(stored.put, session, "fallback", {"model": 7}, "fallback", clock(), None)
+        assert (await gateway.say("two")).state == "answered"
+        assert (await view(gateway, session)).fallback is None
 
 
 # -- in the middle of a turn --
@@ -303,23 +305,23 @@ async def test_a_turn_goes_on_in_mid_turn_in_another_format(
     script = (
         '[saying first] [tool clock {}] [together clock {} write_file {"path": "a", "content": "x"}] [tool clock {}]'
     )
-    async with falling(home, server, clock, formats=(own, other, own)) as house:
-        await house.say("before [tool clock {}]")
+    async with falling(home, server, clock, formats=(own, other, own)) as gateway:
+        await gateway.say("before [tool clock {}]")
         before = len(server.asked)
         server.moods["first"] = "[status 503 step=2]"
-        outcome, events = await follow_turn(house, script)
+        outcome, events = await follow_turn(gateway, script)
         assert (outcome.state, outcome.steps) == ("answered", 4), outcome.error
         assert server.asked[before:] == ["first"] * 3 + ["second"] * 2
         assert notices(events) == [FELL]
-        rows = await house.store.read(messages.journal, outcome.turn)
+        rows = await gateway.store.read(messages.journal, outcome.turn)
         assert len(rows) == len({row.step for row in rows})
         assert sum(row.message.role == "tool" for row in rows) == 4
-        assert (await house.say("after [tool clock {}]")).state == "answered"
+        assert (await gateway.say("after [tool clock {}]")).state == "answered"
         assert server.asked[before + 5 :] == ["second"] * 2
-        house.components.presence.unload(outcome.session, reason="test")
+        gateway.components.presence.unload(outcome.session, reason="test")
         clock.now += 2 * STAYS
         del server.moods["first"]
-        assert (await house.say("back")).state == "answered"
+        assert (await gateway.say("back")).state == "answered"
         assert server.asked[-1] == "first"
     assert server.stats()["refusals"] == []
 
@@ -327,14 +329,14 @@ async def test_a_turn_goes_on_in_mid_turn_in_another_format(
 async def test_a_message_during_a_failing_call_is_delivered_once(home: Path, server: Moody, clock: Clock) -> None:
     """S14: it waits for the next step, whatever model is called."""
     server.moods["first"] = "[hold gate] [status 503]"
-    async with falling(home, server, clock) as house:
-        accepted = await house.accept("one [tool clock {}]")
+    async with falling(home, server, clock) as gateway:
+        accepted = await gateway.accept("one [tool clock {}]")
         with anyio.fail_after(WAIT):
             await server.held("gate")
-        steered = await house.accept("and this too", busy="steer")
+        steered = await gateway.accept("and this too", busy="steer")
         assert steered.how == "steered"
         server.release("gate")
-        outcome = await house.answered(accepted.turn)
+        outcome = await gateway.answered(accepted.turn)
         assert outcome.state == "answered"
         last = server.recorded[-1].decoded()["messages"]
         assert [message["content"] for message in last if message["role"] == "user"] == [
@@ -348,12 +350,12 @@ async def test_text_that_was_shown_is_void_and_every_broken_call_is_paid_for_onc
 ) -> None:
     """Each under its own model's name, in the rows and in the turn's count."""
     server.moods = dict.fromkeys(NAMES[:2], "[saying some words before it breaks off] [cut after=4]")
-    async with falling(home, server, clock) as house:
-        outcome, events = await follow_turn(house, "one [tool clock {}]")
+    async with falling(home, server, clock) as gateway:
+        outcome, events = await follow_turn(gateway, "one [tool clock {}]")
         assert outcome.state == "answered"
         assert shown(events) == outcome.text == ANSWER
         assert sum(isinstance(event, TextReset) for event in events) == 2
-        rows, total = await house.store.read(_used)
+        rows, total = await gateway.store.read(_used)
         assert rows == {"first": (1, 1), "second": (1, 1), "third": (2, 0)}
         assert total == outcome.usage.tokens
 
@@ -374,31 +376,31 @@ async def test_every_call_is_written_down_with_whom_it_was_made_for(home: Path, 
     stopped one."""
     text = toml(server.base_url).replace("retries = 0", "retries = 1").replace("[agents.main]", "[agents.helper]")
     made_for = {"agent": "helper", "channel": "terminal", "job": "news"}
-    async with falling(home, server, clock, toml=text) as house:
+    async with falling(home, server, clock, toml=text) as gateway:
         server.moods["first"] = "[saying some words] [cut after=4]"
-        outcome, _ = await follow_turn(house, "one [tool clock {}]", **made_for)
+        outcome, _ = await follow_turn(gateway, "one [tool clock {}]", **made_for)
         assert outcome.state == "answered"
         server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
         clock.now += STAYS
-        assert (await follow_turn(house, "two", **made_for))[0].state == "failed"
+        assert (await follow_turn(gateway, "two", **made_for))[0].state == "failed"
         server.moods = dict.fromkeys(NAMES, "[words 9] [hang after=4]")
         clock.now += STAYS
-        accepted = await house.accept("three", "talk", **made_for)
-        log = house.service.turn_log(accepted.turn)
+        accepted = await gateway.accept("three", "talk", **made_for)
+        log = gateway.service.turn_log(accepted.turn)
         assert log is not None
         with anyio.fail_after(WAIT):
             async with aclosing(log.read()) as batches:
                 async for batch in batches:
                     if any(isinstance(event, TextDelta) for event in batch):
                         break
-        await house.service.stop(outcome.session, ANNA)
-        assert (await house.answered(accepted.turn)).state == "stopped"
+        await gateway.service.stop(outcome.session, ANNA)
+        assert (await gateway.answered(accepted.turn)).state == "stopped"
 
         def whose(db: Any) -> tuple[int, set[Any]]:
             rows = [*db.execute("SELECT session, principal, agent, channel, job FROM usage")]
             return len(rows), set(rows)
 
-        count, found = await house.store.read(whose)
+        count, found = await gateway.store.read(whose)
         assert count == 2 + 2 + 2 * len(NAMES) + 1
         assert found == {(outcome.session, ANNA.id, *made_for.values())}
 
@@ -408,10 +410,10 @@ async def test_calls_that_broke_off_in_a_turn_that_failed_are_paid_for_once(
 ) -> None:
     """With the turn's end, since the last ones have no row to be recorded with."""
     server.moods = dict.fromkeys(NAMES, "[words 9] [cut after=4]")
-    async with falling(home, server, clock) as house:
-        outcome, _ = await follow_turn(house, "one")
+    async with falling(home, server, clock) as gateway:
+        outcome, _ = await follow_turn(gateway, "one")
         assert outcome.state == "failed"
-        rows, total = await house.store.read(_used)
+        rows, total = await gateway.store.read(_used)
         assert rows == dict.fromkeys(NAMES, (1, 1))
         assert total == outcome.usage.tokens
 
@@ -425,17 +427,17 @@ async def test_a_call_that_broke_off_before_its_first_word_is_paid_for(
     retried if nothing is left to pay for it."""
     server.moods["first"] = "[cut after=3 times=1]"
     text = toml(server.base_url, formats=(api,) * 3).replace("retries = 0", f"retries = {again:d}")
-    async with falling(home, server, clock, toml=text) as house:
-        outcome, events = await follow_turn(house, "one [tool clock {}]", None)
+    async with falling(home, server, clock, toml=text) as gateway:
+        outcome, events = await follow_turn(gateway, "one [tool clock {}]", None)
         assert (outcome.state, shown(events)) == ("answered", ANSWER)
         assert not any(isinstance(event, TextReset) for event in events)
-        rows, total = await house.store.read(_used)
+        rows, total = await gateway.store.read(_used)
         assert rows == ({"first": (3, 1)} if again else {"first": (1, 1), "second": (2, 0)})
         assert total == outcome.usage.tokens
     server.reset()
     poor = '[budgets.turn]\nper = "turn"\ntokens = 1\n'
-    async with falling(home, server, clock, toml=text + poor) as house:
-        outcome, _ = await follow_turn(house, "one [tool clock {}]", None)
+    async with falling(home, server, clock, toml=text + poor) as gateway:
+        outcome, _ = await follow_turn(gateway, "one [tool clock {}]", None)
         assert outcome.error is not None and outcome.error.code == "budget_spent"
         assert len(server.recorded) == 1
 
@@ -452,10 +454,10 @@ async def test_a_picture_of_a_tool_is_described_only_to_models_without_vision(
     text = toml(server.base_url, f'fallback_for = 0\nworkspace = "{folder}"', formats=(own, other, own))
     text = text.replace("[models.first]", "[models.first]\nvision = true") + '[workspaces]\nbackend = "local"\n'
     sent = base64.b64encode(picture)
-    async with falling(home, server, clock, toml=text) as house:
+    async with falling(home, server, clock, toml=text) as gateway:
         for mood, asked, sees in (("", "first", True), ("[status 400]", "second", False), ("", "first", True)):
             server.moods["first"] = mood
-            outcome, _ = await follow_turn(house, 'look [tool read_file {"path": "a.png"}]')
+            outcome, _ = await follow_turn(gateway, 'look [tool read_file {"path": "a.png"}]')
             assert outcome.state == "answered", outcome.error
             body = server.recorded[-1].body
             assert (server.asked[-1], sent in body, b"cannot see" in body) == (asked, sees, not sees)
@@ -464,13 +466,13 @@ async def test_a_picture_of_a_tool_is_described_only_to_models_without_vision(
 
 async def test_a_one_shot_call_falls_back_too_and_leaves_nothing(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503 step=1]"
-    async with falling(home, server, clock) as house:
-        outcome, events = await follow_turn(house, "one [tool clock {}]", None)
+    async with falling(home, server, clock) as gateway:
+        outcome, events = await follow_turn(gateway, "one [tool clock {}]", None)
         assert (outcome.state, notices(events)) == ("answered", [FELL])
         assert server.asked == ["first", "first", "second"]
-        assert await house.store.read(stored.list_all, clock()) == []
-        assert house.components.presence.stats().present == 0
-        outcome, _ = await follow_turn(house, "two", None, call=Call(max_tokens=2))
+        assert await gateway.store.read(stored.list_all, clock()) == []
+        assert gateway.components.presence.stats().present == 0
+        outcome, _ = await follow_turn(gateway, "two", None, call=Call(max_tokens=2))
         assert outcome.text == "The tide comes in,"
         assert server.asked[-1] == "second", "the first rests"
 
@@ -479,27 +481,27 @@ async def test_a_caller_that_leaves_during_a_fallback_leaves_nothing_behind(
     home: Path, server: Moody, clock: Clock
 ) -> None:
     server.moods = {"first": "[status 503]", "second": "[hold there]"}
-    async with falling(home, server, clock) as house:
-        accepted = await house.accept("one", None)
+    async with falling(home, server, clock) as gateway:
+        accepted = await gateway.accept("one", None)
         with anyio.fail_after(WAIT):
             await server.held("there")
-        house.components.engine.interrupt(accepted.turn, "by a test")
-        assert (await house.answered(accepted.turn)).state == "stopped"
-        assert house.components.presence.stats().present == 0
-        assert list((await house.store.read(_used))[0]) == ["second"], "only it was cut off"
+        gateway.components.engine.interrupt(accepted.turn, "by a test")
+        assert (await gateway.answered(accepted.turn)).state == "stopped"
+        assert gateway.components.presence.stats().present == 0
+        assert list((await gateway.store.read(_used))[0]) == ["second"], "only it was cut off"
     assert server.asked == ["first", "second"]
 
 
 async def test_the_residents_of_failed_models_are_let_go(home: Path, server: Moody, clock: Clock) -> None:
     """A turn that falls back repeatedly holds only the answering model's conversation."""
     server.moods = {"first": "[status 400]", "second": "[status 400]"}
-    async with falling(home, server, clock) as house:
-        session = (await house.say("one")).session
-        record = house.components.presence.get(session)
+    async with falling(home, server, clock) as gateway:
+        session = (await gateway.say("one")).session
+        record = gateway.components.presence.get(session)
         assert record is not None and record.resident is not None and record.detached == ()
-        assert house.components.presence.stats().residents == 1
+        assert gateway.components.presence.stats().residents == 1
         before = record.resident
-        await house.say("two")
+        await gateway.say("two")
         assert record.resident is before, "the substitute's resident is kept as any other"
 
 
@@ -508,15 +510,15 @@ async def test_a_step_of_another_model_is_kept_when_the_turn_is_replayed(
 ) -> None:
     """P06, P16: a crash after the fallback's first step; the next process continues with it."""
     server.moods = {"first": "[status 503]", "second": "[hold there step=1]"}
-    async with falling(home, server, clock, drain=None) as house:
-        accepted = await house.accept("one [tool clock {}]")
+    async with falling(home, server, clock, drain=None) as gateway:
+        accepted = await gateway.accept("one [tool clock {}]")
         with anyio.fail_after(WAIT):
             await server.held("there")
     server.moods = {}
     server.release("there")
-    async with falling(home, server, clock) as house:
-        assert (await house.answered(accepted.turn)).state == "answered"
-        rows = await house.store.read(messages.journal, accepted.turn)
+    async with falling(home, server, clock) as gateway:
+        assert (await gateway.answered(accepted.turn)).state == "answered"
+        rows = await gateway.store.read(messages.journal, accepted.turn)
         assert [row.message.model for row in rows if row.message.role == "assistant"] == ["second", "second"]
     assert server.asked == ["first", "second", "second", "second"]
 
@@ -524,8 +526,8 @@ async def test_a_step_of_another_model_is_kept_when_the_turn_is_replayed(
 async def test_a_failing_model_is_logged_with_its_fallback(home: Path, server: Moody, clock: Clock) -> None:
     server.moods["first"] = "[status 503 quote]"
     with capture_logs() as lines:
-        async with falling(home, server, clock) as house:
-            await house.say("a private word")
+        async with falling(home, server, clock) as gateway:
+            await gateway.say("a private word")
     line = next(line for line in lines if line["event"] == "a model failed")
     assert (line["model"], line["why"], line["rests"], line["instead"]) == ("first", "overloaded", 60.0, "second")
     assert "private" not in str(lines)
@@ -557,12 +559,12 @@ async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
     in a step, every turn ends, and the journal has exactly one answer for each answered turn."""
     clock = Clock()
     home = tmp_path_factory.mktemp("chain")
-    async with Moody() as server, falling(home, server, clock) as house:
+    async with Moody() as server, falling(home, server, clock) as gateway:
         until = dict.fromkeys(NAMES, 0.0)
         for tempers, pause in steps:
             server.moods = {name: mood for name, mood in zip(NAMES, tempers, strict=True) if mood}
             server.asked.clear()
-            outcome, events = await follow_turn(house, "say something")
+            outcome, events = await follow_turn(gateway, "say something")
             assert 1 <= len(server.asked) == len(set(server.asked)) <= 3
             works = [name for name in NAMES if not server.moods.get(name)]
             for name in server.asked:
@@ -571,7 +573,7 @@ async def test_whatever_fails_each_is_asked_once_and_none_that_rests(
                 cooldowns = MOODS[server.moods.get(name, "")]
                 if cooldowns is not None:
                     until[name] = clock.now + cooldowns
-            rows = await house.store.read(messages.journal, outcome.turn)
+            rows = await gateway.store.read(messages.journal, outcome.turn)
             answers = [row.message.model for row in rows if row.message.role == "assistant"]
             if server.asked[-1] in works:
                 assert (outcome.state, answers) == ("answered", [server.asked[-1]])
@@ -590,13 +592,13 @@ async def test_a_turn_that_has_ended_is_let_go_at_once(
     home: Path, server: Moody, clock: Clock, api: str, mood: str, failing: int
 ) -> None:
     """L99: in every case, nothing waits for the garbage collector; a turn's log holds all of its text."""
-    async with falling(home, server, clock, formats=(api, api, api)) as house:
-        await house.say("warm up")
+    async with falling(home, server, clock, formats=(api, api, api)) as gateway:
+        await gateway.say("warm up")
         server.moods = dict.fromkeys(NAMES[:failing], mood)
         gc.collect()
         gc.disable()
         try:
-            outcome = await house.say("one [tool clock {}]", "other")
+            outcome = await gateway.say("one [tool clock {}]", "other")
             assert outcome.state == ("failed" if mood and failing == 3 else "answered")
             with anyio.fail_after(WAIT):
                 while any(isinstance(held, Journal) for held in gc.get_objects()):

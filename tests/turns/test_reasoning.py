@@ -54,27 +54,27 @@ def requested_effort(body: dict[str, Any]) -> Any:
     return body.get("reasoning_effort")
 
 
-async def choose(house: Core, session: str, effort: Reasoning | None) -> None:
+async def choose(gateway: Core, session: str, effort: Reasoning | None) -> None:
     if effort is None:
-        await house.service.operations.clear_setting(session, ANNA, "reasoning")
+        await gateway.service.operations.clear_setting(session, ANNA, "reasoning")
     else:
-        await house.service.operations.set_setting(session, ANNA, "reasoning", effort, source="command")
+        await gateway.service.operations.set_setting(session, ANNA, "reasoning", effort, source="command")
 
 
 @pytest.mark.parametrize("how", sorted(THINKING))
 async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -> None:
     """A3, S32: the resident stays, the frozen parts stay byte for byte, and every request begins like the one before,
     also with reasoning carried between the steps of a turn."""
-    async with thinking(home, server, how) as house:
-        session = (await house.say("hello [tool clock {}]")).session
-        record = house.components.presence.get(session)
+    async with thinking(home, server, how) as gateway:
+        session = (await gateway.say("hello [tool clock {}]")).session
+        record = gateway.components.presence.get(session)
         assert record is not None
         resident = record.resident
         first = frozen(server.recorded[0].body)
         seen = []
         for effort in WORDS:
-            await choose(house, session, effort)
-            outcome = await house.say(f"{effort} [tool clock {{}}]")
+            await choose(gateway, session, effort)
+            outcome = await gateway.say(f"{effort} [tool clock {{}}]")
             assert outcome.state == "answered", outcome.error
             assert record.resident is resident is not None
             seen.append(requested_effort(server.recorded[-1].decoded()))
@@ -88,34 +88,34 @@ async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -
 @pytest.mark.parametrize("api", FORMATS)
 async def test_a_call_outranks_the_session_and_that_the_agent(home: Path, server: Moody, api: str) -> None:
     """A3, S05: and none of them changes the agent."""
-    async with thinking(home, server, api, 'reasoning = "low"') as house:
-        session = (await house.say("one")).session
+    async with thinking(home, server, api, 'reasoning = "low"') as gateway:
+        session = (await gateway.say("one")).session
 
         def said() -> Any:
             return requested_effort(server.recorded[-1].decoded())
 
         assert said() == "low"
-        await choose(house, session, "medium")
-        await house.say("two")
+        await choose(gateway, session, "medium")
+        await gateway.say("two")
         assert said() == "medium"
-        await house.say("three", call=Call(reasoning="high"))
+        await gateway.say("three", call=Call(reasoning="high"))
         assert said() == "high"
-        await house.say("four")
+        await gateway.say("four")
         assert said() == "medium", "a call's own was for its turn only"
-        await choose(house, session, None)
-        await house.say("five")
+        await choose(gateway, session, None)
+        await gateway.say("five")
         assert said() == "low"
-        await house.say("six", None)
+        await gateway.say("six", None)
         assert said() == "low", "a one-shot call has its agent's"
-        await house.say("seven", None, call=Call(reasoning="minimal"))
+        await gateway.say("seven", None, call=Call(reasoning="minimal"))
         assert said() == "minimal" or api == "anthropic"
-        assert house.config.agents["main"].reasoning == "low"
+        assert gateway.config.agents["main"].reasoning == "low"
 
 
 @pytest.mark.parametrize("api", FORMATS)
 async def test_without_any_setting_the_provider_decides(home: Path, server: Moody, api: str) -> None:
-    async with thinking(home, server, api) as house:
-        await house.say("one")
+    async with thinking(home, server, api) as gateway:
+        await gateway.say("one")
     body = server.recorded[0].decoded()
     assert not {"reasoning_effort", "thinking", "output_config"} & set(body)
     assert "effort" not in body.get("reasoning", {})
@@ -129,10 +129,10 @@ async def test_thoughts_stay_with_the_model_that_had_them(home: Path, server: Mo
     text = toml(server.base_url, 'reasoning = "high"\nfallback_for = 0', formats=(own, other, own))
     for name, api in zip(NAMES, (own, other, own), strict=True):
         text = text.replace(f"[models.{name}]\n", f"[models.{name}]\n{THINKING[api]}")
-    async with core(home, model=server, toml=text, environment={KEY: "sesame"}) as house:
+    async with core(home, model=server, toml=text, environment={KEY: "sesame"}) as gateway:
         for number in range(3):
             server.moods = {"first": "[status 400 step=1]"} if number != 1 else {}
-            outcome = await house.say(f"{number} [think] [tool clock {{}}] [tool clock {{}}]")
+            outcome = await gateway.say(f"{number} [think] [tool clock {{}}] [tool clock {{}}]")
             assert outcome.state == "answered", outcome.error
     assert {"first", "second"} == set(server.asked)
     assert server.stats()["refusals"] == []

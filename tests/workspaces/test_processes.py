@@ -344,12 +344,12 @@ async def test_unloading_a_session_keeps_its_processes(home: Path, model: Script
     unloaded, the process, the shell's directory and its variables stay."""
     mark = token()
     sandbox = '[workspaces]\nbackend = "bubblewrap"'
-    async with core(home, sandbox, model=model, tools='"terminal"') as house:
-        session = (await house.say(_calls("process", action="start", name="server", command=f"sleep {mark}"))).session
-        await house.say(_calls("terminal", command="cd /tmp; export A=b"))
+    async with core(home, sandbox, model=model, tools='"terminal"') as gateway:
+        session = (await gateway.say(_calls("process", action="start", name="server", command=f"sleep {mark}"))).session
+        await gateway.say(_calls("terminal", command="cd /tmp; export A=b"))
         await until(lambda: alive(f"sleep\0{mark}"))
-        presence, before = house.components.presence, alive(mark)
-        live_sandbox, record = house.components.workspaces.present(session), presence.get(session)
+        presence, before = gateway.components.presence, alive(mark)
+        live_sandbox, record = gateway.components.workspaces.present(session), presence.get(session)
         assert live_sandbox is not None and record is not None and isinstance(record.resident, Conversation)
         if how == "asked for":
             assert presence.unload(session, reason="test")
@@ -357,14 +357,16 @@ async def test_unloading_a_session_keeps_its_processes(home: Path, model: Script
             assert presence.sweep(record.used + presence.idle_ttl + 1) == 1
         await until(lambda: presence.stats().residents == 0 and not presence._leaving)
         assert presence.get(session) is record and record.resident is None
-        assert house.components.workspaces.present(session) is live_sandbox and list(live_sandbox.running) == ["server"]
+        assert gateway.components.workspaces.present(session) is live_sandbox and list(live_sandbox.running) == [
+            "server"
+        ]
         assert alive(mark) == before
-        await house.say(_calls("terminal", command="echo $PWD $A"))
-        assert results(house)[-1].startswith("/tmp b")
-        await house.say(_calls("process", action="list"))
-        assert "server: runs" in results(house)[-1]
+        await gateway.say(_calls("terminal", command="echo $PWD $A"))
+        assert results(gateway)[-1].startswith("/tmp b")
+        await gateway.say(_calls("process", action="list"))
+        assert "server: runs" in results(gateway)[-1]
         assert alive(mark) == before
-        assert (await house.store.read(workspaces.get, session)).state == "live"
+        assert (await gateway.store.read(workspaces.get, session)).state == "live"
 
 
 def _calls(tool: str, **arguments: str) -> str:
