@@ -97,8 +97,8 @@ class BudgetView(Frozen, frozen=True, omit_defaults=False):
 
 
 class ModelStatus(Frozen, frozen=True, omit_defaults=False):
-    """A configured model: its keys, its rest after a failure, failed requests by kind, and how often sessions fell
-    back to it."""
+    """A configured model: its keys, until when and why it rests after a failure, its failed requests by kind, and how
+    often sessions fell back to it."""
 
     keys: int
     keys_resting: int
@@ -243,7 +243,7 @@ class MemoryStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class MemoryBreakdown(MemoryStatus, frozen=True, omit_defaults=False):
-    """The same, with the private memory explained by kind and by owner."""
+    """`MemoryStatus`, with a breakdown of the private memory by kind and by owner."""
 
     private: int
     explained: float

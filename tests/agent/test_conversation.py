@@ -71,7 +71,7 @@ def inline(data: bytes = PNG + b"small") -> Media:
     return Media(media_type="image/png", data=data, width=2, height=1)
 
 
-def chat_body(*ids: str) -> Message:
+def calling(*ids: str) -> Message:
     calls = tuple(ToolCall(id=id, name="read_file", arguments="{}") for id in ids)
     return Message(role="assistant", calls=calls, finish="tool_calls")
 
@@ -105,7 +105,7 @@ async def test_pictures_follow_the_last_result_of_their_step(server: ScriptedMod
     held = conversation(model, [user()], files)
     held.extend(
         [
-            chat_body("a", "b", "c"),
+            calling("a", "b", "c"),
             result("a", spooled("sp_1", "scaled from 60 x 30")),
             result("b"),
             result("c", inline(), spooled("sp_2")),
@@ -124,7 +124,7 @@ async def test_pictures_follow_the_last_result_of_their_step(server: ScriptedMod
 
 async def test_a_conversation_without_carried_reasoning_equals_a_new_one(model: Model) -> None:
     """S33: the estimate of its cost, too."""
-    said = [user(), chat_body("a"), result("a", spooled("sp_1")), user("and now?")]
+    said = [user(), calling("a"), result("a", spooled("sp_1")), user("and now?")]
     held = conversation(model, said, Files(sp_1=PNG + b"one"))
     expected = (held.weight, held.estimated_bytes)
     held.drop_carried(said)
@@ -139,7 +139,7 @@ async def test_a_conversation_loaded_at_once_equals_one_that_grew(model: Model) 
         usage = Usage(input=500 + 40 * number, output=9, estimated=number > 150)
         said += (user(f"question {number} ☃"), answer(f"answer {number}", model, usage))
         if number % 20 == 7:
-            said += (chat_body("a", "b"), result("b"), result("a", spooled("p1") if number > 100 else inline()))
+            said += (calling("a", "b"), result("b"), result("a", spooled("p1") if number > 100 else inline()))
     said = in_call_order(said)
     grown, loaded = conversation(model), conversation(model, said)
     for message in said:
@@ -167,7 +167,7 @@ def joined(held: Conversation) -> list[Any]:
 async def test_pictures_are_loaded_only_while_a_request_is_written(server: ScriptedModel, model: Model) -> None:
     """D3: none of them stays in memory between requests, and during one they are accounted for."""
     files = Files(sp_1=PNG + bytes(1_000_000))
-    held = conversation(model, [user(), chat_body("a"), result("a", spooled("sp_1"))], files)
+    held = conversation(model, [user(), calling("a"), result("a", spooled("sp_1"))], files)
     before = held.weight
     assert files.loaded == [] and before < 4000
     during: list[int] = []
@@ -209,7 +209,7 @@ async def test_a_reloaded_conversation_sends_the_same_bytes_and_only_grows(given
         for shown, order, noted in given:
             names = [f"c{next(ids)}" for _ in shown]
             results = [result(name, *media) for name, media in zip(names, shown, strict=True)]
-            step = [user(f"step {len(bodies)}"), chat_body(*names)]
+            step = [user(f"step {len(bodies)}"), calling(*names)]
             note = [Message(role="user", aside="a note")] if noted else []
             live.extend([*step, *results, *note])
             rows += [*step, *(results[place] for place in order if place < len(results)), *note]
@@ -228,7 +228,7 @@ async def test_a_reloaded_conversation_sends_the_same_bytes_and_only_grows(given
 async def test_a_missing_picture_is_replaced_by_words(server: ScriptedModel, model: Model) -> None:
     """D3, D5: the conversation continues."""
     files = Files(sp_1=PNG + b"one")
-    held = conversation(model, [user(), chat_body("a"), result("a", spooled("sp_gone"), spooled("sp_1"))], files)
+    held = conversation(model, [user(), calling("a"), result("a", spooled("sp_gone"), spooled("sp_1"))], files)
     messages = await sent(server, held)
     assert pictures(messages[-1]) == [PNG + b"one"]
     assert messages[-2]["content"] == "result a\nPicture 1 is no longer available."
@@ -241,7 +241,7 @@ async def test_pictures_beyond_the_limit_are_omitted_from_the_end(server: Script
     held = conversation(model, [user()], files)
     bodies: list[bytes] = []
     for place in range(7):
-        held.extend([chat_body(f"c{place}"), result(f"c{place}", spooled("sp_1"))])
+        held.extend([calling(f"c{place}"), result(f"c{place}", spooled("sp_1"))])
         messages = await sent(server, held)
         bodies.append(server.recorded[-1].body)
     assert sum(len(pictures(message)) for message in messages) == 4
@@ -283,7 +283,7 @@ async def test_a_users_pictures_are_sent_with_the_message(server: ScriptedModel,
 async def test_pictures_of_a_result_are_shown_although_another_result_is_missing(model: Model) -> None:
     """D3: nothing is lost, and nothing is shown twice."""
     held = conversation(
-        model, [user(), chat_body("a", "b"), result("a", inline()), user("go on"), chat_body("c"), result("c")]
+        model, [user(), calling("a", "b"), result("a", inline()), user("go on"), calling("c"), result("c")]
     )
     parts = [kept for kept in held.history.parts if isinstance(kept, bytes)]
     kinds = [said["role"] for said in msgspec.json.decode(b"[" + b",".join(parts) + b"]")]
@@ -292,7 +292,7 @@ async def test_pictures_of_a_result_are_shown_although_another_result_is_missing
 
 
 async def test_without_a_loader_a_spooled_picture_fails_clearly(server: ScriptedModel, model: Model) -> None:
-    held = conversation(model, [user(), chat_body("a"), result("a", spooled("sp_1"))])
+    held = conversation(model, [user(), calling("a"), result("a", spooled("sp_1"))])
     with pytest.raises(RuntimeError, match="sp_1 cannot be loaded: this conversation has no loader"):
         await sent(server, held)
     await held.release()
@@ -300,8 +300,8 @@ async def test_without_a_loader_a_spooled_picture_fails_clearly(server: Scripted
 
 async def test_an_estimate_counts_a_picture_by_its_cost_and_not_by_its_bytes(model: Model) -> None:
     """D7: a large picture must not use up the day's budget if a provider does not count."""
-    plain = conversation(model, [user(), chat_body("a"), result("a")])
-    shown = conversation(model, [user(), chat_body("a"), result("a", inline(PNG + bytes(200_000)), spooled("sp_1"))])
+    plain = conversation(model, [user(), calling("a"), result("a")])
+    shown = conversation(model, [user(), calling("a"), result("a", inline(PNG + bytes(200_000)), spooled("sp_1"))])
     more = shown.estimated_bytes - plain.estimated_bytes
     assert 2 * PICTURE_TEXT_BYTES < more < 2 * PICTURE_TEXT_BYTES + 1000
     await plain.release()

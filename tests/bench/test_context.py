@@ -5,20 +5,20 @@ from bench.scripted.behaviour import Traced
 from bench.suite.context import cpu_of, fifths, placed, sent_in, told_apart, turning
 
 
-def chat_body(turn: int, tokens: int, came: str, *, summary: bool = False) -> Traced:
+def traced(turn: int, tokens: int, came: str, *, summary: bool = False) -> Traced:
     return Traced(f"Message {turn} of context-0: …", summary, False, tokens, 4 * tokens, came, 5)
 
 
 def test_a_smaller_request_is_a_compaction_and_any_other_change_is_a_broken_prefix() -> None:
     """S35: the reuse figure between compactions does not hide a rebuilt prompt."""
     trace = [
-        chat_body(0, 100, "first"),
-        chat_body(1, 200, "whole"),
-        chat_body(1, 150, "first", summary=True),
-        chat_body(2, 90, "changed"),
-        chat_body(3, 95, "changed"),
-        chat_body(4, 105, "whole"),
-        chat_body(4, 105, "repeated"),
+        traced(0, 100, "first"),
+        traced(1, 200, "whole"),
+        traced(1, 150, "first", summary=True),
+        traced(2, 90, "changed"),
+        traced(3, 95, "changed"),
+        traced(4, 105, "whole"),
+        traced(4, 105, "repeated"),
     ]
     compacted, broken, whole = told_apart(placed(trace))
     assert [one.turn for one in compacted] == [2]
@@ -27,7 +27,7 @@ def test_a_smaller_request_is_a_compaction_and_any_other_change_is_a_broken_pref
 
 
 def test_a_summary_belongs_to_the_turn_in_which_it_was_written() -> None:
-    trace = [chat_body(7, 100, "first"), Traced("[{}]", True, False, 50, 200, "first", 9), chat_body(8, 60, "changed")]
+    trace = [traced(7, 100, "first"), Traced("[{}]", True, False, 50, 200, "first", 9), traced(8, 60, "changed")]
     assert [one.turn for one in placed(trace)] == [7, 7, 8]
     assert sent_in(placed(trace), range(7, 9)) == (400 + 200 + 240) / 2 / 1024
 

@@ -43,10 +43,10 @@ def waiting(running: GatewayProcess, session: str | None = None) -> list[dict[st
 def begin(running: GatewayProcess, text: str) -> dict[str, Any]:
     """A waiting turn of a terminal; returns its question."""
     accepted = running.call("POST", "/api/messages", {"text": text})
-    return chat_body(running, accepted["session"])
+    return open_question(running, accepted["session"])
 
 
-def chat_body(running: GatewayProcess, session: str | None = None) -> dict[str, Any]:
+def open_question(running: GatewayProcess, session: str | None = None) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT
     while not (found := waiting(running, session)):
         assert time.monotonic() < deadline
@@ -219,7 +219,7 @@ def test_a_question_outlives_the_gateway_and_the_terminal_goes_on(tmp_path: Path
         terminal.type("y\r")
         terminal.until("No gateway runs|does not answer")
         with gateway(home) as second:
-            question = chat_body(second)
+            question = open_question(second)
             terminal.until("denies \\? ")
             terminal.type("y\r")
             terminal.until("The clock says")

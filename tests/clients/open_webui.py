@@ -120,7 +120,7 @@ def answers(page: Page, text: str = ANSWER) -> Any:
     return page.locator(".chat-assistant").get_by_text(text)
 
 
-def chat_body() -> list[dict[str, Any]]:
+def model_requests() -> list[dict[str, Any]]:
     """The requests of the chat itself: those for titles and suggestions have no tools."""
     return [request for request in sent() if "get_current_timestamp" in json.dumps(request.get("tools", []))]
 
@@ -164,7 +164,7 @@ def tools(agent: str) -> None:
     with chat(agent) as page:
         say(page, "[tool get_current_timestamp {}]")
         expect(answers(page)).to_have_count(1, timeout=APPEARS_WITHIN)
-    assert "user_timezone" in json.dumps(chat_body()[-1]), "the model was not sent the tool's result"
+    assert "user_timezone" in json.dumps(model_requests()[-1]), "the model was not sent the tool's result"
 
 
 @check()
@@ -173,7 +173,7 @@ def own_tools(agent: str) -> None:
     with chat(agent) as page:
         say(page, "[tool clock {}]")
         expect(answers(page)).to_have_count(1, timeout=APPEARS_WITHIN)
-    told = json.dumps(chat_body()[-1])
+    told = json.dumps(model_requests()[-1])
     assert '"clock"' in told and "not found" not in told, "the agent's tool did not run in the gateway"
 
 
@@ -208,7 +208,7 @@ def image(agent: str) -> None:
         attach(page)
         say(page, "What is it?")
         expect(answers(page)).to_have_count(1, timeout=APPEARS_WITHIN)
-    assert has_picture(chat_body()[-1])
+    assert has_picture(model_requests()[-1])
 
 
 @check(agents=AGENTS[:1])

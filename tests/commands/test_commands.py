@@ -194,7 +194,7 @@ async def test_an_unknown_command_is_answered_with_the_nearest_one(home: Path, m
     async with core(home, model=model) as gateway:
         with pytest.raises(Refused, match="did you mean /status"):
             await run(gateway, "/statsu", None)
-        with pytest.raises(Refused, match="/help lists them"):
+        with pytest.raises(Refused, match="/help lists all commands"):
             await run(gateway, "/zzzz", None)
         with pytest.raises(Refused, match="send a message first"):
             await run(gateway, "/status", None)

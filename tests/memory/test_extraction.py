@@ -52,7 +52,7 @@ async def kept(gateway: Core, about: Any = "person", whose: str = ANNA.id) -> li
     return [note.text for note in await gateway.store.read(notes.listing, about, whose)]
 
 
-def chat_body(gateway: Core) -> list[dict[str, Any]]:
+def extractions(gateway: Core) -> list[dict[str, Any]]:
     """The inputs of the model at the ends of conversations."""
     return [
         json.loads(request["messages"][1]["content"])
@@ -105,7 +105,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
     async with core(home, model=model, tools=TOOLS) as gateway:
         session = await talk(gateway, "one", "two", "three")
         assert await gateway.service.delete(session, ANNA)
-        assert chat_body(gateway) == []
+        assert extractions(gateway) == []
         session = await talk(gateway, "one", "two", "three")
         await gateway.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
@@ -113,7 +113,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
         assert await gateway.service.delete(session, ANNA)
         model.release("gate")
         await until_no_hook_runs(gateway)
-        assert await kept(gateway) == [] and len(chat_body(gateway)) == 1
+        assert await kept(gateway) == [] and len(extractions(gateway)) == 1
         total = await gateway.store.read(usage.total)
         assert total.calls == 7
 
@@ -140,7 +140,7 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
             with anyio.fail_after(WAIT):
                 while await gateway.store.read(sessions.pending_hooks):
                     await gateway.components.sessions.finish_slow()
-            assert len(chat_body(gateway)) >= TRIES, "a connection that was closed is opened once more each time"
+            assert len(extractions(gateway)) >= TRIES, "a connection that was closed is opened once more each time"
     said = [each["event"] for each in logs if "extracted" in each["event"]]
     assert said == ["notes could not be extracted yet; will try again"] * (TRIES - 1) + [
         "notes could not be extracted; giving up"
@@ -155,11 +155,11 @@ async def test_an_extraction_that_never_finishes_is_given_up(home: Path, model: 
             if not start:
                 await gateway.service.end(await talk(gateway, "one", "two", "three"), ANNA, "new")
             with anyio.fail_after(WAIT):
-                while len(chat_body(gateway)) <= start:
+                while len(extractions(gateway)) <= start:
                     await anyio.lowlevel.checkpoint()
     async with core(home, model=model, tools=TOOLS) as gateway:
         await until_no_hook_is_pending(gateway)
-    assert len(chat_body(gateway)) == TRIES
+    assert len(extractions(gateway)) == TRIES
 
 
 @pytest.mark.parametrize("mood", ["good", "empty", "refusal", "truncated", "calls", "longer", "injected"])
@@ -200,7 +200,7 @@ async def test_the_conversation_is_data_to_the_extracting_model(home: Path, mode
     async with core(home, model=model, tools=TOOLS) as gateway:
         await gateway.service.end(await talk(gateway, "one", attack, "three"), ANNA, "new")
         await until_no_hook_runs(gateway)
-        (given,) = chat_body(gateway)
+        (given,) = extractions(gateway)
         assert given["conversation"][2] == {"by": "person", "text": attack}
         assert [message["role"] for message in gateway.requests()[-1]["messages"]] == ["system", "user"]
         assert "tools" not in gateway.requests()[-1]
@@ -231,7 +231,7 @@ async def test_the_model_gets_the_newest_part_summaries_and_existing_notes(home:
         await gateway.service.end(session, ANNA, "new")
         await until_no_hook_runs(gateway)
         request = gateway.requests()[-1]
-        (given,) = chat_body(gateway)
+        (given,) = extractions(gateway)
         assert request["model"] == "scripted-too"
         assert given["notes"] == ["likes tea"] and given["summaries"] == ["It began well."]
         said = [each["text"].split(" x")[0] for each in given["conversation"] if each["by"] == "person"]
@@ -252,7 +252,7 @@ async def test_no_model_is_asked_when_the_budget_is_spent(home: Path, model: Scr
         await until_no_hook_runs(gateway)
         for _ in range(TRIES):
             await gateway.components.sessions.finish_slow()
-        assert chat_body(gateway) == [] and await gateway.store.read(sessions.pending_hooks) == []
+        assert extractions(gateway) == [] and await gateway.store.read(sessions.pending_hooks) == []
 
 
 async def test_a_conversation_that_goes_on_after_an_end_is_not_learnt_from_twice(
@@ -280,14 +280,14 @@ async def test_many_ends_at_once_ask_few_models_at_once_and_leave_the_rest_to_th
         for session in ids:
             await gateway.service.end(session, ANNA, "new")
         with anyio.fail_after(WAIT):
-            while len(chat_body(gateway)) < lifecycle.SLOW_AT_ONCE:
+            while len(extractions(gateway)) < lifecycle.SLOW_AT_ONCE:
                 await anyio.lowlevel.checkpoint()
         assert (await gateway.say("still there", name="another")).state == "answered"
         model.release("gate")
         await until_no_hook_runs(gateway)
-        assert len(chat_body(gateway)) == lifecycle.SLOW_AT_ONCE
+        assert len(extractions(gateway)) == lifecycle.SLOW_AT_ONCE
         await gateway.components.sessions.finish_slow()
-        assert len(chat_body(gateway)) == many and await gateway.store.read(sessions.pending_hooks) == []
+        assert len(extractions(gateway)) == many and await gateway.store.read(sessions.pending_hooks) == []
 
 
 def test_an_answer_is_read_as_a_list_of_texts_or_not_at_all() -> None:
@@ -361,5 +361,5 @@ async def test_the_persons_messages_are_given_despite_many_tool_calls(home: Path
         await gateway.store.write(lengthen)
         await gateway.service.end(session, ANNA, "new")
         await until_no_hook_runs(gateway)
-        (given,) = chat_body(gateway)
+        (given,) = extractions(gateway)
         assert {"by": "person", "text": "I live in Ghent"} in given["conversation"]

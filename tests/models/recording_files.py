@@ -66,7 +66,7 @@ async def read(path: Path) -> list[Event]:
     return await anyio.to_thread.run_sync(lines_of, path)
 
 
-def chat_body(number: int, body: Any, path: str = "/v1/chat/completions") -> RecordedRequest:
+def recorded_request(number: int, body: Any, path: str = "/v1/chat/completions") -> RecordedRequest:
     return RecordedRequest(
         id=number, time="2026-01-01T00:00:00.000Z", origin=NOWHERE, method="POST", path=path, body=body
     )

@@ -312,7 +312,7 @@ STARTED = {"type": "turn_started", "turn": "t_1"}
 TOOL = {"type": "tool_started", "call_id": "c", "name": "build", "arguments": "{}"}
 
 
-def chat_body(id: str, turn: str = "t_1") -> dict[str, Any]:
+def question_event(id: str, turn: str = "t_1") -> dict[str, Any]:
     return {"type": "asked", "id": id, "turn": turn, "kind": "approval", "tool": "build", "summary": id}
 
 
@@ -323,15 +323,15 @@ def ended(turn: str) -> dict[str, Any]:
 def test_a_question_is_shown_once_however_often_it_is_received(page_of_record: Page) -> None:
     """S29: before its turn, in its place, and again; it disappears with its answer or its turn."""
     told = [
-        chat_body("a"),
+        question_event("a"),
         STARTED,
-        chat_body("a"),
-        chat_body("b"),
+        question_event("a"),
+        question_event("b"),
         "reopened",
-        chat_body("a"),
+        question_event("a"),
         STARTED,
-        chat_body("a"),
-        chat_body("b"),
+        question_event("a"),
+        question_event("b"),
     ]
 
     def walk(events: list[Any]) -> list[str]:
@@ -341,7 +341,7 @@ def test_a_question_is_shown_once_however_often_it_is_received(page_of_record: P
     assert walk([*told, {"type": "answered", "id": "a", "state": "approved"}]) == ["b"]
     assert walk([*told, ended("t_0")]) == ["a", "b"]
     assert walk([*told, ended("t_1")]) == []
-    assert len(walk([STARTED, *(chat_body(f"q{number}") for number in range(200))])) == 50
+    assert len(walk([STARTED, *(question_event(f"q{number}") for number in range(200))])) == 50
 
 
 def test_the_output_of_a_tool_is_bounded_and_its_end_is_kept(page_of_record: Page) -> None:

@@ -68,7 +68,7 @@ turn_steps = 100
     return core(home, model=model, toml=toml, **options)
 
 
-def chat_body(model: ScriptedModel) -> list[dict[str, Any]]:
+def conversation_requests(model: ScriptedModel) -> list[dict[str, Any]]:
     """Requests of the conversation itself, oldest first."""
     return [body for body in map(decoded, model.recorded) if not is_summary(body)]
 
@@ -156,7 +156,7 @@ async def test_between_two_compactions_a_request_only_grows_at_its_end(home: Pat
     """S03: the prefix changes only where a compaction is announced."""
     async with compacting_core(home, model) as h:
         outcomes = await talk(h, 40)
-    bodies = chat_body(model)
+    bodies = conversation_requests(model)
     changed = [
         number
         for number, (before, after) in enumerate(pairwise(bodies), 1)
@@ -171,16 +171,16 @@ async def test_the_same_is_shown_after_unload_and_after_a_restart(home: Path, mo
     async with compacting_core(home, model) as h:
         session = (await talk(h, 30))[-1].session
         await settled(h, session)
-        while "Summary" not in gateway_message(chat_body(model)[-1]):
+        while "Summary" not in gateway_message(conversation_requests(model)[-1]):
             await talk(h, 1)
         h.components.presence.unload(session, reason="test")
-        before = chat_body(model)[-1]["messages"]
+        before = conversation_requests(model)[-1]["messages"]
         await h.say("short")
-        assert chat_body(model)[-1]["messages"][: len(before)] == before
-    before = chat_body(model)[-1]["messages"]
+        assert conversation_requests(model)[-1]["messages"][: len(before)] == before
+    before = conversation_requests(model)[-1]["messages"]
     async with compacting_core(home, model) as h:
         await h.say("short again")
-        assert chat_body(model)[-1]["messages"][: len(before)] == before
+        assert conversation_requests(model)[-1]["messages"][: len(before)] == before
         assert await h.store.read(summaries.shown, session)
 
 
@@ -267,14 +267,14 @@ async def test_a_turn_of_which_a_part_is_left_out_goes_on_after_a_crash(home: Pa
             await model.held("late")
         view = await h.store.read(read_view, accepted.session, accepted.turn)
         assert view.inside, "a part of the running turn is left out"
-    before = chat_body(model)[-1]["messages"]
+    before = conversation_requests(model)[-1]["messages"]
     assert "are left out here" in str(before)
-    count = len(chat_body(model))
+    count = len(conversation_requests(model))
     model.release("late")
     async with reading(home, model) as h:
         outcome = await h.answered(accepted.turn)
         assert outcome.state == "answered", outcome.error
-    assert chat_body(model)[count]["messages"] == before
+    assert conversation_requests(model)[count]["messages"] == before
     assert refused_requests(model) == 0
 
 
@@ -293,7 +293,7 @@ async def test_an_undone_turn_takes_the_summaries_over_it_along(home: Path, mode
         await h.service.operations.undo(session, ANNA)
         await h.service.operations.undo(session, ANNA)
         await h.say("short")
-        assert "SECRET" not in str(chat_body(model)[-1])
+        assert "SECRET" not in str(conversation_requests(model)[-1])
         shown = await h.store.read(summaries.shown, session)
         assert all("SECRET" not in row.text for row in shown)
         assert not await h.store.read(summaries.prepared, session) or "SECRET" not in str(
@@ -306,7 +306,7 @@ async def test_a_resumed_conversation_keeps_its_summaries(home: Path, model: Scr
     async with compacting_core(home, model) as h:
         session = (await talk(h, 40))[-1].session
         await settled(h, session)
-        before = chat_body(model)[-1]["messages"]
+        before = conversation_requests(model)[-1]["messages"]
         await h.service.end(session, ANNA, "test")
         count = written(model)
         again, is_new = await h.service.operations.resume(session, ANNA)
@@ -314,7 +314,7 @@ async def test_a_resumed_conversation_keeps_its_summaries(home: Path, model: Scr
         outcome = await h.say("short", None, session=again)
         assert outcome.state == "answered", outcome.error
         assert written(model) == count
-        assert chat_body(model)[-1]["messages"][: len(before)] == before
+        assert conversation_requests(model)[-1]["messages"][: len(before)] == before
     assert refused_requests(model) == 0
 
 
@@ -396,13 +396,13 @@ async def test_a_single_message_larger_than_the_window_is_shown_by_its_beginning
         outcome = await h.say(text)
         assert outcome.state == "answered", outcome.error
         assert any("excerpts of long messages" in note for note in outcome.notices)
-        sent = str(chat_body(model)[-1]["messages"][-1])
+        sent = str(conversation_requests(model)[-1]["messages"][-1])
         assert "BEGIN" in sent and "END" in sent and "characters of message 1 are left out here" in sent
         assert (await h.store.read(messages.history, outcome.session))[0].text == text
-        before = chat_body(model)[-1]["messages"]
+        before = conversation_requests(model)[-1]["messages"]
         h.components.presence.unload(outcome.session, reason="test")
         await h.say("short")
-        assert chat_body(model)[-1]["messages"][: len(before)] == before
+        assert conversation_requests(model)[-1]["messages"][: len(before)] == before
     assert refused_requests(model) == 0
 
 

@@ -60,7 +60,7 @@ def _share(tokens: int, usage: WindowUsage) -> str:
 
 
 def _bar(tokens: int, usage: WindowUsage) -> str:
-    """A bar that shows how full the window is, with its marks."""
+    """A bar that shows how full the window is, with a mark at each threshold for summaries."""
     full = min(BAR, round(BAR * tokens / usage.window))
     cells = ["█"] * full + ["·"] * (BAR - full)
     for mark in (usage.soft, usage.hard):

@@ -109,7 +109,7 @@ class Commands:
 
             word = word if len(word) <= LONGEST_NAME else f"{word[:LONGEST_NAME]}…"
             near = difflib.get_close_matches(word.lower(), self._commands, n=1)
-            hint = f"did you mean /{near[0]}?" if near else "/help lists them."
+            hint = f"did you mean /{near[0]}?" if near else "/help lists all commands."
             raise Refused(f"There is no command /{word}; {hint}", code="unknown_command")
         if command.owner_only:
             principal.require("configure")
@@ -135,7 +135,7 @@ class Commands:
     def _explain(self, name: str) -> str:
         command = self._commands.get(name)
         if command is None:
-            raise Refused(f"There is no command /{name}; /help lists them.", code="unknown_command")
+            raise Refused(f"There is no command /{name}; /help lists all commands.", code="unknown_command")
         also = f" (also {', '.join('/' + alias for alias in command.aliases)})" if command.aliases else ""
         lines = [
             f"/{command.name} {command.arguments}".rstrip() + also,

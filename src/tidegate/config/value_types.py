@@ -441,7 +441,7 @@ class BaseUrl(Plain):
     def read(self, value: Any) -> str:
         parts = _split_url(value) if isinstance(value, str) else None
         if not isinstance(value, str) or parts is None or parts[2] or len(value) > 2000:
-            raise InvalidValue(f"must be {self.shape}, without user, password or query")
+            raise InvalidValue(f"must be {self.shape}, without a user name, password or query")
         if looks_secret(value.split("://", 1)[1].partition("/")[2]) and SECRET.search(value):
             raise InvalidValue("must contain no secret; put it where `key` refers to")
         return value.rstrip("/")

@@ -42,8 +42,8 @@ def run(
     replay: Path | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Run a gateway on this home folder until it is asked to stop. `say` gets each line meant for the user; `record`
-    and `replay` are files for the model traffic."""
+    """Run a gateway with this home folder until it is asked to stop. `say` is called with each line meant for the
+    user. Model traffic is recorded in the file `record`, or replayed from the file `replay`, if one is given."""
     from tidegate.gateway.process_memory.allocator import tune
 
     tune()

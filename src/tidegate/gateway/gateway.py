@@ -62,7 +62,7 @@ class StartFailed(TidegateError):
 
 
 class Gateway:
-    """One gateway. `fault` is called after each stage of the start, for tests that make it fail there."""
+    """One gateway. `fault` is called after each stage of startup, so that tests can make startup fail there."""
 
     def __init__(
         self,

@@ -166,7 +166,7 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def discard(self, key: K) -> bool:
-        """Remove an entry; returns whether there was one."""
+        """Remove an entry. Returns whether there was one."""
         if key not in self._entries:
             return False
         self._remove(key, evicted=False)

@@ -248,7 +248,9 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
         if row is None or row.principal != inbound.principal:
             raise NotFound(f"There is no session {inbound.session}.", code="session_not_found")
         if row.ended is not None:
-            raise Conflict("This session has ended; start a new one, or /resume it into a new one.", code="ended")
+            raise Conflict(
+                "This session has ended; start a new one, or use /resume to continue it in a new one.", code="ended"
+            )
     elif inbound.name is not None:
         row = sessions.live_by_name(db, inbound.principal, inbound.name)
     if row is not None:

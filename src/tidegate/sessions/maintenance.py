@@ -1,8 +1,8 @@
 """Periodic maintenance of sessions.
 
 Each task is level-triggered: it looks at the current state and repairs it, remembers nothing between runs, and may run
-at any time and any number of times. A run continues until nothing is left to do, within a generous bound. It works in
-batches, each a short write, so that turns run in between.
+at any time and any number of times. A run continues until nothing is left to do, up to a generous limit. It works in
+batches, each a short write, so that turns can run in between.
 """
 
 from collections.abc import Awaitable, Callable

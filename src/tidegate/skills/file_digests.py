@@ -1,7 +1,7 @@
-"""Digests of the files below a folder that may enter prompts.
+"""Digests of those files below a folder that may become part of a prompt.
 
-They include everything that `ProjectFiles` and `SkillLibrary` would take from that folder for any agent, up to `FILES`.
-The functions block: use them in worker threads.
+These are all files that `ProjectFiles` and `SkillLibrary` would take from that folder for any agent, up to `FILES` of
+them. The functions block: call them in worker threads.
 """
 
 import contextlib

@@ -58,7 +58,8 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """`cores` are the gateway's, for the child processes that scale and search."""
+    """The spool of a gateway. `cores` are all CPU cores of the gateway; the child processes that scale pictures and
+    search results may use them."""
 
     def __init__(
         self,

@@ -55,8 +55,8 @@ class Toolset:
             known = by_name.setdefault(tool.name, tool)
             if known is not tool and not known.same_as(tool):
                 raise Misconfigured(
-                    f"{known.owner} and {tool.owner} both provide a tool named {tool.name!r}, and they differ; "
-                    "remove one of the two"
+                    f"{known.owner} and {tool.owner} both provide a tool named {tool.name!r}, but the two "
+                    "tools differ; remove one of them"
                 )
         ordered = tuple(by_name[name] for name in sorted(by_name))
         definitions = tuple(tool.definition for tool in ordered)

@@ -141,7 +141,7 @@ class TurnPermissions:
             raise ToolFailed(f"Nobody was asked: {error.message}") from None
         self._waiting[step] -= 1
         if isinstance(row, str):
-            raise ToolFailed(f"Nobody was asked: {row}. Decide yourself, or state what you need to know.")
+            raise ToolFailed(f"Nobody was asked: {row}. Make the decision yourself, or state what you need to know.")
         if row.state == "answered":
             return row.answer or ""
         raise ToolFailed(self._refusal(row))

@@ -187,7 +187,7 @@ class Workspace:
 
 def _checked(command: str) -> str:
     if not command.strip():
-        raise ToolFailed("The command is empty: say what to run.")
+        raise ToolFailed("The command is empty: specify what to run.")
     if "\0" in command:
         raise ToolFailed("The command contains a zero byte, which no shell accepts.")
     if len(command.encode("utf-8", "replace")) > COMMAND_BYTES:

@@ -201,8 +201,8 @@ class FailureMapper:
 
 
 def _judge(status: int, complaint: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
-    """Kind, whether a retry may help, and the message. The endpoint's words take precedence over the status, because
-    providers use different statuses for the same error."""
+    """The kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes precedence
+    over the status, because providers use different statuses for the same error."""
     if status < 500:
         marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
         if (judged := _judge_marks(status, marks)) is not None:

@@ -98,8 +98,8 @@ def _listed(details: object) -> str:
 
 
 def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
-    """The first bytes of an error body that arrived compressed although that was not requested; empty if it cannot be
-    decompressed. The status alone still classifies the error."""
+    """An error body, decompressed up to `most` bytes if the endpoint compressed it unasked. It is empty if it cannot be
+    decompressed; the error is then classified by its status alone."""
     match encoding.strip().lower():
         case "" | "identity":
             return body

@@ -73,8 +73,8 @@ def add_key(
     *,
     by: str | None = None,
 ) -> str:
-    """Records a key's digest. Returns the key's id, which is not secret. A cookie is added by signing in, with the
-    digest of its page token."""
+    """Records a key's digest. Returns the key's id, which is not secret. Cookies are added on sign-in; `page` is
+    then the digest of the page token."""
     id = new_id("k")
     db.execute(
         "INSERT INTO keys(id, principal, kind, digest, label, created, expires, page_digest)"

@@ -182,7 +182,7 @@ class App:
         route = self._routes.find(scope["path"])
         if route is None and scope["path"].startswith("/v1/"):
             raise NotFound(
-                f"This gateway does not offer {scope['method'][:20]} {scope['path'][:200]}. Of OpenAI's API it "
+                f"This gateway does not support {scope['method'][:20]} {scope['path'][:200]}. From OpenAI's API, it "
                 "supports POST /v1/chat/completions and GET /v1/models.",
                 code="unknown_url",
             )

@@ -158,7 +158,7 @@ class Child(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Wait for the exit code, negative for a signal."""
+        """Wait for the command to end. Returns its exit code, which is negative if a signal ended it."""
         ...
 
     async def end(self, grace: float) -> int:

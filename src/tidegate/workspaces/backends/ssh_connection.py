@@ -44,7 +44,8 @@ _TAIL_BYTES = 64  # more than the last report of a guardian
 
 
 class RemoteSession(NamedTuple):
-    """The other side: the keeper's identity, the account's name, the session's folder and its working folder."""
+    """A session on the remote machine: the keeper's identity, the account's name, the session's folder, and its working
+    folder."""
 
     keeper: str
     user: str

@@ -57,7 +57,8 @@ async def search(
 async def _searched(
     mounts: Sequence[Mount], spawner: Spawner, path: str, query: SearchQuery, *, ripgrep: bool, user: User | None
 ) -> tuple[SearchInput, list[tuple[int, int]]]:
-    """The input of the engine that finished, and the lines and columns it reported."""
+    """Try the engines in turn until one succeeds or the time is up. Returns its input, and the lines and columns it
+    reported."""
     program = await to_thread.run_sync(find_program, "rg") if ripgrep else None
     engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
     for engine in engines:

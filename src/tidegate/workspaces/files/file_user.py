@@ -30,7 +30,8 @@ def gateway_user() -> User:
 
 @contextmanager
 def acting_as(user: User | None) -> Iterator[None]:
-    """Act as this user during the block; None changes nothing. Raises PermissionError if this process cannot do so."""
+    """Act as this user within the `with` block, or as the current user if it is None. Raises PermissionError if this
+    process may not act as that user."""
     if user is None:
         yield
         return

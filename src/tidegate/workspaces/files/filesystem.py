@@ -102,7 +102,7 @@ class Filesystem:
 
 def _refuse_no_folder(spot: ResolvedPath) -> None:
     if spot.fd < 0:
-        raise ToolFailed(f"There is no folder {shown(spot.path)}; list_files without a path shows what is there.")
+        raise ToolFailed(f"There is no folder {shown(spot.path)}; call list_files without a path to see what exists.")
     if not spot.is_folder:
         raise ToolFailed(f"{shown(spot.path)} is not a folder; read_file reads a file.")
 

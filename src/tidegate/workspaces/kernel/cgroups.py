@@ -189,7 +189,7 @@ class Cgroup:
             return self._felt
 
     def _refusals(self, folder: Path) -> int:
-        """Refusals counted in a leaf; in version 2 it has no counter."""
+        """The number of refusals counted in a leaf; 0 in version 2, where leaves have no counter."""
         return count(folder, *counter(self._trees[self._counting].version, "pids"))
 
     def end(self) -> bool:

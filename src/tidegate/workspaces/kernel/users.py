@@ -55,7 +55,7 @@ def user_named(setting: str) -> User:
         user = User(found.pw_uid, found.pw_gid)
     except KeyError:
         if not setting.isdecimal():
-            raise ToolFailed(f"workspaces.user names {setting!r}, but there is no such user here.") from None
+            raise ToolFailed(f"workspaces.user is {setting!r}, but this machine has no user with that name.") from None
         user = User(int(setting), int(setting))
     if _ROOT in user:
         raise ToolFailed("workspaces.user is root: choose an unprivileged user.")
