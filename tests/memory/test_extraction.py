@@ -139,7 +139,7 @@ async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
         async with core(home, model=model, tools=TOOLS) as gateway:
             with anyio.fail_after(WAIT):
                 while await gateway.store.read(sessions.pending_hooks):
-                    await gateway.components.sessions.finish_slow()
+                    await gateway.components.endings.finish_slow()
             assert len(extractions(gateway)) >= TRIES, "a connection that was closed is opened once more each time"
     said = [each["event"] for each in logs if "extracted" in each["event"]]
     assert said == ["notes could not be extracted yet; will try again"] * (TRIES - 1) + [
@@ -172,7 +172,7 @@ async def test_an_answer_that_is_no_list_leaves_nothing_and_is_not_paid_for_twic
         await gateway.service.end(await talk(gateway, "one", "two", "three"), ANNA, "new")
         await until_no_hook_runs(gateway)
         for _ in range(TRIES):
-            await gateway.components.sessions.finish_slow()
+            await gateway.components.endings.finish_slow()
         assert await gateway.store.read(sessions.pending_hooks) == []
         assert await kept(gateway) == [] and await kept(gateway, "agent", "main") == []
 
@@ -251,7 +251,7 @@ async def test_no_model_is_asked_when_the_budget_is_spent(home: Path, model: Scr
         await gateway.service.end(session, ANNA, "new")
         await until_no_hook_runs(gateway)
         for _ in range(TRIES):
-            await gateway.components.sessions.finish_slow()
+            await gateway.components.endings.finish_slow()
         assert extractions(gateway) == [] and await gateway.store.read(sessions.pending_hooks) == []
 
 
@@ -286,7 +286,7 @@ async def test_many_ends_at_once_ask_few_models_at_once_and_leave_the_rest_to_th
         model.release("gate")
         await until_no_hook_runs(gateway)
         assert len(extractions(gateway)) == lifecycle.SLOW_AT_ONCE
-        await gateway.components.sessions.finish_slow()
+        await gateway.components.endings.finish_slow()
         assert len(extractions(gateway)) == many and await gateway.store.read(sessions.pending_hooks) == []
 
 

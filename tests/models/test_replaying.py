@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.models.recording_files import NOWHERE, asked, opened, outcome, recording, replaying, send, written
+from tests.models.recording_files import NOWHERE, opened, outcome, recorded_request, recording, replaying, send, written
 from tests.models.support import ANSWER_BYTES, CANARY, Slept, ask, settings
 from tidegate.errors import ModelFailed
 from tidegate.models import Models
@@ -90,7 +90,7 @@ async def test_replayed_models_retry_without_pauses(server: ScriptedModel, tmp_p
 async def test_a_retry_after_date_gives_the_same_wait_as_when_recorded(tmp_path: Path) -> None:
     """An hour from then is an hour from now."""
     headers = {"retry-after": "Thu, 01 Jan 2026 01:00:00 GMT"}
-    file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 5, "complete", status=429, headers=headers))
+    file = written(tmp_path / "f", recorded_request(1, {}), RecordedAnswer(1, 5, "complete", status=429, headers=headers))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
     response = await (await opened(file)).request(
         Origin(False, "x", 1), head, [b"{}"], Timeouts(connect=1, first_byte=1, idle=1)
@@ -104,7 +104,7 @@ async def test_equal_requests_get_their_answers_in_order_and_then_the_last_again
     lines: list[Event] = []
     for number, said in enumerate(("one", "two"), 1):
         lines += (
-            asked(number, {"a": 1, "b": [2.0]}),
+            recorded_request(number, {"a": 1, "b": [2.0]}),
             RecordedAnswer(number, 1, "complete", status=200, pieces=[RecordedPiece(1, said)]),
         )
     replayer = await opened(written(tmp_path / "f", *lines))
@@ -153,7 +153,7 @@ async def test_an_unrecorded_request_fails_with_the_first_difference(server: Scr
 @pytest.mark.anyio
 async def test_a_request_to_another_path_lists_the_recorded_paths(tmp_path: Path) -> None:
     """As with a wrong base_url."""
-    file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 1, "complete", status=200))
+    file = written(tmp_path / "f", recorded_request(1, {}), RecordedAnswer(1, 1, "complete", status=200))
     with pytest.raises(ModelFailed, match=r"no request POST /v2/x, only POST /v1/chat/completions; check base_url"):
         await send(await opened(file), {}, "/v2/x")
 
@@ -182,7 +182,7 @@ async def test_a_difference_is_shown_with_both_sides(
     tmp_path: Path, recorded: Any, now: Any, place: str, then_said: str, now_said: str
 ) -> None:
     """Also if a side is longer or missing."""
-    file = written(tmp_path / "f", asked(1, recorded), RecordedAnswer(1, 1, "complete", status=200))
+    file = written(tmp_path / "f", recorded_request(1, recorded), RecordedAnswer(1, 1, "complete", status=200))
     with pytest.raises(ModelFailed) as failed:
         await send(await opened(file), now)
     assert f" is in {place}." in failed.value.brief
@@ -192,7 +192,7 @@ async def test_a_difference_is_shown_with_both_sides(
 @pytest.mark.anyio
 async def test_a_file_that_is_removed_during_the_replay_is_reported(tmp_path: Path) -> None:
     """As a failure of the turn."""
-    file = written(tmp_path / "f", asked(1, {}), RecordedAnswer(1, 1, "complete", status=200))
+    file = written(tmp_path / "f", recorded_request(1, {}), RecordedAnswer(1, 1, "complete", status=200))
     replayer = await opened(file)
     file.unlink()
     for body in ({}, {"other": 1}):
@@ -207,7 +207,7 @@ async def test_a_recorded_connection_failure_is_replayed(tmp_path: Path) -> None
         RecordedAnswer(1, 1, "unconnected", "no route"),
         RecordedAnswer(2, 1, "silent", status=200, pieces=[RecordedPiece(1, "x")]),
     )
-    replayer = await opened(written(tmp_path / "f", asked(1, 1), before, asked(2, 2), middle))
+    replayer = await opened(written(tmp_path / "f", recorded_request(1, 1), before, recorded_request(2, 2), middle))
     for body, trouble in ((1, "unconnected"), (2, "silent")):
         with pytest.raises(ConnectionFailed) as failed:
             await send(replayer, body)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.scaling import LINEAR, growth, ratio
 from tidegate.errors import ToolFailed
-from tidegate.models.formats.json_repair import _without_usage, repaired
+from tidegate.models.formats.json_repair import _without_usage, repair_json
 from tidegate.models.http import endpoint_failures, error_body
 from tidegate.models.http.sse import EventParser
 from tidegate.security import Redactor, Secret
@@ -59,7 +59,7 @@ REDACT = Redactor([Secret("a" * 40)]).text
 READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "a line of a stream in small pieces": (dribbled, b"data: a", MIB // 8),
     "empty lines of a stream": (EventParser().feed, b"\n", MIB // 8),
-    "halves of pairs": (repaired, b"\\ud800", MIB // 8),
+    "halves of pairs": (repair_json, b"\\ud800", MIB // 8),
     "usage that is no JSON": (_without_usage, b'"usage":{"', MIB // 8),
     "tokens that look like keys": (REDACT, "-eyJ", 64 * KIB),
     "addresses with a password": (REDACT, "://a:b", MIB // 8),

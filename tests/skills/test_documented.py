@@ -9,7 +9,7 @@ import pytest
 from tests.skills.skill_folders import Clock
 from tests.tools.contexts import bare
 from tidegate.config import AgentSettings, read
-from tidegate.gateway.preflight import skills as before_start
+from tidegate.gateway.preflight.preflight import skill_warnings
 from tidegate.skills import ProjectFiles, SkillDiscovery, SkillLibrary
 from tidegate.skills.discovery import IN_PROJECT
 from tidegate.skills.discovery_cache import DISCOVERY_SECONDS
@@ -46,7 +46,7 @@ async def test_the_documented_skill_works_with_the_documented_settings(
     for folder in ("project", "my-skills"):
         (tmp_path / folder).mkdir()
     config = read(TOML[0], home)
-    assert not await anyio.to_thread.run_sync(list, before_start.doubtful(config))
+    assert not await anyio.to_thread.run_sync(list, skill_warnings(config))
     reader = SkillReader(SkillLibrary(config))
     assert "- release-notes: Writes the release notes of this product." in await reader.read(bare(), "", "")
     assert "What changed for the user" not in await reader.read(bare(), "", "")

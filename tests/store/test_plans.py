@@ -188,7 +188,7 @@ def recall(db: apsw.Connection, session: str) -> None:
     search.session_of(db, OWNER, 0)
     search.results_below(db, OWNER, session, 1 << 30, 10, 10)
     seeking._is_behind(db, "t_1")
-    search_index._unlearned(db, "indexed:mine")
+    search_index._next_messages(db, "indexed:mine")
     summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
     summaries.apply(db, session, [summary])
     row = summaries.get(db, session, summary)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.store.rows import OWNER, count, new_session
-from tidegate.config.value_types import DEAREST
+from tidegate.config.value_types import HIGHEST_PRICE
 from tidegate.models import Prices
 from tidegate.models.formats.token_counts import TOKENS
 from tidegate.store import Db, SpentTotal, Store, migrations, principals, sessions, usage
@@ -191,7 +191,7 @@ async def test_counts_that_no_endpoint_can_mean_still_add_up(store: Store) -> No
     """A2: an endpoint that reports nonsense with every answer must not make the sums fail that the gateway starts
     with."""
     most = Usage(input=3 * TOKENS, cached=TOKENS, written=TOKENS, output=TOKENS)
-    dear = Prices(input=DEAREST, output=DEAREST).cost(most)
+    dear = Prices(input=HIGHEST_PRICE, output=HIGHEST_PRICE).cost(most)
     calls = 2000
 
     def spend(db: Db) -> None:

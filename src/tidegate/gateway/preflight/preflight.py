@@ -201,11 +201,11 @@ def _unknown_prices(config: Config) -> Iterator[str]:
 
 def _unusable_skills(config: Config) -> Iterator[str]:
     """A warning for each skill that cannot be used, and for each named skill that does not exist."""
-    for warning in _skill_warnings(config):
+    for warning in skill_warnings(config):
         yield with_path(config.home, warning)
 
 
-def _skill_warnings(config: Config) -> Iterator[str]:
+def skill_warnings(config: Config) -> Iterator[str]:
     for name, agent in config.agents.items():
         if agent.skills and SKILLS not in agent.tools:
             yield f'{FILE_NAME}: [agents.{name}] skills: has no effect without "skills" among its tools; add it there'
