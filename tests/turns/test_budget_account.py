@@ -68,7 +68,7 @@ async def test_at_the_cap_a_turn_fails_with_the_limits_name_and_the_time(home: P
         assert len(gateway.requests()) == 1
         rows = (await gateway.service.transcript(refused.session, ANNA)).rows
         assert [row.message.text for row in rows if row.message.role == "user"] == ["one", "[say two]"]
-        (shown,) = gateway.components.status().budgets
+        (shown,) = gateway.service.status().budgets
         assert (shown.setting, shown.per, shown.each) == ("limits.day_tokens", "gateway", "day")
         assert (shown.tokens_limit, shown.opens) == (10, NOON + DAY / 2)
         assert shown.tokens == gateway.components.budgets.day.spent().tokens and shown.used == shown.tokens / 10
