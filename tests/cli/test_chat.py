@@ -255,7 +255,7 @@ def test_a_conversation_that_one_cannot_talk_in_is_told_at_the_start(two: Gatewa
     assert f"/resume {session}" in _refused(two, "--session", session)
     key = two.call("POST", "/api/keys", {"name": "anna"})["key"]
     theirs = two.call("POST", "/api/messages", {"text": "hi"}, Authorization=f"Bearer {key}")["session"]
-    assert "somebody else" in _refused(two, "--session", theirs)
+    assert "another user's" in _refused(two, "--session", theirs)
 
 
 def test_a_line_that_is_refused_does_not_keep_the_next_ones_of_a_pipe(running: GatewayProcess) -> None:

@@ -342,7 +342,7 @@ def test_one_damaged_page_is_reported_until_a_full_check_passes(tmp_path: Path, 
         running.say("say still here", "good")
         status, error = _refused_message(running, session="bad")
         assert (status, error["code"]) == (500, "store_damaged")
-        assert "`tidegate doctor`" in error["message"] and "begin a new one" in error["message"]
+        assert "`tidegate doctor`" in error["message"] and "start a new one" in error["message"]
         assert "malformed" not in error["message"]
 
         status, ready = _refused(running, "GET", "/readyz")
@@ -372,7 +372,7 @@ def test_a_start_that_meets_damage_says_so_to_the_operator(tmp_path: Path) -> No
     start = tidegate("up", "--port", "0", home=home)
     assert start.returncode == 1
     assert f"{home}/tidegate.db is damaged" in start.stderr and "put a backup in its place" in start.stderr
-    assert "begin a new one" not in start.stderr
+    assert "start a new one" not in start.stderr
     _repair(home, page, before)
     with gateway(home) as running:
         assert [view["name"] for view in running.call("GET", "/api/sessions")["sessions"]] == ["talk"]

@@ -183,7 +183,7 @@ async def test_the_port_of_another_program_is_one_sentence_and_nothing_stays_ope
 async def test_a_toolset_that_does_not_exist_is_told_at_the_start(tmp_path: Path) -> None:
     """F3: an error that would fail the first turn fails the start, with file and key."""
     (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["clok"]\n')
-    with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"tidegate\.toml: \[agents\.main\] tools .*clock"):
+    with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"tidegate\.toml: \[agents\.main\] tools: .*clock"):
         await _gateway(tmp_path).build()
 
 

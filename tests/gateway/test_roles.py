@@ -97,7 +97,7 @@ def test_a_key_that_claims_another_channel_gets_nothing_by_it(open_house: Gatewa
     for claim in ({}, {"channel": "page"}, {"channel": "terminal"}, {"attended": True}):
         body = {"text": 'call clock {"zone": "UTC"}', **claim}
         begun = open_house.call("POST", "/api/messages", body, **theirs, **{"X-Channel": "page"})
-        assert "denied here (rule: deny clock channel:http)" in outcome(open_house, begun["turn"])
+        assert "denied (rule: deny clock channel:http)" in outcome(open_house, begun["turn"])
     begun = open_house.call("POST", "/api/messages", {"text": 'call clock {"zone": "UTC"}'})
     assert "denied" not in outcome(open_house, begun["turn"])
 

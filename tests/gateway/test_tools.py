@@ -110,7 +110,7 @@ def test_a_session_does_real_work_and_leaves_nothing(home: Path) -> None:
         assert running.call("GET", "/api/status")["sessions"]["unloads"]
 
         assert f"/workspace/clone\n{mark}" in person.run("pwd; echo $MARK")
-        assert "server: runs" in person.call("process", action="list")
+        assert "server: has been running" in person.call("process", action="list")
         fetch = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/tide.py').read().decode())"
         assert 'return "high"' in person.run(f'python3 -c "{fetch}"')
         assert processes_with(served)
@@ -147,7 +147,7 @@ def test_what_runs_for_a_session_dies_with_a_killed_gateway_and_the_agent_is_tol
         assert any("keeper" in text for text in told)
         listed = person.call("process", action="list")
         assert "keeper: ended with the gateway" in listed
-        assert "again: runs" in listed
+        assert "again: has been running" in listed
 
 
 def test_what_runs_on_another_machine_dies_with_a_killed_gateway_and_the_agent_is_told(

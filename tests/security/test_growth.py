@@ -37,7 +37,7 @@ def dribbled(data: bytes) -> None:
 
 def permitted(pattern: str, text: str) -> bool:
     action = Action(tool="t", effect="execute", arguments={"command": text}, channel="page", contained=True)
-    return parse(f"allow t command={pattern}").fits(action)
+    return parse(f"allow t command={pattern}").matches(action)
 
 
 def edited(text: str) -> None:
@@ -65,7 +65,7 @@ READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "addresses with a password": (REDACT, "://a:b", MIB // 8),
     "the beginning of a secret": (REDACT, "a" * 39 + "b", MIB // 8),
     "an error of an endpoint": (error_body.read, b'"try again in 1 ', 32 * KIB),
-    "a wait of an endpoint": (lambda text: error_body.wait_of({"retry-after": text}, 0), "1 ", 32 * KIB),
+    "a wait of an endpoint": (lambda text: error_body.retry_after_of({"retry-after": text}, 0), "1 ", 32 * KIB),
     "reasoning in a complaint": (endpoint_failures._REASONING.search, "thinking blocks ", 32 * KIB),
     "a rule with stars": (partial(permitted, "*a*a*a*a*b"), "a", MIB),
     "a rule with a long word": (partial(permitted, f"*{'a' * 50}b*"), "a", 64 * KIB),

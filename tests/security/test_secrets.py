@@ -121,7 +121,7 @@ def test_a_reference_that_leads_nowhere_is_a_clear_sentence_without_the_secret(t
         "file:missing": "cannot be read (No such file or directory)",
         "file:.": "not a file",
         "file:pipe": "not a file",
-        "file:empty": "nothing in it",
+        "file:empty": "it is empty",
         "file:lines": "several lines",
         "file:binary": "not text",
         "file:large": "larger than",
