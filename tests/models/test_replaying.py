@@ -90,7 +90,8 @@ async def test_replayed_models_retry_without_pauses(server: ScriptedModel, tmp_p
 async def test_a_retry_after_date_gives_the_same_wait_as_when_recorded(tmp_path: Path) -> None:
     """An hour from then is an hour from now."""
     headers = {"retry-after": "Thu, 01 Jan 2026 01:00:00 GMT"}
-    file = written(tmp_path / "f", recorded_request(1, {}), RecordedAnswer(1, 5, "complete", status=429, headers=headers))
+    answer = RecordedAnswer(1, 5, "complete", status=429, headers=headers)
+    file = written(tmp_path / "f", recorded_request(1, {}), answer)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
     response = await (await opened(file)).request(
         Origin(False, "x", 1), head, [b"{}"], Timeouts(connect=1, first_byte=1, idle=1)
