@@ -70,9 +70,9 @@ POINTS = {
     "before the task is given": f"'tidegate.turns.delegation.Delegation', '_give', 'before', {HELPER}",
     "when it is given": f"'tidegate.turns.delegation.Delegation', '_give', 'after', {HELPER}",
     "when it gives one itself": f"'tidegate.turns.delegation.Delegation', '_give', 'after', {WORKER}",
-    "when the innermost is about to act": "'tidegate.agent.tool_runner.ToolRunner', '_run', 'before',"
+    "when the innermost is about to act": "'tidegate.agent.tool_runner.ToolRunner', '_run_tool', 'before',"
     " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
-    "when the innermost has acted": "'tidegate.agent.tool_runner.ToolRunner', '_run', 'after',"
+    "when the innermost has acted": "'tidegate.agent.tool_runner.ToolRunner', '_run_tool', 'after',"
     " lambda self, step, tool, *a, **k: tool.name != 'write_file'",
     "when the innermost has answered": f"'tidegate.turns.delegation.Delegation', '_outcome', 'after', {WORKER}",
     "when that answer is written down": "'tidegate.engine.journal.Journal', '_commit', 'after',"

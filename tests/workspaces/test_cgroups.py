@@ -300,8 +300,8 @@ async def test_without_groups_limits_are_polled(home: Path) -> None:
             and live_sandbox.sandbox.kernel_limits == frozenset()
         )
         status = harness.workspaces.status()
-        assert status["enforced"]["memory_bytes"] == "polled"
-        assert "memory: polled" in status["limits"]
+        assert status.enforced["memory_bytes"] == "polled"
+        assert "memory: polled" in status.limits
 
 
 # -- version 2, as far as it can be had --------------------------------------------------------------------------------

@@ -205,8 +205,8 @@ async def test_held_resources_are_accounted(harness: WorkspaceHarness, session: 
     held = dict(harness.ledger.owners())[f"session {session}"]
     assert held.count == 1 and held.children == 2 and held.fds > 0
     status = harness.workspaces.status()
-    assert (status["boxes"], status["processes"], status["backend"], status["sandboxed"]) == (1, 1, "bubblewrap", True)
-    assert set(status["enforced"]) == {"memory_bytes", "processes", "disk_bytes", "files", "file_bytes", "cpu_seconds"}
+    assert (status.boxes, status.processes, status.backend, status.sandboxed) == (1, 1, "bubblewrap", True)
+    assert set(status.enforced) == {"memory_bytes", "processes", "disk_bytes", "files", "file_bytes", "cpu_seconds"}
 
 
 @pytest.mark.parametrize(

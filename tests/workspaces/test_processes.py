@@ -364,7 +364,7 @@ async def test_unloading_a_session_keeps_its_processes(home: Path, model: Script
         await gateway.say(_calls("terminal", command="echo $PWD $A"))
         assert results(gateway)[-1].startswith("/tmp b")
         await gateway.say(_calls("process", action="list"))
-        assert "server: runs" in results(gateway)[-1]
+        assert "server: has been running" in results(gateway)[-1]
         assert alive(mark) == before
         assert (await gateway.store.read(workspaces.get, session)).state == "live"
 

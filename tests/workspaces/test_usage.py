@@ -200,6 +200,6 @@ async def test_the_status_names_uncounted_resources(home: Path, polled: bool) ->
     async with open_workspaces(home, polled=polled) as harness:
         await harness.output_of(await harness.new_session(), "true")
         status = harness.workspaces.status()
-        counted = status["enforced"]["memory_bytes"] == "cgroup"
+        counted = status.enforced["memory_bytes"] == "cgroup"
         assert ("buffers of sockets and pipes" in commands(status)) == (not counted)
         assert "not counted: " in commands(status)

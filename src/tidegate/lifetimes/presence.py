@@ -374,7 +374,7 @@ class Presence:
         self._over_count += kept
         if kept and not self._over:
             self._warn(
-                "residents exceed their cap because turns are running",
+                "residents exceed their cap because they are in mid-turn",
                 {
                     "mid_turn": kept,
                     "residents": self._order.size,
