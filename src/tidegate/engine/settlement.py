@@ -28,7 +28,7 @@ LONG_TURN = 60.0
 
 
 class Attempt:
-    """What an attempt to run a turn has produced so far."""
+    """The results so far of one attempt to run a turn."""
 
     __slots__ = ("failure", "journal", "taken")
 
