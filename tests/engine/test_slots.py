@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tidegate.engine.live import LiveTurn
-from tidegate.engine.slots import Slots
+from tidegate.engine.live_turn import LiveTurn, Slots
 
 CAP = 2
 DEPTH = 2

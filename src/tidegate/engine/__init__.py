@@ -9,10 +9,10 @@ from tidegate.agent import Parked
 from tidegate.engine.embedded import PARENT_ENDED, EmbeddedEngine
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim, without_bytes
-from tidegate.engine.live import LiveTurn
+from tidegate.engine.live_turn import LiveTurn, StartedTurn, TakenTurn
 from tidegate.engine.turn_failures import failure_of, stopped_failure
+from tidegate.engine.turn_lifecycle import accept_and_start
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn, TakenTurn, accept_and_start
 from tidegate.status_report import EngineStats
 
 __all__ = [

@@ -18,20 +18,20 @@ import anyio
 from tidegate.agent import Parked, tool_ended
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
-from tidegate.engine.live import LiveTurn, log_holdings, turn_holdings
-from tidegate.engine.settlement import (
+from tidegate.engine.live_turn import LiveTurn, Slots, StartedTurn, TakenTurn, log_holdings, turn_holdings
+from tidegate.engine.turn_failures import failure_of
+from tidegate.engine.turn_lifecycle import (
     Attempt,
     Settlement,
     TurnEnd,
     billing_of,
+    peek,
     settle,
+    start,
     turn_end,
     turn_end_without_resume,
 )
-from tidegate.engine.slots import Slots
-from tidegate.engine.turn_failures import failure_of
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn, TakenTurn, peek, start
 from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log

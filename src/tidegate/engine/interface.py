@@ -8,8 +8,8 @@ id. `EmbeddedEngine` does this in one process; a distributed engine would do it 
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from tidegate.engine.live_turn import StartedTurn
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn
 from tidegate.values import Event, Outcome
 
 

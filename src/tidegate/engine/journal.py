@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from tidegate.agent import EXCERPT_CHARACTERS, Effect, Parked
-from tidegate.engine.live import LiveTurn
+from tidegate.engine.live_turn import LiveTurn
 from tidegate.errors import StoreFailed
 from tidegate.store import AuditKind, Db, IntentRow, MessageRow, Store, audit, intents, messages, turns, usage
 from tidegate.values import Event, Frozen, Message, MessageAdded, ToolCall, Usage

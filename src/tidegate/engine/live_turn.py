@@ -1,8 +1,15 @@
-"""The record of one turn that waits or runs in this process.
+"""A turn that waits or runs in this process: its record, and its slot.
 
 Guarantee: everything that exists for a turn while it runs (its log, start time, stop reason, steering, usage and child
-turns) is a field here, so dropping the record drops all of it, however the turn ends. A record holds ids, values and
-other records, never the live objects of a session.
+turns) is a field of `LiveTurn`, so dropping the record drops all of it, however the turn ends. A record holds ids,
+values and other records, never the live objects of a session.
+
+A slot is the permission to run (`Slots`). At most `cap` turns are started in slots of their own. A turn that waits for
+a person has no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its
+slot for the first of them and gets it back from the last. So a task tree always makes progress, even with a single
+slot, and at most `cap` trees run at once, each at most as many turns high as the delegation depth allows. Further turns
+of the same task tree wait for a slot like any other turn. The time limit of a turn is suspended while the turn, or one
+of its tasks, waits for a person. Nothing is started here: the caller that frees a slot fills it.
 
 `turn_holdings` and `log_holdings` report the memory of turns by session, measured on request. They cover every turn
 that waits or runs, and every log, including the log of an ended turn that a slow reader still follows. The text of a
@@ -11,11 +18,14 @@ turn is counted with its log; the constants here cover what a turn costs regardl
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import msgspec
 
 from tidegate.engine.turn_log import TurnLog
-from tidegate.engine.turn_start import StartedTurn
 from tidegate.lifetimes import Holding
-from tidegate.values import Event, Notice, Usage
+from tidegate.store import IntentRow, MessageRow, SessionRow, SettingRow, TurnRow
+from tidegate.values import Event, Frozen, Message, Notice, Usage
 
 NOTICES_KEPT = 16
 """Notices of one turn. Further ones are dropped."""
@@ -27,6 +37,27 @@ RUNNING_BYTES = 12 * 1024
 
 WAITING_BYTES = 2 * 1024
 """A waiting turn: its record and empty log."""
+
+
+class TakenTurn(Frozen, frozen=True):
+    """A turn as its handler receives it: its rows at the moment it was taken."""
+
+    turn: TurnRow
+    session: SessionRow
+    settings: tuple[SettingRow, ...]
+    tools_changed: bool = False
+    """Whether the frozen prefix was replaced because the caller tools have changed."""
+
+
+class StartedTurn(Frozen, frozen=True):
+    """A turn that is ready to run: its incoming messages with their sequence numbers, and the rows of an earlier
+    attempt."""
+
+    taken: TakenTurn
+    incoming: tuple[tuple[int, Message], ...]
+    recorded: tuple[MessageRow, ...] = ()
+    intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
+    """Intents of steps that began in an earlier attempt and left no row."""
 
 
 class LiveTurn:
@@ -229,3 +260,121 @@ def turn_holdings(turns: Iterable[LiveTurn]) -> Iterator[tuple[str, Holding]]:
 def log_holdings(logs: Iterable[TurnLog]) -> Iterator[tuple[str, Holding]]:
     for log in logs:
         yield f"session {log.session}", Holding(1, log.weight)
+
+
+class Slots:
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self.taken = 0
+        self.started = 0
+        """Turns that have started and not ended."""
+        self.asking = 0
+        """Turns that wait for a person."""
+        self.delegating = 0
+        """Turns that wait only for their delegated tasks."""
+
+    @property
+    def running(self) -> int:
+        """Turns that have started and wait for nothing."""
+        return self.started - self.asking - self.delegating
+
+    @property
+    def free(self) -> bool:
+        return self.taken < self._cap
+
+    def is_free_for(self, parent: LiveTurn | None) -> bool:
+        """Whether a turn could start: on its own, or as a task of `parent`."""
+        return self.free or (parent is not None and _has_spare_slot(parent))
+
+    def occupy(self, live: LiveTurn) -> None:
+        """Give the turn a slot: its parent's, if the parent keeps one for it."""
+        self.started += 1
+        self._count(live, 1)
+        live.has_slot = True
+        self.taken += 1
+        self._balance(live.parent)
+
+    def release(self, live: LiveTurn) -> None:
+        """The turn has ended, or never started. Its slot goes back to its parent if the parent has no other."""
+        if live.started_at is not None:
+            self._count(live, -1)
+            self.started -= 1
+        self._free(live)
+        if live.parent is not None:
+            live.parent.children.pop(live.turn, None)
+            self._balance(live.parent)
+
+    @contextmanager
+    def waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
+        """A tool call of the turn waits for a person."""
+        held = [*_with_parents(live)]
+        for each in held:
+            each.hold_timer()
+        self._change(live, questions=1)
+        try:
+            yield
+        finally:
+            self._change(live, questions=-1)
+            for each in held:
+                each.resume_timer()
+
+    @contextmanager
+    def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
+        """A tool call of the turn waits for a task that it delegates."""
+        live.delegated = True
+        self._change(live, tasks=1)
+        try:
+            yield
+        finally:
+            self._change(live, tasks=-1)
+
+    def _change(self, live: LiveTurn, *, questions: int = 0, tasks: int = 0) -> None:
+        self._count(live, -1)
+        live.questions += questions
+        live.tasks += tasks
+        self._count(live, 1)
+        self._balance(live)
+
+    def _count(self, live: LiveTurn, by: int) -> None:
+        if live.questions:
+            self.asking += by
+        elif live.tasks:
+            self.delegating += by
+
+    def _balance(self, live: LiveTurn | None) -> None:
+        """A turn has a slot if it runs itself or keeps one for its tasks. Applied to the turn and all its parents."""
+        while live is not None:
+            if live.started_at is None or live.released or not _needs_slot(live):
+                self._free(live)
+            elif not live.has_slot:
+                live.has_slot = True
+                self.taken += 1
+            live = live.parent
+
+    def _free(self, live: LiveTurn) -> None:
+        if live.has_slot:
+            live.has_slot = False
+            self.taken -= 1
+
+
+def _with_parents(live: LiveTurn | None) -> Iterator[LiveTurn]:
+    while live is not None:
+        yield live
+        live = live.parent
+
+
+def _has_spare_slot(live: LiveTurn) -> bool:
+    """Whether the turn has a slot that it does not use itself."""
+    return live.has_slot and live.is_waiting
+
+
+def _needs_slot(live: LiveTurn) -> bool:
+    if not live.is_waiting:
+        return True
+    # A slot is needed for a call whose task has not started, or has ended and not been reported yet.
+    started = sum(child.started_at is not None for child in live.children.values())
+    return live.tasks > started and not any(map(_tree_has_slot, live.children.values()))
+
+
+def _tree_has_slot(live: LiveTurn) -> bool:
+    return live.has_slot or any(map(_tree_has_slot, live.children.values()))

@@ -1,30 +1,190 @@
-"""The settlement of a turn: its end is decided from the attempt to run it, and written in one transaction.
+"""The start and the end of a turn in the store, each one transaction.
 
-Guarantee: a turn that has given its answer counts as answered, even if it is stopped afterwards. A turn that has
-neither answered nor failed was stopped; the text it had already shown is kept.
+`start` takes a turn from the queue: its messages enter the transcript. It returns the turn, its session, its settings
+and its journal as they are in that transaction. If nothing else runs or waits in the session, `accept_and_start` starts
+the turn in the transaction that accepts its message.
 
-When the transaction commits, the turn has its final state and its answer, and every tool call in its rows has a result.
-A call that began and left no result was interrupted, whatever ended the turn; only a call without an intent was not
-run. A message that was steered in too late has become a turn of its own; if the session has ended, it is in the
+`settle` writes the end, which was decided from the attempt to run the turn. A turn that has given its answer counts as
+answered, even if it is stopped afterwards. A turn that has neither answered nor failed was stopped; the text it had
+already shown is kept.
+
+When that transaction commits, the turn has its final state and its answer, and every tool call in its rows has a
+result. A call that began and left no result was interrupted, whatever ended the turn; only a call without an intent was
+not run. A message that was steered in too late has become a turn of its own; if the session has ended, it is in the
 transcript, marked as unanswered, and the turn's notices say so. An ephemeral session is deleted except for its usage
 and the outcome stored under its receipts. Delegated tasks leave only their usage, which is added to this turn and to
 its parent turns. If the transaction does not commit, the turn is still running and continues at the next start.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+
+import msgspec
 
 from tidegate.agent import interrupted, missing, not_run
 from tidegate.engine.journal import Billing, Journal, bill, commit_row, record_call
-from tidegate.engine.live import LiveTurn
+from tidegate.engine.live_turn import LiveTurn, StartedTurn, TakenTurn
 from tidegate.engine.turn_failures import stopped_failure
-from tidegate.engine.turn_start import TakenTurn
-from tidegate.errors import Conflict
-from tidegate.store import Db, MessageRow, SessionRow, TurnRow, approvals, intents, messages, receipts, sessions, turns
-from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
+from tidegate.errors import Conflict, NotFound
+from tidegate.store import (
+    Db,
+    MessageRow,
+    ParentTurn,
+    SessionRow,
+    SettingRow,
+    TurnRow,
+    approvals,
+    intents,
+    messages,
+    notes,
+    notices,
+    receipts,
+    sessions,
+    settings,
+    turns,
+)
+from tidegate.values import Call, CallerTools, Failure, Frozen, Message, OnDisconnect, Outcome, TurnState, Usage, new_id
+
+NOTICE = f"{turns.INCOMING}notice"
+"""The step name of the gateway's notice to the agent, which follows the user's messages."""
 
 LONG_TURN = 60.0
 """Seconds after which the end of a turn counts as session activity. Before that, its start is recent enough."""
+
+
+# -- the start --
+
+
+def is_incoming(row: MessageRow) -> bool:
+    """Whether the row is one of the messages that the turn was started with."""
+    return (row.step or "").startswith(turns.INCOMING)
+
+
+def start(db: Db, turn: str, now: float) -> StartedTurn:
+    """Take a turn from the queue, or one that an earlier process left unfinished."""
+    changed = _take_caller_tools(db, turn, now)
+    row = turns.take(db, turn, now)
+    session = sessions.get(db, row.session)
+    if session is None:
+        raise NotFound("This conversation was deleted; send the message to a new one.")
+    recorded = messages.journal(db, turn)
+    current = tuple(settings.get_all(db, row.session, now))
+    if all(is_incoming(each) and each.step != NOTICE for each in recorded):
+        recorded += _append_notice(db, session, turn, current, now)
+    return StartedTurn(
+        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
+        incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
+        recorded=tuple(recorded),
+        intents=intents.open_of(db, turn),
+    )
+
+
+def accept_and_start(
+    db: Db,
+    session: SessionRow,
+    *,
+    turn: str,
+    channel: str,
+    call: Call,
+    on_disconnect: OnDisconnect,
+    incoming: Sequence[Message],
+    now: float,
+    job: str = "",
+    within: ParentTurn | None = None,
+) -> StartedTurn:
+    """Accept and take a turn in one transaction, for a session in which nothing else waits or runs. Its rows are
+    written only once."""
+    before = session
+    session = freeze_caller_tools(db, session, call)
+    row = turns.insert(
+        db,
+        id=turn,
+        session=session.id,
+        channel=channel,
+        call=_frozen(call),
+        on_disconnect=on_disconnect,
+        now=now,
+        job=job,
+        running=True,
+        within=within,
+    )
+    closed = _close_calls(db, before, incoming, now, turn)
+    rows = [
+        messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
+        for number, message in enumerate(incoming)
+    ]
+    current = tuple(settings.get_all(db, session.id, now))
+    rows += _append_notice(db, session, turn, current, now)
+    session = msgspec.structs.replace(session, version=session.version + len(rows) + closed, active=now)
+    if closed:
+        rows = messages.journal(db, turn)
+    changed = session.caller_tools != before.caller_tools
+    return StartedTurn(
+        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
+        incoming=tuple((each.seq or 0, each.message) for each in rows),
+    )
+
+
+def _append_notice(
+    db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
+) -> list[MessageRow]:
+    """Commits notices, model switches and changed notes as one message of its own, after the user's messages."""
+    texts = [notices.take(db, session.id), settings.take_switches(db, session.id, current, now)]
+    if session.memory_seen:
+        texts.append(notes.take_changes(db, session, turn, now))
+    text = "\n".join(filter(None, texts))
+    if not text:
+        return []
+    notice = Message(role="user", aside=text)
+    return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=notice, now=now)]
+
+
+def peek(db: Db, turn: str) -> TakenTurn | None:
+    """Read a turn without taking it."""
+    row = turns.get(db, turn)
+    session = sessions.get(db, row.session) if row is not None else None
+    return TakenTurn(turn=row, session=session, settings=()) if row is not None and session is not None else None
+
+
+def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
+    """Puts the caller tools of a starting turn into the session's prefix, unless the prefix has them already. A call
+    without definitions, such as a retried one, uses the tools of the session."""
+    tools = call.caller_tools
+    if call.tools_digest == session.caller_tools or session.prefix is None:
+        return session
+    if tools is not None and not tools.definitions:
+        return session
+    prefix = sessions.prefix(db, session.prefix).with_caller_tools(tools)
+    return sessions.set_caller_tools(db, session, prefix, call.tools_digest)
+
+
+def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
+    """Does the same for a queued turn and closes the session's open calls. Returns whether the prefix changed."""
+    row = turns.get(db, turn)
+    session = sessions.get(db, row.session) if row is not None else None
+    if row is None or session is None or row.state != "queued" or session.ended is not None:
+        return False
+    _close_calls(db, session, messages.waiting(db, turn), now, turn)
+    if row.call.caller_tools is not None:
+        turns.set_call(db, turn, _frozen(row.call))
+    return freeze_caller_tools(db, session, row.call).caller_tools != session.caller_tools
+
+
+def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: float, turn: str) -> int:
+    if not session.caller_tools:
+        return 0
+    answered = frozenset(message.call_id for message in incoming if message.role == "tool")
+    return messages.close_calls(db, session.id, now, but=answered, turn=turn)
+
+
+def _frozen(call: Call) -> Call:
+    """The call without its tool definitions: those are in the session's prefix."""
+    if call.caller_tools is None:
+        return call
+    return msgspec.structs.replace(call, caller_tools=msgspec.structs.replace(call.caller_tools, definitions=()))
+
+
+# -- the end --
 
 
 class Attempt:
