@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import anyio
 
-from tidegate.agent.metered_call import SpendGuard, answer_bytes
+from tidegate.agent.model_step import SpendGuard, answer_bytes
 from tidegate.errors import ModelFailed
 from tidegate.models import Model, checked_usage
 from tidegate.values import Call, Event, Message, Prefix, Usage

@@ -19,7 +19,7 @@ from tidegate.lifetimes import Presence, Scope
 from tidegate.log import Log
 from tidegate.models import Models
 from tidegate.security import Secret
-from tidegate.sessions.intake import Intake
+from tidegate.sessions.admission import Intake
 from tidegate.sessions.lifecycle import EndHook, SessionEndings
 from tidegate.sessions.prompt_prefix import PromptPrefixes, PromptSource
 from tidegate.spool import Spool

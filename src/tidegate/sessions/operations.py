@@ -12,8 +12,8 @@ import msgspec
 from tidegate.errors import Conflict, Refused
 from tidegate.security import Principal
 from tidegate.sessions import queries
-from tidegate.sessions.admission import NewSession
 from tidegate.sessions.components import Components
+from tidegate.sessions.prompt_prefix import NewSession
 from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, turns
 from tidegate.turns import COMPACTION_REQUESTED, SUMMARY_COOLDOWN
 from tidegate.values import Acceptance, new_id

@@ -14,14 +14,22 @@ from tidegate.config import AgentSettings, Config
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Models
-from tidegate.sessions.admission import NewSession
 from tidegate.tools import ToolRegistry
+from tidegate.values import Frozen, Prefix
 
 KEPT = 256
 """Prefixes kept for sharing: most sessions of one agent have the same one."""
 
 KEPT_BYTES = 4 * 1024 * 1024
 """Total size of the kept prompts."""
+
+
+class NewSession(Frozen, frozen=True):
+    """The beginning of a new session, prepared outside the transaction."""
+
+    prefix: Prefix
+    encoder: int
+    memory_seen: int = 0
 
 
 class PromptSource(Protocol):
