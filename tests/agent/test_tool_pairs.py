@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.agent import is_balanced, missing, not_run
-from tidegate.agent.tool_pairs import model_step_name, tool_step_name
+from tidegate.agent.tool_pairs import MODEL_STEP, tool_step_name
 from tidegate.values import Message, ToolCall
 
 
 def asking(number: int, count: int) -> tuple[str, Message]:
     calls = tuple(ToolCall(id=f"c{number}-{index}", name="clock", arguments="{}") for index in range(count))
-    return model_step_name(number), Message(role="assistant", calls=calls)
+    return f"{MODEL_STEP}{number}", Message(role="assistant", calls=calls)
 
 
 def result(number: int, index: int) -> tuple[str, Message]:

@@ -6,7 +6,7 @@ Everything here is written against `Turn`, so that the same loop runs in this pr
 from tidegate.agent.conversation import Conversation, weigh
 from tidegate.agent.history_cache import HistoryCache, HistoryState
 from tidegate.agent.loop import Bounds, run
-from tidegate.agent.model_step import Budget, ModelStep, Payer, Remedy, RequestFitter, SpendGuard
+from tidegate.agent.model_step import Budget, Meter, ModelStep, Payer, Remedy, RequestFitter, SpendGuard, TurnResident
 from tidegate.agent.prefix import EXTRA, PROMPT, build_prefix, part_of
 from tidegate.agent.side_call import SideCall, run_side_call
 from tidegate.agent.tool_pairs import in_call_order, interrupted, is_balanced, missing, not_run
@@ -23,6 +23,7 @@ __all__ = [
     "Effect",
     "HistoryCache",
     "HistoryState",
+    "Meter",
     "ModelStep",
     "Parked",
     "Payer",
@@ -34,6 +35,7 @@ __all__ = [
     "ToolRunner",
     "ToolSetup",
     "Turn",
+    "TurnResident",
     "build_prefix",
     "in_call_order",
     "interrupted",

@@ -9,6 +9,7 @@ loaded only while a request is written. A conversation owns its history and one 
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
 
@@ -90,6 +91,7 @@ class Conversation:
         "carries",
         "cooldown",
         "era",
+        "fit_above",
         "history",
         "is_outdated",
         "mark",
@@ -114,10 +116,12 @@ class Conversation:
         overflow: Overflow | None = None,
         era: int = 0,
         mark: str = "",
+        fit_above: int = sys.maxsize,
         keep: Keep | None = None,
     ) -> None:
         """`era` counts how often the provider has refused the reasoning carried by earlier answers. `mark` identifies
-        what is summarised or elided (`View.mark`). `keep` receives the history when it is released between two
+        what is summarised or elided (`View.mark`). A request of more than `fit_above` tokens is fitted into the model's
+        window before it is sent. `keep` receives the history when it is released between two
         turns."""
         self.model = model
         self.prefix = prefix
@@ -146,6 +150,7 @@ class Conversation:
         self._ends_with_answer = False
         self.era = era
         self.mark = mark
+        self.fit_above = fit_above
         self.is_outdated = False
         """Whether it must be rebuilt before the next request: a part of the current turn has been summarised."""
         self.summary_task: asyncio.Task[None] | None = None
@@ -275,6 +280,12 @@ class Conversation:
             return self.model.token_estimate.tokens(self.estimated_bytes)
         tokens, size = self._counted
         return tokens + self.model.token_estimate.tokens(self.estimated_bytes - size)
+
+    @property
+    def needs_fitting(self) -> bool:
+        """Whether the next request is to be fitted into the model's window, or rebuilt, before it is sent. Read before
+        every step, so it is cheap."""
+        return self.is_outdated or self.tokens > self.fit_above
 
     @property
     def weight(self) -> int:

@@ -6,13 +6,13 @@ repeats the same calls with the same results is warned, then stopped. The loop o
 runner belong to the turn, the journal belongs to the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import msgspec
 
 from tidegate.agent.model_step import ModelStep
-from tidegate.agent.tool_pairs import model_step_name
+from tidegate.agent.tool_pairs import MODEL_STEP
 from tidegate.agent.tool_runner import ToolRunner
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
@@ -28,13 +28,16 @@ class Bounds(Frozen, frozen=True):
     repeats: int
 
 
-async def run(turn: Turn, model_step: ModelStep, tool_runner: ToolRunner, call: Call, bounds: Bounds) -> Message:
-    """Run the turn to its answer and return it.
+async def run(
+    turn: Turn, model_step: ModelStep, make_tool_runner: Callable[[], ToolRunner], call: Call, bounds: Bounds
+) -> Message:
+    """Run the turn to its answer and return it. Most turns call no tool, so the tool runner is made at the first call.
 
     A step that calls caller tools ends the turn: the agent's own calls of that step run first, and the caller gets the
     others. A `tool_choice` that forces a call applies to the first step only; otherwise no turn would end.
     """
     model_step.extend(turn.incoming)
+    tool_runner: ToolRunner | None = None
     repeats = LoopDetector(bounds.repeats)
     caller_tools = model_step.conversation.prefix.caller_tools
 
@@ -46,10 +49,12 @@ async def run(turn: Turn, model_step: ModelStep, tool_runner: ToolRunner, call: 
 
     for number in range(bounds.steps):
         model_step.extend(await turn.drain("steer"))
-        answer = await turn.step(model_step_name(number), next_answer, ends=is_last)
-        model_step.append(answer)
+        answer = await turn.step(f"{MODEL_STEP}{number}", next_answer, ends=is_last)
+        model_step.extend((answer,))
         if is_last(answer):
             return answer
+        if tool_runner is None:
+            tool_runner = make_tool_runner()
         results = await tool_runner.run(number, answer.calls, caller_tools=caller_tools)
         model_step.extend(results)
         if len(results) < len(answer.calls):

@@ -17,15 +17,17 @@ Owned by the turn; the conversations belong to whichever component builds them.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from tidegate.agent.conversation import Conversation
 from tidegate.agent.turn import Turn
 from tidegate.errors import ModelFailed
+from tidegate.lifetimes import Presence, Present
 from tidegate.models import Model, checked_usage
-from tidegate.values import Call, Event, Frozen, Message, TextDelta, TextReset, Usage
+from tidegate.status_report import ModelUsage
+from tidegate.values import BILLION, Call, Event, Frozen, Message, TextDelta, TextReset, Usage
 
 Remedy = Literal["thoughts", "context", "size", "documents"]
 """Ways to deal with a refused request while keeping the model: leave out the reasoning carried by earlier answers; show
@@ -62,21 +64,48 @@ class Budget(Protocol):
         ...
 
 
+class Meter:
+    """The usage of one model since the process started, for the metrics."""
+
+    __slots__ = ("cached", "calls", "cost", "input", "output", "written")
+
+    def __init__(self) -> None:
+        self.calls = self.input = self.cached = self.written = self.output = self.cost = 0
+
+    def count(self, used: Usage) -> None:
+        self.calls += 1
+        self.input += used.input
+        self.cached += used.cached
+        self.written += used.written
+        self.output += used.output
+        self.cost += used.cost
+
+    def read(self) -> ModelUsage:
+        return ModelUsage(
+            calls=self.calls,
+            input=self.input,
+            cached=self.cached,
+            written=self.written,
+            output=self.output,
+            cost=self.cost / BILLION,
+        )
+
+
 class SpendGuard(Frozen, frozen=True):
-    """The budgets that a turn's model calls are charged to. `model` is the provider's name of the model; `count`
-    receives all usage, for the statistics."""
+    """The budgets that a turn's model calls are charged to. `model` is the provider's name of the model; `meter` counts
+    all usage, for the metrics."""
 
     model: str
     budgets: tuple[Budget, ...] = ()
-    count: Callable[[Usage], None] | None = None
+    meter: Meter | None = None
 
     def check(self, payer: Payer) -> None:
         for budget in self.budgets:
             budget.check(payer)
 
     def spend(self, payer: Payer, usage: Usage) -> None:
-        if self.count is not None:
-            self.count(usage)
+        if self.meter is not None:
+            self.meter.count(usage)
         for budget in self.budgets:
             budget.spend(payer, usage)
 
@@ -89,10 +118,6 @@ class SpendGuard(Frozen, frozen=True):
 class RequestFitter(Protocol):
     """Makes a conversation acceptable to its model."""
 
-    def is_due(self, conversation: Conversation) -> bool:
-        """Whether `fit` has anything to do. Called before every step, so it must be cheap."""
-        ...
-
     async def fit(self, conversation: Conversation) -> None:
         """Makes the conversation fit its model's window. Raises ModelFailed if that is impossible."""
         ...
@@ -102,21 +127,18 @@ class RequestFitter(Protocol):
         ...
 
 
-class ResidentAccess(Protocol):
-    """Access to a turn's resident conversation between its steps. It may be unloaded while the turn waits for a
-    person."""
+class TurnResident(NamedTuple):
+    """Access to a turn's resident conversation between its steps, through the record of its session. It may be unloaded
+    while the turn waits for a person; `reload` loads it from the store again, to the same point."""
+
+    presence: Presence
+    record: Present
+    reload: Callable[[Conversation], Awaitable[Conversation]]
 
     def holds(self, conversation: Conversation) -> bool:
         """Whether the conversation is still loaded."""
-        ...
-
-    def weigh(self) -> None:
-        """Update its size in memory: the conversation has grown or shrunk."""
-        ...
-
-    async def reload(self, conversation: Conversation) -> Conversation:
-        """Loads the conversation from the store again, to the same point."""
-        ...
+        record = self.record
+        return conversation in (record.resident, record.passing, *record.detached)
 
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]
@@ -127,47 +149,49 @@ none. Called with the models that failed and the failure of the last one."""
 class ModelStep:
     """Runs the model steps of one turn with its conversation."""
 
-    __slots__ = ("_fall_back", "_fitter", "_residency", "conversation", "spend_guard")
+    __slots__ = ("_fall_back", "_fit_first", "_fitter", "_make_fitter", "_resident", "conversation", "spend_guard")
 
     def __init__(
         self,
         conversation: Conversation,
         spend_guard: SpendGuard,
         fall_back: FallBack | None = None,
-        fitter: RequestFitter | None = None,
-        residency: ResidentAccess | None = None,
+        make_fitter: Callable[[], RequestFitter] | None = None,
+        resident: TurnResident | None = None,
+        *,
+        fit_first: bool = False,
     ) -> None:
+        """Most turns fit their model's window, so `make_fitter` is called when a conversation first does not. With
+        `fit_first`, the first request is fitted whatever its size."""
         self.conversation = conversation
         self.spend_guard = spend_guard
         self._fall_back = fall_back
-        self._fitter = fitter
-        self._residency = residency
-
-    def append(self, message: Message) -> None:
-        self.extend((message,))
+        self._make_fitter = make_fitter
+        self._fitter: RequestFitter | None = None
+        self._fit_first = fit_first
+        self._resident = resident
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Adds messages that are committed already. A conversation that was unloaded will find them in the store."""
-        if messages and (self._residency is None or self._residency.holds(self.conversation)):
+        if messages and (self._resident is None or self._resident.holds(self.conversation)):
             self.conversation.extend(messages)
             self._weigh()
 
     def _weigh(self) -> None:
-        if self._residency is not None:
-            self._residency.weigh()
+        if self._resident is not None:
+            self._resident.presence.reweigh(self._resident.record)
 
     async def run(self, turn: Turn, call: Call) -> Message:
         """The answer of the first model that succeeds. Later steps of the turn stay with that model."""
         first: ModelFailed | None = None
         failed: tuple[Model, ...] = ()
         applied: tuple[Remedy, ...] = ()
-        if self._residency is not None and not self._residency.holds(self.conversation):
-            self.conversation = await self._residency.reload(self.conversation)
+        if self._resident is not None and not self._resident.holds(self.conversation):
+            self.conversation = await self._resident.reload(self.conversation)
         while True:
             try:
-                if self._fitter is not None and self._fitter.is_due(self.conversation):
-                    await self._fitter.fit(self.conversation)
-                    self._weigh()
+                if self._fit_first or self.conversation.needs_fitting:
+                    await self._fit()
                 return await metered_call(turn, self.conversation, call, self.spend_guard)
             except ModelFailed as failure:
                 if failure.param is not None and first is None:
@@ -193,8 +217,20 @@ class ModelStep:
                 first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 
+    async def _fit(self) -> None:
+        self._fit_first = False
+        if (fitter := self._get_fitter()) is not None:
+            await fitter.fit(self.conversation)
+            self._weigh()
+
     async def _apply_remedy(self, remedy: Remedy, failure: ModelFailed) -> bool:
-        return self._fitter is not None and await self._fitter.apply_remedy(self.conversation, remedy, failure)
+        fitter = self._get_fitter()
+        return fitter is not None and await fitter.apply_remedy(self.conversation, remedy, failure)
+
+    def _get_fitter(self) -> RequestFitter | None:
+        if self._fitter is None and self._make_fitter is not None:
+            self._fitter = self._make_fitter()
+        return self._fitter
 
 
 def remedy_for(failure: ModelFailed) -> Remedy | None:

@@ -9,11 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from tidegate.values import Message, ToolCall
 
-_MODEL = "model-"
-
-
-def model_step_name(number: int) -> str:
-    return f"{_MODEL}{number}"
+MODEL_STEP = "model-"
+"""The journal's name for a model step, before its number."""
 
 
 def tool_step_name(number: int, index: int) -> str:
@@ -27,8 +24,8 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
     asked: list[tuple[int, Message]] = []
     for step, message in rows:
         recorded.add(step)
-        if step.startswith(_MODEL) and message.calls:  # calls in messages from the caller have their results there
-            asked.append((int(step.removeprefix(_MODEL)), message))
+        if step.startswith(MODEL_STEP) and message.calls:  # calls in messages from the caller have their results there
+            asked.append((int(step.removeprefix(MODEL_STEP)), message))
     return [
         (tool_step_name(number, index), call)
         for number, message in asked

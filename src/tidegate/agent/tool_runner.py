@@ -54,29 +54,21 @@ class ToolSetup(NamedTuple):
 
 
 class ToolRunner:
-    """Runs the tools of one turn. Most turns call none, so `setup` is called with the first call."""
+    """Runs the tools of one turn."""
 
-    __slots__ = ("_context", "_parallel", "_permissions", "_setup", "_tools", "_turn", "used")
+    __slots__ = ("_context", "_parallel", "_permissions", "_tools", "_turn")
 
-    _context: ToolContext
-    _permissions: Permissions
-
-    def __init__(self, turn: Turn, tools: Toolset, setup: Callable[[], ToolSetup], *, parallel: int) -> None:
+    def __init__(self, turn: Turn, tools: Toolset, setup: ToolSetup, *, parallel: int) -> None:
         self._turn = turn
         self._tools = tools
-        self._setup = setup
+        self._context, self._permissions = setup
         self._parallel = parallel
-        self.used = False
-        """Whether any tool was called."""
 
     async def run(
         self, number: int, calls: Sequence[ToolCall], *, caller_tools: frozenset[str] = frozenset()
     ) -> list[Message]:
         """The results of the calls of model step `number`, except for calls of `caller_tools`, which the caller
         runs."""
-        if not self.used:
-            self._context, self._permissions = self._setup()
-            self.used = True
         results: list[Message] = []
         own = [(place, call) for place, call in enumerate(calls) if call.name not in caller_tools]
         while len(results) < len(own):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Protocol
 from weakref import WeakSet
 
@@ -18,7 +19,7 @@ import anyio
 from tidegate.agent import Parked, tool_ended
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
-from tidegate.engine.live_turn import LiveTurn, Slots, StartedTurn, TakenTurn, log_holdings, turn_holdings
+from tidegate.engine.live_turn import NOTHING, LiveTurn, Slots, StartedTurn, TakenTurn, log_holdings, turn_holdings
 from tidegate.engine.turn_failures import failure_of
 from tidegate.engine.turn_lifecycle import (
     Attempt,
@@ -54,7 +55,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 class Handler(Protocol):
     async def __call__(self, journal: Journal, taken: TakenTurn) -> None: ...
 
-    def turn_ended(self, session: str, outcome: Outcome, version: int) -> None:
+    def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released. `version` is the session's version in the store
         now."""
         ...
@@ -132,24 +133,25 @@ class EmbeddedEngine(Engine):
         started: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
-    ) -> TurnLog:
+    ) -> int:
         """Queue an accepted turn. `started` is set if the turn was started in the transaction that accepted it.
         `within` is the parent turn that delegated the task; the new turn ends with it. Idempotent: a turn that is
-        already live keeps its position and its log."""
-        live = self._live.get(turn)
-        if live is None:
-            parent = self._live.get(within) if within is not None else None
-            live = self._live[turn] = LiveTurn(turn, session, principal, start=started, resumed=resumed, parent=parent)
-            self._logs.add(live.log)
-            record = self._presence.obtain(session)
-            record.waiting.append(live)
-            if parent is not None:
-                parent.children[turn] = live
-            if within is not None and (parent is None or parent.is_done) and not self.is_stopping:
-                self.interrupt(turn, PARENT_ENDED)
-            else:
-                self._start_next(record)
-        return live.log
+        already live keeps its position and its log. Returns how many turns of the session were ahead of a new one."""
+        if turn in self._live:
+            return 0
+        parent = self._live.get(within) if within is not None else None
+        live = self._live[turn] = LiveTurn(turn, session, principal, start=started, resumed=resumed, parent=parent)
+        self._logs.add(live.log)
+        record = self._presence.obtain(session)
+        ahead = len(record.waiting) + (record.turn is not None)
+        record.waiting.append(live)
+        if parent is not None:
+            parent.children[turn] = live
+        if within is not None and (parent is None or parent.is_done) and not self.is_stopping:
+            self.interrupt(turn, PARENT_ENDED)
+        else:
+            self._start_next(record)
+        return ahead
 
     def log(self, turn: str) -> TurnLog | None:
         live = self._live.get(turn)
@@ -334,7 +336,7 @@ class EmbeddedEngine(Engine):
         self._live.pop(live.turn, None)
         try:
             if settlement is not None:
-                self._publish_end(live, settlement)
+                self._publish_end(record, live, settlement)
         finally:
             live.log.close()
             self._presence.turn_ended(record, live)
@@ -377,12 +379,12 @@ class EmbeddedEngine(Engine):
                 self._presence.turn_asks(record)
             live = live.parent
 
-    def _publish_end(self, live: LiveTurn, settlement: Settlement) -> None:
+    def _publish_end(self, record: Present, live: LiveTurn, settlement: Settlement) -> None:
         outcome = settlement.outcome
         self._counts[outcome.state] += 1
         if live.started_at is not None:
             self._seconds += self._clock() - live.started_at
-            self._handler.turn_ended(live.session, outcome, settlement.version)
+            self._handler.turn_ended(record, outcome, settlement.version)
         if settlement.follow_up is not None:
             self.submit(live.session, settlement.follow_up, live.principal)
         if live.log.closed:
@@ -402,7 +404,7 @@ class EmbeddedEngine(Engine):
         try:
             attempt = await self._attempt(live)
             if attempt is not None:
-                await self._settle(live, attempt, lambda settlement: self._release(record, live, settlement))
+                await self._settle(live, attempt, partial(self._release, record, live))
         finally:
             self._release(record, live, None)
 
@@ -493,8 +495,8 @@ class EmbeddedEngine(Engine):
             log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=reason)
 
     def _open_journal(self, live: LiveTurn, started: StartedTurn) -> Journal:
-        if started.taken.turn.usage.tokens:
-            live.add_usage(started.taken.turn.usage)
+        if (earlier := started.taken.turn.usage) != NOTHING:
+            live.add_usage(earlier)
         live.log.append(TurnStarted(turn=live.turn, resumed=live.resumed))
         for seq, message in started.incoming:
             live.log.append(MessageAdded(seq=seq, message=slim(message)))

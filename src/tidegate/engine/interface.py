@@ -23,9 +23,10 @@ class Engine(Protocol):
         started: StartedTurn | None = None,
         resumed: bool = False,
         within: str | None = None,
-    ) -> TurnLog:
+    ) -> int:
         """Queue an accepted turn. `started` is set if the turn was started in the transaction that accepted it.
-        `within` is the parent turn that delegated the task; the new turn ends with it at the latest."""
+        `within` is the parent turn that delegated the task; the new turn ends with it at the latest. Returns how many
+        turns of the session were ahead of a new one."""
         ...
 
     def log(self, turn: str) -> TurnLog | None:

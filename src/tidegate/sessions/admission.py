@@ -10,6 +10,7 @@ The intake holds no state except whether it is open; the turns belong to the eng
 
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -91,11 +92,11 @@ class Intake:
         terms = await self._terms(inbound)
         if inbound.attachments:
             return await accept_media(inbound, self._store, self._spool, self._accept_with)
-        return await self._store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
+        return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def _accept_with(self, inbound: Inbound, arrivals: UploadFolder) -> Acceptance:
         terms = {**await self._terms(inbound), "arrivals": arrivals}
-        return await self._store.write_then(lambda admission: self._acknowledge(inbound, admission), admit, **terms)
+        return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
         """Report the end of a background process to its session, once, as a message. Its turn belongs to the channel
@@ -146,14 +147,15 @@ class Intake:
         if within and self._engine.has_free_slot(within):
             return
         most, each = self._config.limits.waiting_total, self._config.limits.waiting_each
-        if self._engine.waiting_total >= most:
+        waiting = self._engine.waiting_total
+        if waiting >= most:
             raise _overloaded(f"{most} turns are waiting already (limits.waiting_total)")
-        if self._engine.waiting_total >= each and self._engine.waiting_of(principal) >= each:
+        if waiting >= each and self._engine.waiting_of(principal) >= each:
             raise _overloaded(f"{each} turns of yours are waiting already (limits.waiting_each)")
 
     def _check(self, inbound: Inbound) -> None:
         self.check_open(inbound.principal, inbound.within)
-        if inbound.channel not in self._channels or (inbound.channel == DELEGATE) != bool(inbound.within):
+        if inbound.channel not in self._channels.by_name or (inbound.channel == DELEGATE) != bool(inbound.within):
             raise Refused(f"There is no channel {inbound.channel!r}.", code="unknown_channel")
         if inbound.agent not in self._config.agents:
             known = ", ".join(sorted(self._config.agents))
@@ -186,11 +188,12 @@ class Intake:
         if admission.how == "attached":
             self._engine.submit(session, turn, inbound.principal, resumed=True, within=inbound.within or None)
             return Acceptance(turn=turn, session=session, how="attached", tools=admission.tools)
-        running = self._engine.running(session)
-        ahead = self._engine.waiting(session) + (running is not None)
-        self._engine.submit(session, turn, inbound.principal, started=admission.begun, within=inbound.within or None)
+        running = self._engine.running(session) if inbound.busy == "interrupt" else None
+        ahead = self._engine.submit(
+            session, turn, inbound.principal, started=admission.begun, within=inbound.within or None
+        )
         how: Literal["started", "queued", "interrupting"] = "queued" if ahead else "started"
-        if inbound.busy == "interrupt" and running is not None:
+        if running is not None:
             running.stop("by a newer message")
             how = "interrupting"
         return Acceptance(turn=turn, session=session, how=how, ahead=ahead, tools=admission.tools)
@@ -221,7 +224,7 @@ def admit(
     known = _known(db, inbound, now)
     if known is not None:
         return known
-    id = arrivals.session if arrivals is not None and arrivals.is_new else new_id("s")
+    id = arrivals.session if arrivals is not None and arrivals.is_new else None
     session, created = _session(db, inbound, fresh, id, now)
     if arrivals is not None:
         arrivals.commit(db, session.id)
@@ -276,7 +279,7 @@ def admit(
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
     """The names of caller tools that will not be offered. Refuses a `tool_choice` that names a tool which is not
     offered."""
-    chosen = inbound.call.chosen_tool
+    chosen = inbound.call.chosen_tool if inbound.call.tool_choice else ""
     if (inbound.call.caller_tools is None and not chosen) or session.prefix is None:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
@@ -395,8 +398,8 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: f
         receipts.put(db, inbound.principal, kept, turn, now, tools)
 
 
-def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: float) -> tuple[SessionRow, bool]:
-    """The existing session, or a new one with this id."""
+def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None, now: float) -> tuple[SessionRow, bool]:
+    """The existing session, or a new one; with this id, if it has one already."""
     row = None
     if inbound.session is not None:
         row = sessions.get(db, inbound.session)
@@ -428,7 +431,7 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str, now: f
     named = inbound.name is not None or inbound.new
     row = sessions.create(
         db,
-        id=id,
+        id=id or new_id("s"),
         principal=inbound.principal,
         channel=inbound.channel,
         name=inbound.name,

@@ -8,7 +8,7 @@ Built from `Components`, which own the engine, the present sessions and their en
 handed out.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +55,8 @@ class Sessions:
         self.memory: Memory | None = components.memory
         self.skills: SkillLibrary | None = components.skills
         self.operations = Operations(components)
-
-    async def accept(self, inbound: Inbound) -> Acceptance:
+        self.accept: Callable[[Inbound], Awaitable[Acceptance]] = components.intake.accept
         """Accept a message. When this returns, the message survives a kill."""
-        return await self._intake.accept(inbound)
 
     # -- following a turn --
 

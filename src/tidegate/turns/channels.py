@@ -53,12 +53,9 @@ CHANNELS = (
 
 class Channels:
     def __init__(self, channels: Iterable[Channel] = CHANNELS) -> None:
-        self._by_name: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in channels})
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._by_name
+        self.by_name: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in channels})
 
     def of(self, name: str) -> Channel:
         """The channel of that name. An unknown one reports, and has nobody to ask."""
-        known = self._by_name.get(name)
+        known = self.by_name.get(name)
         return known or Channel(name=name, resume="report", unread="stop", interactive=False)

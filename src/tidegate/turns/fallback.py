@@ -53,6 +53,8 @@ class Fallbacks:
         chosen = self._chosen(held)
         if chosen is not None:
             return self._models.get(chosen)
+        if not agent.fallback:
+            return self._models.get(agent.model)
         chain = (agent.model, *agent.fallback)
         fallen = fallback_of(held)
         # A clock that was set back does not extend the fallback.
@@ -78,15 +80,18 @@ class Fallbacks:
         """The answering model of this turn. The user is notified of a fallback that is new to the session."""
         strict = self._chosen(taken.settings) is not None
         answering = AnsweringModel(self, journal, taken, agent, self.model(agent, taken.settings), strict)
-        known, rest = fallback_of(taken.settings), self._models.cooldowns.of(agent.model)
-        if not strict and (known is None or known.model != answering.model.name):
-            await answering.note(answering.model, rest.why if rest is not None else "")
+        if not strict and answering.model.name != agent.model:
+            known, rest = fallback_of(taken.settings), self._models.cooldowns.of(agent.model)
+            if known is None or known.model != answering.model.name:
+                await answering.note(answering.model, rest.why if rest is not None else "")
         return answering
 
     def _chosen(self, held: tuple[SettingRow, ...]) -> str | None:
         """The user's choice, if that model is still configured."""
-        names = self._models.names
-        return next((setting.value for setting in held if setting.key == "model" and setting.value in names), None)
+        for setting in held:
+            if setting.key == "model" and setting.value in self._models.names:
+                return str(setting.value)
+        return None
 
     # -- for `AnsweringModel` --
 

@@ -13,21 +13,38 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.agent import Bounds, Conversation, HistoryCache, HistoryState, ModelStep, SpendGuard, ToolRunner, run
+from tidegate.agent import (
+    Bounds,
+    Conversation,
+    HistoryCache,
+    HistoryState,
+    ModelStep,
+    SpendGuard,
+    ToolRunner,
+    TurnResident,
+    run,
+)
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, TakenTurn
 from tidegate.errors import Conflict, Misconfigured, ModelFailed
-from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence
+from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence, Present
 from tidegate.log import Log
 from tidegate.models import EncodedPrefix, Model, Models
 from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.compaction.compaction import REASONING_ERA, SUMMARY_COOLDOWN, Compaction, TurnFitter, read_view
+from tidegate.turns.compaction.compaction import (
+    COMPACTION_REQUESTED,
+    REASONING_ERA,
+    SUMMARY_COOLDOWN,
+    Compaction,
+    TurnFitter,
+    read_view,
+)
 from tidegate.turns.fallback import Fallbacks
 from tidegate.turns.prefix_drift import KEY as DRIFT
-from tidegate.turns.prefix_drift import PrefixDrift, drift_of, last_notice
+from tidegate.turns.prefix_drift import PrefixDrift, drift_of
 from tidegate.turns.tool_env import ToolEnv
 from tidegate.turns.window_usage import WindowUsage, window_usage
 from tidegate.values import Call, Frozen, Message, Notice, Outcome
@@ -136,18 +153,29 @@ class Runner:
             paying = await self.spend_guard(taken, other)
             return await self._with_model(taken, agent, last, other), paying
 
-        residency = TurnResident(self, taken, agent)
+        resident = TurnResident(self.presence, self.presence.obtain(session.id), partial(self._reload, taken, agent))
         # Nothing is awaited between this and the `try`, whose end releases the conversation.
         conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
         model_step = ModelStep(
-            conversation, spend_guard, fall_back, TurnFitter(self.compaction, journal, taken), residency
+            conversation,
+            spend_guard,
+            fall_back,
+            partial(TurnFitter, self.compaction, journal, taken),
+            resident,
+            fit_first=any(setting.key == COMPACTION_REQUESTED for setting in taken.settings),
         )
-        setup = partial(self._tool_env.setup, journal, taken)
-        tool_runner = ToolRunner(journal, conversation.tools, setup, parallel=self._config.limits.tools_parallel)
+        tool_runner: ToolRunner | None = None
+
+        def make_tool_runner() -> ToolRunner:
+            nonlocal tool_runner
+            setup, parallel = self._tool_env.setup(journal, taken), self._config.limits.tools_parallel
+            tool_runner = ToolRunner(journal, conversation.tools, setup, parallel=parallel)
+            return tool_runner
+
         continues = False
         try:
             await self._report_drift(journal, taken, model)
-            await run(journal, model_step, tool_runner, self.call(taken, agent), self._bounds)
+            await run(journal, model_step, make_tool_runner, self.call(taken, agent), self._bounds)
             await answering.answered()
         except (Parked, asyncio.CancelledError):
             continues = not journal.is_stopped  # if it continues its files are needed; else recovery removes them
@@ -155,14 +183,13 @@ class Runner:
         finally:
             if session.kind == "ephemeral":
                 await model_step.conversation.release()
-                if not continues and (tool_runner.used or journal.is_resumed or _is_spooled(journal.incoming)):
+                if not continues and (tool_runner is not None or journal.is_resumed or _is_spooled(journal.incoming)):
                     await self._tool_env.remove_files(session.id)
 
-    def turn_ended(self, session: str, outcome: Outcome, version: int) -> None:
-        record = self.presence.get(session)
+    def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
         if outcome.state != "answered":
-            self.presence.unload(session, reason="turn not answered")
-        elif record is not None and isinstance(record.resident, Conversation):
+            self.presence.unload(record.key, reason="turn not answered")
+        elif isinstance(record.resident, Conversation):
             record.resident.version = version
 
     # -- settings of a session --
@@ -175,7 +202,8 @@ class Runner:
 
     async def spend_guard(self, taken: TakenTurn, model: Model) -> SpendGuard:
         """The budgets that calls of this model in this turn are charged to."""
-        return await self._budgets.spend_guard(model, taken.session, taken.turn.job)
+        common = self._budgets.common.get(model.name)
+        return common or await self._budgets.spend_guard(model, taken.session, taken.turn.job)
 
     def call(self, taken: TakenTurn, agent: AgentSettings) -> Call:
         """The call's own parameters first, then the session's settings, then the agent's."""
@@ -265,7 +293,7 @@ class Runner:
         await failed.release()  # a long turn may fall back often, and holds only one conversation
         return conversation
 
-    async def reload(self, taken: TakenTurn, agent: AgentSettings, unloaded: Conversation) -> Conversation:
+    async def _reload(self, taken: TakenTurn, agent: AgentSettings, unloaded: Conversation) -> Conversation:
         """The same conversation up to the same point, after it was unloaded in mid-turn."""
         start = TurnSettings(mid_turn=True, era=unloaded.era)
         conversation = await self._conversation(taken, agent, unloaded.model, start)
@@ -320,6 +348,7 @@ class Runner:
             overflow=self._tool_env.spool.temporary_file,
             era=era,
             mark=past.mark,
+            fit_above=self.compaction.marks(model).soft,
             keep=partial(self.histories.keep, taken.session.id) if signature else None,
         )
         if kept is not None:
@@ -359,7 +388,7 @@ class Runner:
             return
         drift = beginning.drift
         if drift is None:
-            if last_notice(taken.settings) is not None:
+            if any(setting.key == DRIFT for setting in taken.settings):
                 await self._store.write(settings.clear, session.id, DRIFT)
         elif not drift.is_reported(taken.settings, journal.id):
             journal.emit(Notice(text=drift.text))
@@ -368,30 +397,6 @@ class Runner:
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)
-
-
-class TurnResident:
-    """The place that holds the conversation of one turn: the record of its session, from which it may be unloaded while
-    the turn waits for a person. Lives as long as its turn."""
-
-    __slots__ = ("_agent", "_presence", "_record", "_runner", "_taken")
-
-    def __init__(self, runner: Runner, taken: TakenTurn, agent: AgentSettings) -> None:
-        self._runner = runner
-        self._taken = taken
-        self._agent = agent
-        self._presence = runner.presence
-        self._record = runner.presence.obtain(taken.session.id)
-
-    def holds(self, conversation: Conversation) -> bool:
-        record = self._record
-        return conversation in (record.resident, record.passing, *record.detached)
-
-    def weigh(self) -> None:
-        self._presence.reweigh(self._record)
-
-    async def reload(self, conversation: Conversation) -> Conversation:
-        return await self._runner.reload(self._taken, self._agent, conversation)
 
 
 def prefix_bytes(prefix: EncodedPrefix) -> int:

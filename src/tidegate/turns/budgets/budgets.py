@@ -15,15 +15,15 @@ from math import inf
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from tidegate.agent import SpendGuard
+from tidegate.agent import Meter, SpendGuard
 from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Model
 from tidegate.security import Principal
-from tidegate.status_report import BudgetView, ModelUsage
+from tidegate.status_report import BudgetView
 from tidegate.store import Db, SessionRow, SpentTotal, Store, principals, turns, usage
 from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule, rule_of, window
-from tidegate.values import BILLION, Usage
+from tidegate.values import BILLION
 
 ACCOUNTS_KEPT = 4096
 """Principals, agents, conversations and jobs whose spending is held in memory, at some hundred bytes each."""
@@ -34,33 +34,6 @@ MOST_SHOWN = 500
 SHARED = ("principal", "agent", "session", "job")
 
 DAY_TOKENS = "limits.day_tokens"
-
-
-class Meter:
-    """The usage of one model since the process started, for the metrics."""
-
-    __slots__ = ("cached", "calls", "cost", "input", "output", "written")
-
-    def __init__(self) -> None:
-        self.calls = self.input = self.cached = self.written = self.output = self.cost = 0
-
-    def count(self, used: Usage) -> None:
-        self.calls += 1
-        self.input += used.input
-        self.cached += used.cached
-        self.written += used.written
-        self.output += used.output
-        self.cost += used.cost
-
-    def read(self) -> ModelUsage:
-        return ModelUsage(
-            calls=self.calls,
-            input=self.input,
-            cached=self.cached,
-            written=self.written,
-            output=self.output,
-            cost=self.cost / BILLION,
-        )
 
 
 class Budgets:
@@ -81,11 +54,16 @@ class Budgets:
             usage.FREE if model.api == "demo" else model.model: Meter() for model in config.models.values()
         }
         self._plain = {
-            name: SpendGuard(model=usage.FREE, count=self.meters[usage.FREE].count)
+            name: SpendGuard(model=usage.FREE, meter=self.meters[usage.FREE])
             if model.api == "demo"
-            else SpendGuard(model=model.model, budgets=self.gateway, count=self.meters[model.model].count)
+            else SpendGuard(model=model.model, budgets=self.gateway, meter=self.meters[model.model])
             for name, model in config.models.items()
         }
+        has_own_rules = bool(self._shared or self._of_turns)
+        self.common: Mapping[str, SpendGuard] = {
+            name: plain for name, plain in self._plain.items() if not (plain.budgets and has_own_rules)
+        }
+        """The guards that are the same for every turn, by the name of the model."""
 
     async def load(self) -> None:
         """Continue the gateway's own counts from an earlier process."""
@@ -98,9 +76,9 @@ class Budgets:
 
     async def spend_guard(self, model: Model, session: SessionRow, job: str) -> SpendGuard:
         """The budgets that calls of this model in one turn are charged to."""
+        if (common := self.common.get(model.name)) is not None:
+            return common
         plain = self._plain[model.name]
-        if not plain.budgets or not (self._shared or self._of_turns):
-            return plain
         conversation = await self._conversation(session)
         accounts = [
             account
@@ -108,7 +86,7 @@ class Budgets:
             if (key := _key(rule, session, conversation, job)) and (account := await self._account(rule, key)).applies
         ]
         allowances = (Allowance(rule) for rule in self._of_turns)
-        return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), count=plain.count)
+        return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), meter=plain.meter)
 
     async def _conversation(self, session: SessionRow) -> str:
         """The session that a conversation's budget is for: a task belongs to the conversation in which it was given."""

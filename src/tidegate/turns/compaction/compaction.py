@@ -115,10 +115,6 @@ class TurnFitter:
         self._cools = next(((setting.expires or 0.0, str(setting.value)) for setting in found), None)
         self._wanted = any(setting.key == COMPACTION_REQUESTED for setting in taken.settings)
 
-    def is_due(self, conversation: Conversation) -> bool:
-        soft = self._compaction.marks(conversation.model).soft
-        return conversation.is_outdated or self._wanted or conversation.tokens > soft
-
     async def fit(self, conversation: Conversation) -> None:
         if conversation.is_outdated:
             view = await self._compaction.view(self._taken)
