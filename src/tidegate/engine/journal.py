@@ -140,6 +140,8 @@ class Journal:
         self._store = store
         self._billing = billing
         self._recorded = {row.step: row.message for row in recorded if row.step}
+        self.is_resumed = any(not step.startswith(turns.INCOMING) for step in self._recorded)
+        """Whether an earlier attempt has left steps of this turn."""
         self._open_intents = open_intents
         self._parking = parking
         self._waiting_for_person = waiting_for_person
@@ -163,11 +165,6 @@ class Journal:
     @property
     def has_answered(self) -> bool:
         return self.final_row is not None or self.concluded is not None
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether an earlier attempt has left steps of this turn."""
-        return any(not step.startswith(turns.INCOMING) for step in self._recorded)
 
     async def step(
         self,

@@ -153,7 +153,8 @@ class Runner:
             paying = await self.spend_guard(taken, other)
             return await self._with_model(taken, agent, last, other), paying
 
-        resident = TurnResident(self.presence, self.presence.obtain(session.id), partial(self._reload, taken, agent))
+        record = self.presence.obtain(session.id)
+        resident, found = TurnResident(self.presence, record, partial(self._reload, taken, agent)), record.resident
         # Nothing is awaited between this and the `try`, whose end releases the conversation.
         conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
         model_step = ModelStep(
@@ -174,7 +175,8 @@ class Runner:
 
         continues = False
         try:
-            await self._report_drift(journal, taken, model)
+            if conversation is not found:
+                await self._report_drift(journal, taken, model)
             await run(journal, model_step, make_tool_runner, self.call(taken, agent), self._bounds)
             await answering.answered()
         except (Parked, asyncio.CancelledError):
