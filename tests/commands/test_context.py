@@ -84,9 +84,9 @@ async def test_context_shows_why_summaries_are_suspended(home: Path, model: Scri
     async with compacting_core(home, model) as h:
         session = (await talk(h, 30))[-1].session
         filling = await h.service.window_usage(session, ANNA)
-        assert filling.resting == "the model gave an empty one"
+        assert filling.resting == "the summary was empty"
         told = (await run(h, "/context", session)).text
-        assert "Automatic summaries are suspended until" in told and told.endswith(": the model gave an empty one.")
+        assert "Automatic summaries are suspended until" in told and told.endswith(": the summary was empty.")
         await run(h, "/compact", session)
         await h.say("short")
         assert (await h.service.window_usage(session, ANNA)).resting is None

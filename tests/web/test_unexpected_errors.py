@@ -65,7 +65,7 @@ async def test_an_unexpected_error_in_a_turn_is_an_incident_and_the_session_cont
         patched.setattr(HttpModel, "ask", broken)
         reply = await chat(gateway, "one", session="n", stream=stream)
     assert reply.status == 500 and reply.headers["X-Turn-Id"].startswith("t_")
-    told_and_logged(reply.error, logged, "a turn broke")
+    told_and_logged(reply.error, logged, "a turn failed unexpectedly")
     assert (await chat(gateway, "two", session="n")).status == 200
     said = [message["content"] for message in model.recorded[-1].decoded()["messages"] if message["role"] == "user"]
     assert said == ["one", "two"]
@@ -85,7 +85,7 @@ async def test_an_unexpected_error_after_text_ends_the_stream_with_the_error(
     with capture_logs() as logged, monkeypatch.context() as patched:
         patched.setattr(HttpModel, "ask", broken)
         reply = await begun_and_broken(gateway, "one", seen.set)
-    told_and_logged(has_ended_with_an_error(reply), logged, "a turn broke")
+    told_and_logged(has_ended_with_an_error(reply), logged, "a turn failed unexpectedly")
     assert (await chat(gateway, "two", session="n")).status == 200
 
 

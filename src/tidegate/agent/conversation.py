@@ -4,7 +4,7 @@ Guarantee: every message is encoded once, when it is appended, and the encoded h
 rows give the same bytes again when they are loaded from the store. However long the conversation is, only its newest
 part is in memory. The results of one step are encoded together, once the last of them has arrived. Spooled media are
 loaded only while a request is written. A conversation owns its history and one lease on the shared model client;
-`release` gives both back and changes nothing else (unloading a session does not end it).
+`release` returns both and changes nothing else (unloading a session does not end it).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ REQUEST_OVERHEAD = 2048
 """Bytes of a request besides its messages: the list of its pieces, its headers and its parameters."""
 
 MEDIA_OVERHEAD = 256
-"""Bytes of a picture, sound or document of which only the name is in memory."""
+"""Bytes of a picture, sound or document if only its name is in memory."""
 
 LOADED_BYTES = 20 * 1024 * 1024
 """Spooled media in one request, as files: the limit of the strictest provider, allowing for base64. The first ones are
@@ -45,7 +45,7 @@ DOCUMENT_PAGE_BYTES = 50_000
 tokens as a picture, since providers show it as one."""
 
 DOCUMENT_PAGES = 100
-"""Most pages assumed for a document. For a longer scanned document, the size says little about the cost."""
+"""The most pages assumed for a document. The size of a longer, scanned document says little about its cost."""
 
 FRAME_BYTES = 64
 """Bytes around the text of a message, in any wire format."""
@@ -154,9 +154,9 @@ class Conversation:
         self.is_outdated = False
         """Whether it must be rebuilt before the next request: a part of the current turn has been summarised."""
         self.summary_task: asyncio.Task[None] | None = None
-        """Writes a summary in the background; ends with this conversation."""
+        """The task that writes a summary in the background; it ends with this conversation."""
         self.cooldown: tuple[float, str] | None = None
-        """Until when no model is asked for a summary of it, and why."""
+        """The time until which no model is asked for a summary of it, and the reason."""
         self._counted: tuple[int, int] | None = None
         """Tokens of a request as counted by the provider, and its bytes."""
         self._bound = ""
@@ -209,12 +209,12 @@ class Conversation:
         return answer
 
     def _note_count(self, answers: Sequence[tuple[Message, int]]) -> None:
-        """Uses the provider's token count of the last of these answers that was given to the view shown now, so that an
-        estimate is as good after a reload as before. Each answer comes with the bytes of the messages before it."""
-        for answer, said in reversed(answers):
+        """Uses the provider's token count of the last of these answers to the current view, so that an estimate is as
+        good after a reload as before. Each answer comes with the bytes of the messages before it."""
+        for answer, size_before in reversed(answers):
             same = answer.model == self.model.provider_model and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
-            size = said + self.prefix_bytes
+            size = size_before + self.prefix_bytes
             if same and self.model.token_estimate.is_plausible(size, tokens):
                 self._counted = (tokens, size)
                 return

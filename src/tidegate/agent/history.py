@@ -2,7 +2,7 @@
 
 Guarantee: appended messages are read back in order, byte for byte, in a bounded number of pieces, so that a request
 costs the same however many messages come before it. After `settle`, memory use is bounded; the rest is in an unnamed
-file, which leaves nothing behind even after a kill. If the disk refuses, everything stays in memory. A history owns its
+file, which leaves nothing behind even after a kill. If writing fails, everything stays in memory. A history owns its
 file, and `release` closes it.
 """
 
@@ -19,8 +19,8 @@ from tidegate.values import Message
 log = Log(__name__)
 
 IN_MEMORY_BYTES = 256 * 1024
-"""Above this size the oldest messages move to the file. About ten times a usual conversation, so most never have
-one."""
+"""Above this size the oldest messages move to the file. This is about ten times a usual conversation, so most never
+need a file."""
 
 KEPT_BYTES = 128 * 1024
 """Stays in memory after a move: moving this much at once makes moves rare."""
@@ -29,16 +29,16 @@ ROW_OVERHEAD = 64
 """Bytes of an encoded message besides its text: the object's header and its slot in the list."""
 
 PIECES = 64
-"""Most pieces in memory before old ones are joined."""
+"""The number of pieces in memory at which old ones are joined."""
 
 KEPT_PIECES = 16
-"""Newest pieces that are not joined: a wire format may have to look at them."""
+"""The newest pieces are not joined, because a wire format may have to look at them."""
 
 Group = tuple[Message, ...]
 """Messages that are encoded together: one message, or all results of one model step."""
 
 Overflow = Callable[[], BinaryIO]
-"""Opens an unnamed file. Raises OSError if the disk refuses."""
+"""Opens an unnamed file. Raises OSError if that fails."""
 
 
 class Run:
@@ -100,7 +100,7 @@ class History:
             await to_thread.run_sync(self._move)
 
     async def read(self) -> Sequence[bytes | Group]:
-        """The whole history; one piece may contain several messages."""
+        """The complete history; one piece may contain several messages."""
         if self._file is None:
             return self.parts  # type: ignore[return-value]  # no run without a file
         return await to_thread.run_sync(self._read)
@@ -119,7 +119,7 @@ class History:
             self._file = None
 
     def _fold(self) -> None:
-        """Joins neighbouring pieces. Copies no more than may be in memory, and only every so many messages."""
+        """Joins neighbouring pieces. Runs once in many messages, and copies no more than may be in memory."""
         old, self.parts[:-KEPT_PIECES] = self.parts[:-KEPT_PIECES], []
         folded: list[bytes | Group | Run] = []
         for kind, parts in groupby(old, type):
@@ -158,7 +158,9 @@ class History:
         try:
             self._write(b"".join(moving))
         except OSError as error:
-            log.warning("a long conversation stays in memory, because the disk refuses it", error=error.strerror)
+            log.warning(
+                "a long conversation stays in memory, because it cannot be written to disk", error=error.strerror
+            )
             self._overflow = None
             return
         self.parts = parts
@@ -182,7 +184,7 @@ class History:
 
 def read_whole(file: int, start: int, length: int) -> bytes:
     data = os.pread(file, length, start)
-    while len(data) < length:  # the kernel returns less than that at once
+    while len(data) < length:  # the kernel may return less at once
         more = os.pread(file, length - len(data), start + len(data))
         if not more:
             raise OSError("the file of a long conversation is truncated")

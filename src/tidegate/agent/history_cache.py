@@ -6,8 +6,8 @@ it costs the same however many messages it has.
 Guarantee: a history is found only byte for byte as it was cached, under the same signature and version of the session;
 otherwise nothing is found, and the store is read. An entry is found once. The file is unnamed, so nothing outlives the
 process, and is used as a ring in which the newest entries overwrite the oldest. Histories that arrive during a write
-are written together afterwards, and a bound limits how many wait: unloading frees memory even if the disk is slow. If
-the disk refuses, nothing is cached. The cache owns the file; `close` closes it.
+are written together afterwards, and their number is bounded: unloading frees memory even if the disk is slow. If
+writing fails, nothing is cached any more. The cache owns the file; `close` closes it.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ WAITING_BYTES = FILE_BYTES // 8
 """Histories that may wait to be written. Further ones are not cached, so that they use no memory."""
 
 ENTRIES = 1024
-"""Most entries: as many histories of usual length as the file can hold."""
+"""The most entries: as many histories of usual length as the file can hold."""
 
 
 class HistoryState(Frozen, frozen=True):
@@ -65,7 +65,8 @@ class PendingHistory:
 
 
 class CachedHistory(Frozen, frozen=True):
-    """`start` counts the bytes written since the file was opened; `lengths` are those of the pieces."""
+    """The position of a history in the file. `start` counts the bytes written since the file was opened; `lengths` are
+    the lengths of the pieces."""
 
     state: HistoryState
     start: int

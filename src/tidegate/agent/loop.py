@@ -18,7 +18,7 @@ from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
 from tidegate.values import Call, Frozen, Message
 
-REPEATED = "[You have made this very call {count} times with this same result. Do something else, or answer.]"
+REPEATED = "[You have made the same call {count} times with the same result. Do something else, or answer.]"
 
 
 class Bounds(Frozen, frozen=True):
@@ -78,7 +78,7 @@ async def run(
 
 
 async def _warn(turn: Turn, number: int, count: int) -> tuple[Message, ...]:
-    """Adds the warning as a row of its own after the results, so that the results themselves stay unchanged."""
+    """Adds the warning as a separate row after the results, so that the results stay unchanged."""
 
     async def make() -> Message:
         return Message(role="user", aside=REPEATED.format(count=count))
@@ -104,12 +104,12 @@ class LoopDetector:
         self._count = 0
 
     def round(self, answer: Message, results: Sequence[Message]) -> RepeatVerdict:
-        this = (
+        current = (
             tuple((call.name, call.arguments) for call in answer.calls),
             tuple((result.text, result.failed) for result in results),
         )
-        self._count = self._count + 1 if this == self._last else 1
-        self._last = this
+        self._count = self._count + 1 if current == self._last else 1
+        self._last = current
         if self._count >= 2 * self._allowed:
             return RepeatVerdict.STOP
         return RepeatVerdict.WARN if self._count >= self._allowed else RepeatVerdict.FINE

@@ -1,7 +1,7 @@
 """A model call beside the conversation: a summary, or the notes at the end of a session.
 
 Guarantee: it is charged to the same budgets as the turns of its session, refused if these are spent, and limited in
-time. Its text is shown to nobody; it has no tools and leaves no row in a transcript. The cost of its calls, including
+time. Its text is not shown to anyone; it has no tools and leaves no row in a transcript. The cost of its calls, including
 those that were cut off, is in `calls`; the caller records it in the same transaction as the effect. A side call owns
 nothing.
 """
@@ -20,7 +20,7 @@ NOTHING = Usage()
 
 
 class SideCall:
-    """The payer of the call: its session, and its usage."""
+    """The account of the call: its session, its usage, and the calls that were made."""
 
     def __init__(self, session: str, *, emit: Callable[[Event], None] | None = None, usage: Usage = NOTHING) -> None:
         self.session = session
@@ -89,4 +89,4 @@ async def run_side_call(
 
 
 def _discard(text: str) -> None:
-    """The answer is read when it is complete."""
+    """Ignores streamed text: the answer is read when it is complete."""

@@ -2,7 +2,7 @@
 
 Guarantee: a session runs one turn at a time, in the order in which its messages were accepted. At most `turns` turns
 run at once; the others wait for a slot. A turn's record is released in one place, however the turn ends, and only after
-the turns that ran its delegated tasks have ended. No commit is interrupted half-way. The engine owns the tasks of its
+the turns that ran its delegated tasks have ended. A commit is never interrupted. The engine owns the tasks of its
 turns and the map of live turns; the handler decides what a turn does.
 """
 
@@ -46,7 +46,7 @@ log = Log(__name__)
 PARENT_ENDED = "because the turn that delegated this task has ended"
 
 TASKS_END_SECONDS = 10.0
-"""How long the end of a turn waits for its delegated tasks to end. By then their tools have stopped or are broken."""
+"""How long the end of a turn waits for its delegated tasks to end. Only a tool that hangs takes longer."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 """Seconds between two tries to store the end of a turn while the store refuses (usually because the disk is full)."""
@@ -232,8 +232,8 @@ class EmbeddedEngine(Engine):
                 self.interrupt(live.turn, by)
 
     def refuse(self, outcomes: Iterable[Outcome]) -> None:
-        """End waiting turns that the store has refused, and publish their outcomes. A turn that has left the queue
-        meanwhile detects this itself."""
+        """End waiting turns that the store has refused, and publish their outcomes. A turn that has left the queue in the
+        meantime finds out on its own."""
         for outcome in outcomes:
             live = self._live.get(outcome.turn)
             if live is not None and self._leave_queue(live):
@@ -467,11 +467,13 @@ class EmbeddedEngine(Engine):
             for task in tasks:
                 await self._until_ended(task)
         if deadline.cancelled_caught:
-            log.warning("a delegated task has outlived its parent turn", session=live.session, turn=live.turn)
+            log.warning(
+                "a delegated task still runs after the end of its parent turn", session=live.session, turn=live.turn
+            )
 
     async def _park(self, live: LiveTurn, journal: Journal | None) -> None:
-        """Leave the turn for the next start. An orderly stop is not the turn's fault and uses up no resume. The cost of
-        the model call in progress is recorded, since the call will be made again."""
+        """Leave the turn for the next start. An orderly stop does not count towards limits.resumes. The cost of the
+        model call in progress is recorded, since the call will be made again."""
 
         def write(db: Db) -> None:
             if turns.park(db, live.turn) and journal is not None:
@@ -482,17 +484,17 @@ class EmbeddedEngine(Engine):
                 await self._store.write(write)
 
     def _log_failure(self, live: LiveTurn, failure: Failure, error: BaseException) -> None:
-        """One log line per failed turn, so that the operator notices a wrong key or a broken model. The endpoint's own
-        message is left out, because it may quote the conversation."""
+        """Writes one log line per failed turn, so that the operator notices a wrong key or a broken model. The message
+        of the endpoint is left out, because it may quote the conversation."""
         if failure.code == "internal":
-            log.exception("a turn broke", session=live.session, turn=live.turn, told=failure.message)
+            log.exception("a turn failed unexpectedly", session=live.session, turn=live.turn, error=failure.message)
         else:
             reason = failure.message
             if isinstance(error, ModelFailed):
                 reason = error.brief
             elif isinstance(error, StoreFailed):
                 reason = error.message
-            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, told=reason)
+            log.warning("a turn failed", session=live.session, turn=live.turn, code=failure.code, error=reason)
 
     def _open_journal(self, live: LiveTurn, started: StartedTurn) -> Journal:
         if (earlier := started.taken.turn.usage) != NOTHING:

@@ -1,6 +1,6 @@
 """The journal of one turn over SQLite: the embedded engine's implementation of `Turn`.
 
-Guarantee: a step that has a row is never made again, and its row is committed before the next step starts. The intent
+Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent
 of a step with an effect is committed before the step runs; an intent without a row is never run again unless the step
 is repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
 effect is recorded in the audit log, in the transactions of its intent and of its result.
@@ -153,7 +153,7 @@ class Journal:
         return self._live.root.usage
 
     def add_usage(self, usage: Usage) -> None:
-        """Counts a model call made beside the turn's own steps. Its caller records it in the store."""
+        """Counts a model call made outside the steps of the turn. The caller records it in the store."""
         self._live.add_usage(usage)
 
     @property
@@ -189,8 +189,8 @@ class Journal:
         return message
 
     async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect | None) -> Message:
-        """Runs the step, after committing its intent. A step that an earlier process began is not asked about again; it
-        is run again only if both that process and this one call it repeatable."""
+        """Runs the step, after committing its intent. If an earlier process began the step, permission is not requested
+        again, and the step is run again only if both that process and this one declare it repeatable."""
         if effect is None:
             return await make()
         intent = self._open_intents.get(name)
@@ -226,8 +226,8 @@ class Journal:
         return answer
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
-        """`kind` is `steer`: messages steered into this turn. Drains are numbered, so that a replay returns from each
-        drain what it returned the first time."""
+        """`kind` is `steer`: messages steered into this turn. Drains are numbered, so each one returns the same messages
+        in a replay as the first time."""
         prefix = f"{kind}-{self._drains}-"
         self._drains += 1
         recorded = tuple(message for step, message in self._recorded.items() if step.startswith(prefix))
@@ -272,8 +272,8 @@ class Journal:
                 self._live.add_usage(message.usage)
 
     def _has_recorded_after(self) -> bool:
-        """Whether this drain comes before a step that is already recorded. If so, it returned nothing then and must
-        again."""
+        """Whether this drain comes before a step that is already recorded. If so, it returned nothing the first time and
+        must return nothing now."""
         return f"model-{self._drains - 1}" in self._recorded
 
     async def _commit(self, name: str, message: Message, effect: Effect | None) -> None:

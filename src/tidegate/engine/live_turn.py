@@ -148,13 +148,13 @@ class LiveTurn:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it does nothing itself at the moment: it waits for a person or for its tasks."""
+        """Whether it is only waiting at the moment: for a person or for its tasks."""
         return bool(self.questions or self.tasks)
 
     @property
     def waits_for_person(self) -> bool:
-        """Whether it can only continue after a person's answer: to its own question, or to one of a task that it waits
-        for."""
+        """Whether it needs an answer from a person before it can continue: to its own question, or to one of a task that
+        it waits for."""
         return bool(self.questions or (self.tasks and self._timer_holds))
 
     @property
@@ -287,7 +287,7 @@ class Slots:
         return self.free or (parent is not None and _has_spare_slot(parent))
 
     def occupy(self, live: LiveTurn) -> None:
-        """Give the turn a slot: its parent's, if the parent keeps one for it."""
+        """Give the turn a slot: that of its parent, if the parent keeps one for it."""
         self.started += 1
         self._count(live, 1)
         live.has_slot = True

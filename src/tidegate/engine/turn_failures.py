@@ -31,7 +31,7 @@ _MODEL_STATUS = {
     "context": 400,
     "content": 400,
 }
-"""HTTP status by kind of model failure. Any other kind is the model's fault and gives 502."""
+"""HTTP status by kind of model failure; 502 for any other kind."""
 
 _OPENAI_CODES = {
     "rate": ("rate_limit_error", "rate_limit_exceeded"),
@@ -39,11 +39,11 @@ _OPENAI_CODES = {
     "context": ("invalid_request_error", "context_length_exceeded"),
     "content": ("invalid_request_error", "content_policy_violation"),
 }
-"""Type and code, where OpenAI defines them for refusals of its own service: clients know these."""
+"""Type and code, where OpenAI defines them for refusals by its service: clients handle these."""
 
 FULL = "The gateway's disk is full, so nothing can be stored; free some space on it, then try again."
-BUSY = "The gateway has too much to do at the moment, so this was not done; try again in a moment."
-BROKEN = "The gateway could not read or store this; try again in a moment, or ask its operator, whose log says why."
+BUSY = "The gateway is overloaded and has not done this; try again in a moment."
+BROKEN = "The gateway could not read or store this; try again in a moment, or ask its operator to check the log."
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -128,7 +128,7 @@ def accept_and_start(
 def _append_notice(
     db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
 ) -> list[MessageRow]:
-    """Commits notices, model switches and changed notes as one message of its own, after the user's messages."""
+    """Commits notices, model switches and changed notes as one separate message after the user's messages."""
     texts = [notices.take(db, session.id), settings.take_switches(db, session.id, current, now)]
     if session.memory_seen:
         texts.append(notes.take_changes(db, session, turn, now))
@@ -159,7 +159,8 @@ def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
 
 
 def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
-    """Does the same for a queued turn and closes the session's open calls. Returns whether the prefix changed."""
+    """Freezes the caller tools of a queued turn and closes the session's open calls. Returns whether the prefix
+    changed."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
     if row is None or session is None or row.state != "queued" or session.ended is not None:
@@ -411,8 +412,8 @@ def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
 
 
 def _queue_follow_up(db: Db, end: TurnEnd, now: float) -> str:
-    """Turns messages that were accepted into this turn but not drained into the next turn, so that each is taken
-    exactly once. The caller tools stay as they are."""
+    """Creates a turn for the messages that were accepted into this one but not drained, so that each is taken exactly
+    once. The caller tools stay as they are."""
     turn = new_id("t")
     turns.insert(
         db,

@@ -1,4 +1,4 @@
-"""How a long conversation fits its model's window: what is shown, where it may be cut, how it is summarised.
+"""Fitting a long conversation into its model's window: the view that is shown, cut points, and summaries.
 
 Guarantee: everything here is a pure function of the rows it is given, so the same rows are shown as the same messages
 before and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the model.

@@ -13,7 +13,7 @@ from tidegate.models import Facts
 from tidegate.values import Frozen, Message
 
 MOST_ANSWER = 2
-"""An answer is reserved at most one part in this many of the window, whatever the model's output limit."""
+"""At most one part in this many of the window is reserved for the answer, whatever the model's output limit."""
 
 Rows = Sequence[tuple[int, Message]]
 """Messages with their places."""
@@ -23,7 +23,7 @@ Weigh = Callable[[Message], int]
 
 class WindowMarks(Frozen, frozen=True):
     """Sizes in tokens. From `soft` on, a summary is prepared; above `hard`, the conversation must shrink before the
-    model is asked; the newest messages within `keep` stay as they are."""
+    model is called; the newest messages within `keep` stay as they are."""
 
     soft: int
     hard: int
@@ -95,8 +95,8 @@ def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
 
 
 def chunks(rows: Rows, most: int, weigh: Weigh) -> list[Rows]:
-    """Splits the rows into chunks of at most `most`, at allowed cut points. A single unit larger than that is a chunk
-    of its own."""
+    """Splits the rows into chunks of at most `most`, at allowed cut points. A single larger unit is a separate
+    chunk."""
     cuts = [*boundaries(rows), len(rows)]
     found: list[Rows] = []
     begin = end = 0

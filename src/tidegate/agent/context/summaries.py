@@ -35,7 +35,7 @@ CONDENSED = (
 )
 
 TEXT_CHARACTERS = 4000
-"""Of one text that is given to the model: more of a result than a summary ever repeats."""
+"""Characters of one text that are given to the model: more than a summary ever repeats."""
 
 WORDS_PER_TOKEN = 0.7
 """An average over most languages."""
@@ -51,14 +51,14 @@ LEAST_WORDS = 40
 SUMMARY_OVERHEAD = 64
 """Bytes of a summary besides its text, in a request to condense several."""
 
-TOO_LONG, SAVES_TOO_LITTLE = "the model gave one that was too long", "the model gave one that saves too little"
+TOO_LONG, SAVES_TOO_LITTLE = "the summary was too long", "the summary would have saved too little"
 """Reasons for asking once more, for a shorter summary."""
 
 OUTLINE_LINES = (4, 16)
-"""Least and most user messages that are quoted, spread evenly over the whole span."""
+"""The least and the most user messages that are quoted, spread evenly over the outlined messages."""
 
 OUTLINE_CHARACTERS = 100
-"""Of each quoted message."""
+"""Characters quoted from each message."""
 
 
 class SummaryRequest(Frozen, frozen=True):
@@ -103,9 +103,9 @@ def read_summary(answer: Message, request: SummaryRequest, *, complete: bool) ->
     long."""
     text = answer.text.strip()
     if answer.finish == "content_filter":
-        return "", "the model refused to write it"
+        return "", "the model refused to write a summary"
     if not text:
-        return "", "the model gave an empty one"
+        return "", "the summary was empty"
     if len(text.encode(errors="replace")) > MARGIN * BYTES_PER_TOKEN * request.tokens:
         return "", TOO_LONG
     if complete and answer.finish == "length":
@@ -148,14 +148,15 @@ def _some(text: str) -> str:
 
 def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
     """An outline of messages, of about `size` characters."""
-    said = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
+    user_texts = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
     tools = sum(message.role == "tool" for _, message in rows)
     head = f"{len(rows)} messages are not shown and were not summarised"
     results = f", {tools} of them results of tools" if tools else ""
-    if not said:
+    if not user_texts:
         return f"{head}{results}."
-    lines = [f"message {place}: {_begin(text)}" for place, text in _spread(said, size)]
-    which = "The person said" if len(lines) == len(said) else f"Of what the person said, {len(lines)} of {len(said)}"
+    lines = [f"message {place}: {_begin(text)}" for place, text in _spread(user_texts, size)]
+    every = len(lines) == len(user_texts)
+    which = "Messages of the person" if every else f"{len(lines)} of the {len(user_texts)} messages of the person"
     return f"{head}{results}. {which}:\n" + "\n".join(lines)
 
 
