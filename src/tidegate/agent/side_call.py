@@ -1,9 +1,9 @@
 """A model call beside the conversation: a summary, or the notes at the end of a session.
 
 Guarantee: it is charged to the same budgets as the turns of its session, refused if these are spent, and limited in
-time. Its text is not shown to anyone; it has no tools and leaves no row in a transcript. The cost of its calls, including
-those that were cut off, is in `calls`; the caller records it in the same transaction as the effect. A side call owns
-nothing.
+time. Its text is not shown to anyone; it has no tools and leaves no row in a transcript. The cost of its calls,
+including those that were cut off, is in `calls`; the caller records it in the same transaction as the effect. A side
+call owns nothing.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 Guarantee: a session runs one turn at a time, in the order in which its messages were accepted. At most `turns` turns
 run at once; the others wait for a slot. A turn's record is released in one place, however the turn ends, and only after
-the turns that ran its delegated tasks have ended. A commit is never interrupted. The engine owns the tasks of its
-turns and the map of live turns; the handler decides what a turn does.
+the turns that ran its delegated tasks have ended. A commit is never interrupted. The engine owns the tasks of its turns
+and the map of live turns; the handler decides what a turn does.
 """
 
 import asyncio
@@ -232,8 +232,8 @@ class EmbeddedEngine(Engine):
                 self.interrupt(live.turn, by)
 
     def refuse(self, outcomes: Iterable[Outcome]) -> None:
-        """End waiting turns that the store has refused, and publish their outcomes. A turn that has left the queue in the
-        meantime finds out on its own."""
+        """End waiting turns that the store has refused, and publish their outcomes. A turn that has left the queue in
+        the meantime finds out on its own."""
         for outcome in outcomes:
             live = self._live.get(outcome.turn)
             if live is not None and self._leave_queue(live):

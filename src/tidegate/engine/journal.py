@@ -1,8 +1,8 @@
 """The journal of one turn over SQLite: the embedded engine's implementation of `Turn`.
 
-Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent
-of a step with an effect is committed before the step runs; an intent without a row is never run again unless the step
-is repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
+Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent of
+a step with an effect is committed before the step runs; an intent without a row is never run again unless the step is
+repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
 effect is recorded in the audit log, in the transactions of its intent and of its result.
 """
 
@@ -226,8 +226,8 @@ class Journal:
         return answer
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
-        """`kind` is `steer`: messages steered into this turn. Drains are numbered, so each one returns the same messages
-        in a replay as the first time."""
+        """`kind` is `steer`: messages steered into this turn. Drains are numbered, so each one returns the same
+        messages in a replay as the first time."""
         prefix = f"{kind}-{self._drains}-"
         self._drains += 1
         recorded = tuple(message for step, message in self._recorded.items() if step.startswith(prefix))
@@ -272,8 +272,8 @@ class Journal:
                 self._live.add_usage(message.usage)
 
     def _has_recorded_after(self) -> bool:
-        """Whether this drain comes before a step that is already recorded. If so, it returned nothing the first time and
-        must return nothing now."""
+        """Whether this drain comes before a step that is already recorded. If so, it returned nothing the first time
+        and must return nothing now."""
         return f"model-{self._drains - 1}" in self._recorded
 
     async def _commit(self, name: str, message: Message, effect: Effect | None) -> None:

@@ -153,8 +153,8 @@ class LiveTurn:
 
     @property
     def waits_for_person(self) -> bool:
-        """Whether it needs an answer from a person before it can continue: to its own question, or to one of a task that
-        it waits for."""
+        """Whether it needs an answer from a person before it can continue: to its own question, or to one of a task
+        that it waits for."""
         return bool(self.questions or (self.tasks and self._timer_holds))
 
     @property

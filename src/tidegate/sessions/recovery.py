@@ -62,14 +62,14 @@ def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int)
     if strategy == "report":
         return _failure(
             f"The gateway stopped while it worked on this, and messages of the channel {channel.name!r} are not "
-            f"resumed automatically; {channel.again}.",
+            f"resumed automatically; {channel.retry_advice}.",
             "interrupted",
         )
     if turn.attempts > resumes:
         often = "once" if turn.attempts == 1 else f"{turn.attempts} times"
         return _failure(
             f"The gateway stopped {often} while it worked on this (limits.resumes is {resumes}), so it was given up, "
-            f"and its log says why; {channel.again}.",
+            f"and its log says why; {channel.retry_advice}.",
             "resume_budget",
         )
     return None

@@ -1,13 +1,13 @@
 """Questions to a person: approvals of one exact action, and questions of a tool.
 
 A question is stored before anyone sees it, and survives unload, restart and kill: a resumed turn asks again and finds
-the row, open or answered. It is answered once, by anyone who may answer it, from any client. A stop, an end and its
-expiry close it.
+the row, open or answered. It is answered once, by anyone who may answer it, from any client. It is closed when its turn
+is stopped, when its session ends, and when it expires.
 
-A question is answered by the person whose conversation it is, and so is an approval if their role has the right to it;
-every other approval goes to the owner. At most `limits.questions` turns wait, of one principal `limits.questions_each`.
-If nobody can be asked, the action is denied and the model is told why. A question of a delegated task is asked in the
-conversation in which the task was given.
+A question goes to the person who has the conversation. So does an approval, if their role may give it; every other
+approval goes to the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` of
+one principal. If nobody can be asked, the action is denied and the model is told why. A question of a delegated task is
+asked in the conversation in which the task was given.
 
 This service holds only the number of waiting questions; the turns themselves wait.
 """
@@ -45,8 +45,8 @@ LISTED = 200
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
     """A question of a turn to a person: an approval of one exact action, shown in `summary`, or a question. `state` is
     open, approved, denied, answered, expired or cancelled. `conversation` is the session in which it is asked: that of
-    the turn itself, or of the turn that delegated it as a task. `person` is the name of the person whose conversation
-    it is."""
+    the turn itself, or of the turn that delegated it as a task. `person` is the name of the person who has that
+    conversation."""
 
     id: str
     session: str
@@ -102,7 +102,7 @@ class Approvals:
         self._within = config.limits.answer_within
         self._clock = clock
         self._signal = signal
-        # (principal, turn) → its questions; as many turns as limits.questions
+        # (principal, turn) → number of its questions; at most limits.questions turns
         self._asking: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -176,11 +176,11 @@ class Approvals:
         return view_question(counted.row, conversation, person)
 
     async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """The question, its conversation, and the name of the person whose conversation it is."""
+        """The question, its conversation, and the name of the person who has that conversation."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
             row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
-            return None if row is None else (row, *_whose(db, row))
+            return None if row is None else (row, *_conversation_and_person(db, row))
 
         found = await self._store.read(read)
         if found is None:
@@ -214,8 +214,8 @@ class Approvals:
             found = await find()
             return found if found is not None and found.state != "open" else None
 
-        if await find() is None and (nobody := await self._unreachable_reason(taken)) is not None:
-            return nobody
+        if await find() is None and (reason := await self._unreachable_reason(taken)) is not None:
+            return reason
         with self._counted((taken.session.principal, turn.id)):
             now = self._clock()
             row: ApprovalRow = await self._store.write(
@@ -242,8 +242,8 @@ class Approvals:
             turn.emit(QuestionAnswered(id=row.id, state=row.state))
 
     async def approver(self, taken: TakenTurn, *, contained: bool) -> str:
-        """`may_answer` of an approval: the person of the turn's session if their role has the right to it, else the
-        owner."""
+        """The value of `may_answer` for an approval: the principal of the turn's session if their role may give it,
+        else the owner."""
         row = await self._store.read(principals.get, taken.session.principal)
         right: Right = "approve" if contained else "approve_outside"
         has_right = row is not None and Principal(id=row.id, name=row.name, role=row.role).may(right)
@@ -254,11 +254,11 @@ class Approvals:
         return () if taken.turn.within is None else await self._store.read(_delegating_agents, taken.turn.id)
 
     async def channel(self, taken: TakenTurn) -> str:
-        """The channel of the person behind this turn, also if another agent delegated it as a task."""
+        """The channel of the person for whom this turn runs, even if another agent delegated it as a task."""
         return (await self._origin(taken))[0]
 
     async def _origin(self, taken: TakenTurn) -> tuple[str, bool]:
-        """The channel of the outermost turn that this one works for, and whether someone there can be asked."""
+        """The channel of the outermost turn to which this one belongs, and whether someone there can be asked."""
         turn, session = taken.turn, taken.session
         if turn.within is not None:
             outermost = await self._store.read(_outermost, turn.id)
@@ -308,7 +308,8 @@ def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
 
 
 def _delegating_agents(db: Db, turn: str) -> tuple[str, ...]:
-    """Their names; empty for an agent whose turn is already gone, which matches no agent."""
+    """The names of the delegating agents. If the turn of one no longer exists, its name is empty and matches no
+    agent."""
     rows = [sessions.get(db, row.session) if row is not None else None for row in turns.outer_turns(db, turn)]
     return tuple("" if row is None else row.agent for row in rows)
 
@@ -322,11 +323,11 @@ def _open_events(db: Db, session: str, now: float) -> list[QuestionAsked]:
 
 
 def _view(db: Db, row: ApprovalRow) -> QuestionView:
-    return view_question(row, *_whose(db, row))
+    return view_question(row, *_conversation_and_person(db, row))
 
 
-def _whose(db: Db, row: ApprovalRow) -> tuple[str, str]:
-    """The conversation of a question, and the name of its person."""
+def _conversation_and_person(db: Db, row: ApprovalRow) -> tuple[str, str]:
+    """The conversation of a question, and the name of the person who has it."""
     session = sessions.get(db, row.session)
     person = None if session is None else principals.get(db, session.principal)
     return turns.conversation(db, row.session), "" if person is None else person.name
@@ -351,8 +352,8 @@ def _unknown(id: str) -> NotFound:
 
 
 def _answer(row: ApprovalRow, text: str) -> str:
-    """The answer as one of the choices, by text or number, if there are any. For a closed question any answer passes,
-    so that the caller is told that it is closed."""
+    """The answer; if there are choices, the one that it names by text or number. Any answer to a closed question is
+    accepted here: the caller is then told that the question is closed."""
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:

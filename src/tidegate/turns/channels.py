@@ -1,8 +1,8 @@
-"""Channels: the ways a message reaches the gateway, and how each recovers a turn that a process left unfinished.
+"""Channels: the ways in which a message reaches the gateway, and the recovery of unfinished turns on each.
 
 The table is closed. A message of an unknown channel is not accepted. A turn in the store with an unknown channel (its
-platform is no longer configured) is reported and not run, since nobody would receive its answer. A new platform is
-declared here in one line; recovery needs no change.
+platform is no longer configured) is reported and not run, since nobody would receive its answer. A new platform needs
+one line here and no change to recovery.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ class Channel(Frozen, frozen=True):
         return "go_on" if self.resume == "report" and turn.attempts == 0 else self.resume
 
     @property
-    def again(self) -> str:
+    def retry_advice(self) -> str:
         """Advice to the sender about a turn that was given up, as the end of a sentence."""
         if self.interactive:
             return "say it again if you still need it"

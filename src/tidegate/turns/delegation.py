@@ -1,14 +1,14 @@
 """Delegation: tasks that one agent gives another within its turn.
 
 A task is a turn like any other. It is accepted as an ephemeral session under the same principal, limits and budgets.
-The step that gave a task finds it again after a restart, so a task is given once however often the process dies. It
-ends with the turn that gave it, at the latest. An agent may give tasks only to the agents in its `delegates` setting
-that the user may use as well. A turn has at most limits.delegates tasks at once, and none deeper than
+The step that gave a task finds it again after a restart, so a task is given only once, however often the process is
+killed. A task ends no later than the turn that gave it. An agent may give tasks only to the agents in its `delegates`
+setting that the user may use as well. A turn has at most limits.delegates tasks at once, and none deeper than
 limits.delegate_depth. The outcome of a task, a failure included, is a tool result for the model that gave it; the model
 decides what to do.
 
-`Delegation` holds only the turns that wait for tasks now. `TaskProgress` belongs to one task and holds the ids of its
-open questions.
+`Delegation` holds only the turns that are waiting for tasks. `TaskProgress` belongs to one task and holds the ids of
+its open questions.
 """
 
 import asyncio
@@ -127,8 +127,8 @@ class Delegation:
             )
         names = await self._allowed_agents(ctx.agent, ctx.principal)
         if agent not in names:
-            there_are = f"there are: {', '.join(names)}" if names else "there is none"
-            raise ToolFailed(f"There is no agent {agent!r} that you may give tasks to; {there_are}.")
+            known = f"there are: {', '.join(names)}" if names else "there is none"
+            raise ToolFailed(f"There is no agent {agent!r} that you may give tasks to; {known}.")
 
     @asynccontextmanager
     async def _slot(self, turn: str) -> AsyncIterator[None]:
@@ -165,14 +165,14 @@ class Delegation:
 
     async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
         """Accept the task, or find the one that this step gave before."""
-        given = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
+        digest = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
             principal=ctx.principal,
             channel=DELEGATE,
             agent=agent,
             messages=(Message(role="user", text=task, aside=task_origin(ctx.agent)),),
             on_disconnect="continue",
-            receipts=(receipts.of_task(ctx.turn, ctx.step, given.digest()),),
+            receipts=(receipts.of_task(ctx.turn, ctx.step, digest.digest()),),
             within=ctx.turn,
             depth=ctx.depth + 1,
         )
@@ -227,7 +227,7 @@ class TaskProgress:
                 self._open_questions.pop(event.id, None)
                 self._engine.tell(self._ctx.turn, event)
             case _:
-                """Its rows and its end are in the result."""
+                """The rows and the end of the task are in the result."""
 
     def begin(self) -> None:
         self._note("works on the task")
@@ -263,8 +263,8 @@ def task_result(agent: str, outcome: Outcome) -> str:
         cut = ", cut off at its model's output limit" if outcome.finish == "length" else ""
         return f"The answer of the agent {agent!r}{cut}:\n\n{outcome.text}"
     why = outcome.error.message if outcome.error is not None else "It gave no reason."
-    said = f"\n\nIts text until then:\n\n{outcome.text}" if outcome.text else ""
-    did = "was stopped" if outcome.state == "stopped" else "failed"
+    text = f"\n\nIts text until then:\n\n{outcome.text}" if outcome.text else ""
+    state = "was stopped" if outcome.state == "stopped" else "failed"
     raise ToolFailed(
-        f"The agent {agent!r} {did} before it had an answer. {why} Its actions until then are not undone.{said}"
+        f"The agent {agent!r} {state} before it had an answer. {why} Its actions until then are not undone.{text}"
     )

@@ -1,10 +1,10 @@
 """The model that answers in a session: the user's choice, the agent's own, or a fallback of the agent.
 
-A model chosen with /model is used alone: the fallback chain is the agent's. A model that failed cools down for all
-sessions, if the failure was its own and not caused by the conversation; no model in cooldown is asked while another one
-of the chain is available. A session that has fallen back stays with its fallback for a while, across unload and
-restart, so that it does not lose its cached prefix with every recovery. This is a setting of the session, separate from
-the user's choice. The user is notified once when another model answers, and once when the agent's own answers again.
+A model chosen with /model has no fallback: the chain belongs to the agent. A model that failed cools down for all
+sessions, unless the conversation caused the failure; no model in cooldown is called while another one of the chain is
+available. A session that has fallen back stays with its fallback for a while, across unload and restart, so that it
+does not lose its cached prefix with every recovery. This is a setting of the session, separate from the user's choice.
+The user is notified once when another model answers, and once when the agent's own answers again.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ KEY = "fallback"
 """The key of the setting."""
 
 UNHELPED = frozenset({"context", "content"})
-"""Failures caused by the content of the conversation, for which no other model is asked."""
+"""Failures caused by the content of the conversation, after which no other model is called."""
 
 
 class FallbackState(Frozen, frozen=True):
@@ -49,7 +49,7 @@ class Fallbacks:
         """Number of fallbacks to each model."""
 
     def model(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> Model:
-        """The model that would be asked now."""
+        """The model that would be called now."""
         chosen = self._chosen(held)
         if chosen is not None:
             return self._models.get(chosen)
@@ -60,8 +60,8 @@ class Fallbacks:
         # A clock that was set back does not extend the fallback.
         if fallen is not None and fallen.model in chain and 0 < fallen.until - self._clock() <= agent.fallback_for:
             chain = (fallen.model, *(name for name in chain if name != fallen.model))
-        awake = (name for name in chain if self._models.cooldowns.of(name) is None)
-        return self._models.get(next(awake, chain[0]))
+        available = (name for name in chain if self._models.cooldowns.of(name) is None)
+        return self._models.get(next(available, chain[0]))
 
     def current(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> FallbackState | None:
         """The fallback that would answer now; None if it would be the agent's own model, or the user's choice."""
@@ -95,15 +95,15 @@ class Fallbacks:
 
     # -- for `AnsweringModel` --
 
-    def rest(self, model: Model, failure: ModelFailed) -> float | None:
+    def begin_cooldown(self, model: Model, failure: ModelFailed) -> float | None:
         return self._models.cooldowns.begin(model.name, failure)
 
-    def awake(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
-        """The first model of the chain that is neither in cooldown nor among the failed ones, under whatever name."""
-        useless = {model.signature for model in failed}
+    def next_available(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
+        """The first model of the chain that is not in cooldown and has not failed, also under another name."""
+        failed_signatures = {model.signature for model in failed}
         for name in (agent.model, *agent.fallback):
             model = self._models.get(name)
-            if model.signature not in useless and self._models.cooldowns.of(name) is None:
+            if model.signature not in failed_signatures and self._models.cooldowns.of(name) is None:
                 return model
         return None
 
@@ -139,10 +139,10 @@ class AnsweringModel:
         if failure.kind in UNHELPED:
             return None
         last = failed[-1]
-        seconds = self._fallbacks.rest(last, failure)
+        seconds = self._fallbacks.begin_cooldown(last, failure)
         if self._strict or not self._agent.fallback:
             return None
-        other = self._fallbacks.awake(self._agent, failed)
+        other = self._fallbacks.next_available(self._agent, failed)
         log.warning(
             "a model failed",
             model=last.name,
@@ -161,9 +161,9 @@ class AnsweringModel:
 
     def _add_cooldowns(self, failed: tuple[Model, ...], failure: ModelFailed) -> None:
         asked = {model.name for model in failed}
-        resting = [name for name in (self._agent.model, *self._agent.fallback) if name not in asked]
-        if resting:
-            failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(resting)}.")
+        cooling = [name for name in (self._agent.model, *self._agent.fallback) if name not in asked]
+        if cooling:
+            failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(cooling)}.")
 
     async def note(self, model: Model, why: str) -> None:
         """Record that this model answers from now on. `why` is the failure of the agent's own model."""

@@ -1,10 +1,10 @@
 """Permissions of one turn's tools, and their questions to a person.
 
-The policy decides about each exact call. A call that needs approval runs only if its row says approved and has the
-digest of this very call; the row is read right before. A denial, an expiry and a question that nobody can answer are
-tool results, which tell the model why. An expiry ends the turn if the agent's configuration says so. The approver sees
-the complete action; an action too long to be shown is refused. A task is subject to the policies of all agents that
-passed it on, and the strictest decides.
+The policy decides on each individual call. A call that needs approval runs only if its row is approved and has the
+digest of exactly this call; the row is read immediately before. A denial, an expiry and a question that nobody can
+answer are tool results, which tell the model why. An expiry ends the turn if the agent's configuration says so. The
+approver sees the complete action; an action that is too long to be shown is refused. A task is subject to the policies
+of all agents that passed it on, and the strictest one applies.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ class Policy(Frozen, frozen=True):
     unanswered: Literal["go_on", "end"]
 
 
-_CAREFUL = Policy(mode="strict", rules=(), unanswered="end")
+_STRICTEST = Policy(mode="strict", rules=(), unanswered="end")
 
 
 def policies(config: Config) -> Mapping[str, Policy]:
@@ -89,7 +89,7 @@ class TurnPermissions:
         """The policy of the agent, and those of the agents that delegated its task. An agent that is no longer
         configured has the strictest policy."""
         delegating_agents = await self._questions.delegating_agents(self._taken)
-        self._in_force = (self._policy, *(self._policies.get(agent, _CAREFUL) for agent in delegating_agents))
+        self._in_force = (self._policy, *(self._policies.get(agent, _STRICTEST) for agent in delegating_agents))
         return self._in_force
 
     async def _ask_approval(
@@ -117,8 +117,8 @@ class TurnPermissions:
         return None if row.state == "approved" else self._refusal(row)
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
-        """A person's answer to a question of a tool. A call may ask several questions, and the same one again: each
-        time is a separate question, which a call that is repeated after a crash finds again."""
+        """A person's answer to a question of a tool. A call may ask several questions, and the same one more than once;
+        each is stored separately, and a call that is repeated after a crash finds them again."""
         digest = approvals.action_digest("", msgspec.json.encode([question, list(choices)]).decode())
         name = f"{step}-{digest.hex()[:16]}"
         nth = self._times[name]
@@ -153,32 +153,32 @@ class TurnPermissions:
     def _refusal(self, row: ApprovalRow) -> str:
         """The reason why there is no approval, or no answer. A call that asks a question has started, and may have had
         effects."""
-        so = "" if row.kind == "question" else ", so nothing was done"
+        consequence = "" if row.kind == "question" else ", so nothing was done"
         if row.state == "denied":
             return f"Not run: the person denied it{f', and said: {row.answer}' if row.answer else '.'}"
         if row.state != "expired":
-            return f"The question was withdrawn{so}."
+            return f"The question was withdrawn{consequence}."
         if self._policy.unanswered == "end":
             raise TurnFailed(
                 "Nobody answered the agent's question within limits.answer_within, so its turn was ended; say 'go on' "
                 "when you are there to answer.",
                 code="unanswered",
             )
-        return f"Nobody answered in time (limits.answer_within){so}."
+        return f"Nobody answered in time (limits.answer_within){consequence}."
 
 
 # -- the display of an action --
 
 
 def summary(call: ToolCall) -> str:
-    """The action as it is shown to a person: the tool, and each argument on lines of its own. Continuation lines of an
-    argument are indented, so that none of them can be taken for another argument."""
-    given = _arguments(call)
+    """The action as it is shown to a person: the tool, then each argument on a new line. Continuation lines of an
+    argument are indented, so that none of them can be mistaken for another argument."""
+    arguments = _arguments(call)
     lines = [call.name]
-    for name, value in given.items():
+    for name, value in arguments.items():
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         lines.append(f"{shown(name, one_line=True)}: " + shown(text).replace("\n", "\n    "))
-    if not given and call.arguments.strip() not in ("", "{}"):
+    if not arguments and call.arguments.strip() not in ("", "{}"):
         lines.append(shown(call.arguments))
     return "\n".join(lines)
 

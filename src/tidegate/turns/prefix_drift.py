@@ -1,8 +1,8 @@
 """Drift: the difference between a session's frozen prompt and tools and its agent's current configuration.
 
 The user is notified once for each change of the configuration, across restarts; the notice names /reload. Drift is
-found while a resident is built, from data that is read for that anyway, so a turn without drift costs neither a read
-nor a write.
+detected when a resident is built, from data that is read for that anyway, so without drift there is no additional read
+or write.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""The run of one turn: finds the session's resident, resolves its settings, and runs the agent's loop.
+"""Running one turn: the resident of its session, its settings, and the agent loop.
 
-The same configuration reuses the same resident, whose history is that of the store. A turn that ends in any way but an
-answer drops the resident, so that the next turn starts from the store. Settings are resolved here and nowhere else; an
-override never changes the agent's own configuration.
+While the configuration is the same, turns reuse the resident, whose history matches the store. If a turn ends without
+an answer, the resident is dropped and the next turn starts from the store. Settings are resolved here and nowhere else;
+an override never changes the agent's own configuration.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ PREFIXES_KEPT = 256
 
 
 PREFIX_BYTES = 16 * 1024 * 1024
-"""Total bytes of those: callers may send their own system messages, and large ones."""
+"""Total bytes of these prefixes: callers may send large system messages of their own."""
 
 ENCODED_ANEW = (
     "This conversation is encoded again, since the wire format of its model has changed: the provider counts all of it "
@@ -85,9 +85,8 @@ KeptHistory = tuple[HistoryState, list[bytes]]
 
 
 class TurnSettings(Frozen, frozen=True):
-    """The point of its turn at which a conversation is built: before the first step or, with `mid_turn`,
-    including everything said so far. `resumed`: an earlier process has left steps of the turn. `era` is known
-    only in mid-turn."""
+    """The point of its turn at which a conversation is built: before the first step or, with `mid_turn`, including all
+    messages so far. `resumed`: an earlier process has left steps of the turn. `era` is known only in mid-turn."""
 
     mid_turn: bool = False
     resumed: bool = False
@@ -136,7 +135,7 @@ class Runner:
         answering = await self.fallbacks.begin(journal, taken, agent)
         model = answering.model
         if session.encoder != model.wire.version:
-            # A user who changes the model is told so already. The first format, chat completions, had no number.
+            # A user who changes the model knows. The first format, chat completions, had no number.
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 journal.emit(Notice(text=ENCODED_ANEW))
             await self._store.write(sessions.reencode, session.id, model.wire.version)
@@ -229,8 +228,8 @@ class Runner:
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Equal for equal settings. It differs with the model, endpoint, credential, toolsets or prompt (the extra
-        prompt included). The secret is part of it only as the model's own digest. So is the name: the same model may be
-        configured under two names, with different prices and retries."""
+        prompt included). The secret enters it only through the digest of the model. The name is included because the
+        same model may be configured under two names, with different prices and retries."""
         parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
@@ -238,7 +237,7 @@ class Runner:
         return (self.prefixes.stats(), self.histories.stats(), self.tools.stats(), self._budgets.stats())
 
     def forget(self, session: str) -> None:
-        """For a session that has ended: keep nothing of it for a next turn."""
+        """The session has ended: keep nothing for another turn."""
         record = self.presence.get(session)
         if record is not None and isinstance(record.resident, Conversation):
             record.resident.version = -1
@@ -253,7 +252,7 @@ class Runner:
                     yield f"session {record.key}", held
 
     def _measure_requests(self) -> Iterator[tuple[str, Holding]]:
-        """Requests that models are working on."""
+        """Requests in progress."""
         for owner, conversation in self._conversations():
             if size := conversation.request_bytes:
                 yield owner, Holding(1, size)
@@ -382,8 +381,8 @@ class Runner:
         return await self.prefixes.get_or_make(_beginning_key(session, model), make)
 
     async def _report_drift(self, journal: Journal, taken: TakenTurn, model: Model) -> None:
-        """Notify the user once for each change of the configuration. The conversation has been built, so its prefix is
-        known."""
+        """Notify the user once for each change of the configuration. Called when the conversation has just been built,
+        so its prefix is in the cache."""
         session = taken.session
         beginning = self.prefixes.get(_beginning_key(session, model))
         if session.kind == "ephemeral" or beginning is None:

@@ -1,8 +1,7 @@
 """The results of the tool `skill`: a list of skills, one skill, or one of its files.
 
-An agent sees only its own skills, determined by the agent of the call and not by its arguments. The gateway's own text
-comes first and the text of a file last, so that no file can imitate the gateway. Every failure is a `ToolFailed` in one
-sentence.
+An agent sees only its own skills, whatever the arguments of the call. Text of the gateway comes first and the text of a
+file last, so that no file can imitate the gateway. Every failure is a `ToolFailed` in one sentence.
 """
 
 from tidegate.errors import ToolFailed
@@ -38,7 +37,7 @@ class SkillReader:
             return entry
         if not skill_set.entries:
             raise ToolFailed(f"skill: {NO_SKILLS}")
-        import difflib  # only a mistake needs it
+        import difflib  # needed only for unknown names
 
         near = difflib.get_close_matches(name[:LONGEST_NAME], [entry.name for entry in skill_set.entries], n=1)
         hint = f"did you mean {near[0]}?" if near else "without a name it lists all."

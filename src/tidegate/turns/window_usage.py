@@ -45,8 +45,8 @@ class WindowPart(Frozen, frozen=True, omit_defaults=False):
 class WindowUsage(Frozen, frozen=True, omit_defaults=False):
     """The context window of the model that would answer now, in tokens. A summary is prepared above `soft` and applied
     above `hard`. `summarised` is the number of messages that summaries replace, and `summaries` the number of those
-    shown. `counted` is true if the sum rests on the provider's count of the last request. `resting` is the reason why
-    no model is asked for a summary until `rests_until`."""
+    shown. `counted` is true if the sum is based on the provider's count of the last request. `resting` is the reason
+    why no model is asked for a summary until `rests_until`."""
 
     model: str
     window: int
@@ -67,9 +67,9 @@ def window_usage(
     """`held` is the conversation in memory, if it is with this model. `resting` is the setting that suspends
     summaries."""
     sizes = _sizes(prefix, view)
-    whole = sum(size for size, _ in sizes.values()) or 1
+    total = sum(size for size, _ in sizes.values()) or 1
     counted = held is not None and held.has_token_count
-    tokens = held.tokens if held is not None else model.token_estimate.tokens(whole)
+    tokens = held.tokens if held is not None else model.token_estimate.tokens(total)
     return WindowUsage(
         model=model.name,
         window=marks.window,
@@ -77,7 +77,7 @@ def window_usage(
         hard=marks.hard,
         tokens=tokens,
         parts=tuple(
-            WindowPart(part=part, name=NAMES.get(part, part), tokens=round(tokens * size / whole), count=count)
+            WindowPart(part=part, name=NAMES.get(part, part), tokens=round(tokens * size / total), count=count)
             for part, (size, count) in sizes.items()
             if size
         ),
@@ -98,13 +98,14 @@ def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
     tools = [len(tool.name) + len(tool.description) + len(bytes(tool.parameters)) for tool in prefix.offered]
     sizes["tools"] = (sum(tools), len(tools))
     sizes["summaries"] = (sum(weigh(summary_message(row)) for row in view.summaries), len(view.summaries))
-    for part, size in _said(view.shown_rows()):
+    for part, size in _message_sizes(view.shown_rows()):
         bytes_, count = sizes[part]
         sizes[part] = (bytes_ + size, count + 1)
     return sizes
 
 
-def _said(messages: Iterable[Message]) -> Iterable[tuple[str, int]]:
+def _message_sizes(messages: Iterable[Message]) -> Iterable[tuple[str, int]]:
+    """The bytes of each message by the part that they belong to."""
     for message in messages:
         media = sum(map(weigh_media, message.media))
         if media:

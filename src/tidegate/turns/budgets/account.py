@@ -1,9 +1,9 @@
-"""One budget, and the amount that one principal, agent, conversation or job has spent of it.
+"""A budget, and the spending of one principal, agent, conversation or job against it.
 
 A budget is checked before every model call and updated after it, at the cost of an addition. At four fifths, the
 operator and the conversation that reached it are notified, once in each window. At the limit no model is called until
-the next window begins; the refusal names the budget, the time and what to do. A clock that is set back gives nothing
-back. Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
+the next window begins; the refusal names the budget, the time and what to do. Setting the clock back does not reset a
+budget. Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
 """
 
 import time
@@ -48,8 +48,8 @@ log = Log(__name__)
 
 
 class BudgetRule(Frozen, frozen=True):
-    """A configured budget. `setting` is its name; `money` is in billionths of a dollar; `each` is empty for a turn's. A
-    rule without limits is counted and refuses nothing."""
+    """A configured budget. `setting` is its name; `money` is in billionths of a dollar; `each` is empty for the budget
+    of a turn. A rule without limits only counts."""
 
     setting: str
     per: Per
@@ -59,7 +59,7 @@ class BudgetRule(Frozen, frozen=True):
     only: frozenset[str] = frozenset()
 
     def used(self, tokens: int, cost: int) -> float:
-        """The share that is used; of two limits, that of the nearer one."""
+        """The share that is used; with two limits, the larger share."""
         of_tokens = tokens / self.tokens if self.tokens is not None else 0.0
         of_money = cost / self.money if self.money is not None else 0.0
         return max(of_tokens, of_money)
@@ -82,7 +82,7 @@ class BudgetRule(Frozen, frozen=True):
         return f"{whose}{used:.0%} of that budget; {then}{until}."
 
     def amount(self, tokens: int, cost: int) -> str:
-        """The amount spent and the limit, in the unit that is nearest to its limit."""
+        """The amount spent and the limit, in the unit of the limit that is closer."""
         of_money = self.money is not None and (self.tokens is None or cost / self.money > tokens / self.tokens)
         if of_money and self.money is not None:
             return f"{dollars(cost)} of {dollars(self.money)} {_WHEN[self.each]}"
@@ -116,7 +116,7 @@ class BudgetAccount:
         self._warned = False
 
     def load(self, spent: SpentTotal, opens: float) -> None:
-        """Continue the count of an earlier process. A spender past the warning is warned again, once."""
+        """Continue the count of an earlier process. If it was past the warning, there is one more warning."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
     def check(self, payer: Payer) -> None:
@@ -159,8 +159,8 @@ class BudgetAccount:
 
 
 class Allowance:
-    """The spending of one turn, including its tasks and their tasks. Lives as long as the turn; the turn's journal
-    knows the spending before a restart."""
+    """The spending of one turn, including its tasks and their tasks. Lives as long as the turn; the spending before a
+    restart is in the journal of the turn."""
 
     __slots__ = ("_rule", "_warned")
 

@@ -1,13 +1,13 @@
 """All budgets of the gateway: the budgets of a turn's calls, and the amount spent of each.
 
 The gateway has a daily cap unless limits.day_tokens is 0. Spending is loaded from the usage rows when it is first
-needed, so a restart gives nothing back, except for a call in progress when the process was killed, which is not
-recorded. If only budgets of the gateway are configured, a turn costs no read and no write. The demo model costs nothing
-and is not counted.
+needed, so a restart resets nothing. Only a call in progress when the process was killed is not recorded. If only
+budgets of the gateway are configured, a turn costs no read and no write. The demo model costs nothing and is not
+counted.
 
 The number of accounts in memory is bounded; an account that a running turn holds is the only one of its key. An account
-that is evicted before the last row of its turn is committed would be loaded without that row; thousands of other
-accounts would have to come in between.
+that is evicted before the last row of its turn is committed would be loaded without that row; for this, thousands of
+other accounts would have to be used in the meantime.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -89,7 +89,8 @@ class Budgets:
         return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), meter=plain.meter)
 
     async def _conversation(self, session: SessionRow) -> str:
-        """The session that a conversation's budget is for: a task belongs to the conversation in which it was given."""
+        """The session that is charged under a budget per conversation: a task belongs to the conversation in which it
+        was given."""
         if session.kind != "ephemeral" or not any(rule.per == "session" for rule in self._shared):
             return session.id
         return await self._store.read(turns.conversation, session.id)
@@ -178,8 +179,8 @@ def view(account: BudgetAccount) -> BudgetView:
 
 
 def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> str:
-    """The key that this rule charges; empty if the rule is not for this agent or job. A principal is matched by name,
-    once their account is loaded."""
+    """The key that is charged under this rule; empty if the rule is not for this agent or job. Principals are matched
+    by name, once their account is loaded."""
     if rule.per == "principal":
         return session.principal
     if rule.per == "session":

@@ -1,4 +1,4 @@
-"""Compaction: keeps every conversation within its model's context window, without losing a word of it.
+"""Compaction: keeps every conversation within the context window of its model, and deletes nothing.
 
 No row of a transcript is changed. Above the soft mark, a summary of older messages is prepared beside the turn. Above
 the hard mark, the request is reduced before the model is called, in bounded stages, the last of which need no model, so
@@ -50,15 +50,15 @@ REDUCTIONS = ("summary", "excerpts", "cut", "media", "useless")
 """The ways in which requests are reduced; the last one counts useless summaries."""
 
 UNCONDENSED = 2
-"""How many times their length limit summaries may have if a model has just written them: they could not be condensed
-yet."""
+"""The factor by which summaries may exceed their length limit if a model has just written them, since they could not be
+condensed yet."""
 
 PREPARED_AT_ONCE = 4
 """Summaries that are written beside turns at a time; others wait, or are written when they are needed."""
 
 REFUSED_SHARE = 0.6
-"""The share to which the messages of a request are cut after a provider has refused it as too long: our count was
-wrong."""
+"""The share to which the messages of a request are cut after a provider has refused it as too long, because the
+estimate was wrong."""
 
 
 class Compaction:
@@ -173,8 +173,8 @@ class TurnFitter:
 
     @property
     def _is_callers(self) -> bool:
-        """Whether the request holds exactly the messages of a one-shot call. A caller that keeps its own conversation
-        is told when it is too long, and shortens it."""
+        """Whether the request consists of exactly the messages of a one-shot call. Such a caller keeps the conversation
+        itself, and shortens it when it is told that it is too long."""
         one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
         return one_shot and self._journal.steps == 0
 

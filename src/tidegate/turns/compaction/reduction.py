@@ -1,8 +1,8 @@
 """Reducing a request without a model: its size, the stages, and their order.
 
-Each stage is tried on a view in memory first, so that nothing is written that does not help. The last stages leave so
-little of each message that the messages always fit. All sizes of one compaction are measured in the same way. A
-`RequestSize` belongs to one compaction.
+Each stage is tried on a view in memory first, and is written only if it helps. The last stages leave so little of each
+message that the messages always fit. All sizes of one compaction are measured in the same way. A `RequestSize` belongs
+to one compaction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ EXCERPT = 400
 """Characters of an old result that are kept: what it was, and how it ended."""
 
 EXCERPTS = (8000, 2000, 500, 200)
-"""Characters of any message that are kept when nothing else helps; the first that suffices is used."""
+"""Characters of any message that are kept when nothing else helps; the first number that suffices is used."""
 
 
 def marks_for(marks: WindowMarks, conversation: Conversation, most: int) -> WindowMarks:

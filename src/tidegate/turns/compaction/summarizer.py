@@ -1,9 +1,9 @@
 """Summaries of old messages, written by a model and stored until they are applied.
 
 The result of `write` covers, without a gap, everything between the messages already summarised and the newest ones, and
-is stored as prepared rows. Otherwise nothing is stored, and `NoSummary` says why. Its cost is recorded either way. A
-summary that is too long is requested once more, terser, and never a third time. Nothing is stored about messages that
-were undone meanwhile. The summarizer holds no state.
+is stored as prepared rows. Otherwise nothing is stored, and `NoSummary` says why. The cost is recorded either way. A
+summary that is too long is requested a second time, to be terser, and never a third time. Nothing is stored about
+messages that have been undone in the meantime. The summarizer holds no state.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,16 +48,16 @@ SUMMARIES_SHARE = 0.1
 """The share of the window that all summaries of a conversation may take; beyond that they are merged."""
 
 GIVEN_SHARE = 0.7
-"""The share of a model's window, less its answer, that is given to it to summarise at once."""
+"""The share of a model's window, less its answer, that one summary request may fill."""
 
 MOST_PIECES = 8
-"""The most pieces that one compaction has summarised, each in its own call; older messages are listed without a
+"""The most pieces that one compaction summarises, each with a separate call; older messages are listed without a
 model."""
 
 REASONING_TOKENS = 4096
 """Additional tokens for the answer of a model that reasons before it writes."""
 
-Give = Callable[[int, bool], SummaryRequest]
+MakeRequest = Callable[[int, bool], SummaryRequest]
 """Makes the request for a summary from its length in tokens, and whether it must be terser than the last one."""
 
 
@@ -107,7 +107,7 @@ class Summarizer:
 
 async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
     """Summaries of messages, each of as many as the model can take at once."""
-    pieces = chunks(span, writer.room, request_bytes_of)
+    pieces = chunks(span, writer.capacity, request_bytes_of)
     drafts: list[SummaryRow] = []
     first = covered + 1
     if len(pieces) > MOST_PIECES:
@@ -128,7 +128,7 @@ async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> li
     """Summaries of summaries, each of as many as the model can take at once. If one cannot be written, the summaries
     that it would replace stay."""
     drafts: list[SummaryRow] = []
-    for group in summary_groups(rows, writer.room):
+    for group in summary_groups(rows, writer.capacity):
         try:
             text, how = await writer.write(
                 lambda tokens, terse, group=group: request_for_summaries(group, tokens, terse=terse),  # type: ignore[misc]
@@ -162,36 +162,36 @@ class _SummaryWriter:
         self._tokens = length_of(shown_in)
         self.size = model.token_estimate.size(self._tokens)
         """Target size of a summary in bytes."""
-        room = model.token_estimate.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
-        self.room = max(1, room - len(INSTRUCTIONS))
+        capacity = model.token_estimate.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
+        self.capacity = max(1, capacity - len(INSTRUCTIONS))
         """Bytes that the model can take at once."""
 
-    async def write(self, give: Give, size: int) -> tuple[str, SummaryHow]:
+    async def write(self, make_request: MakeRequest, size: int) -> tuple[str, SummaryHow]:
         """A summary of an input of `size` bytes, and how it was made. Raises NoSummary."""
-        text, why = await self._ask(give(self._tokens, False), size, whole=True)
+        text, why = await self._ask(make_request(self._tokens, False), size, complete=True)
         if text:
             return text, "model"
         if why not in (TOO_LONG, SAVES_TOO_LITTLE):
             raise NoSummary(why)
-        text, why = await self._ask(give(self._tokens // 2, True), size, whole=False)
+        text, why = await self._ask(make_request(self._tokens // 2, True), size, complete=False)
         if not text:
             raise NoSummary(why)
         return text, "terse"
 
-    async def _ask(self, material: SummaryRequest, size: int, *, whole: bool) -> tuple[str, str]:
+    async def _ask(self, request: SummaryRequest, size: int, *, complete: bool) -> tuple[str, str]:
         facts = self.model.facts
-        most = 2 * material.tokens + (REASONING_TOKENS if facts.thinking != "none" else 0)
+        most = 2 * request.tokens + (REASONING_TOKENS if facts.thinking != "none" else 0)
         call = Call(max_tokens=min(most, facts.output), reasoning="off")
         within = self._settings.summary_seconds
         try:
             answer = await run_side_call(
-                self._side_call, self.model, self._spend_guard, material.prefix, material.message, call, within=within
+                self._side_call, self.model, self._spend_guard, request.prefix, request.message, call, within=within
             )
         except ModelFailed as failure:
             raise NoSummary(f"the model failed: {failure.brief}") from failure
         except BudgetSpent as spent:
             raise NoSummary(spent.message) from spent
-        text, why = read_summary(answer, material, complete=whole)
+        text, why = read_summary(answer, request, complete=complete)
         if text and len(text.encode(errors="replace")) > (1 - self._settings.least) * size:
             return "", SAVES_TOO_LITTLE
         return text, why
@@ -222,7 +222,7 @@ def _keep(
     calls: Sequence[tuple[str, Usage]],
     now: float,
 ) -> list[SummaryRow]:
-    """Store them as prepared, if the model's view has not changed meanwhile; otherwise store none."""
+    """Store the drafts as prepared, unless the model's view has changed in the meantime."""
     _bill(db, taken, calls, now)
     session = taken.session.id
     shown = summaries.shown(db, session)
