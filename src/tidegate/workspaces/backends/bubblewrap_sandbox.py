@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import socket
 import time
@@ -56,6 +57,9 @@ LISTING_SECONDS = 10.0
 """Time limit of one listing, which takes milliseconds."""
 
 SEGMENTS = "/proc/sysvipc/shm"
+
+ENTERING_PROCESSES = 16
+"""Processes beyond the limit that may exist while commands enter a sandbox, two for each command."""
 
 TOO_MANY_PROCESSES = (
     "Everything in the workspace was ended because a command started more processes than could be ended one by one."
@@ -193,18 +197,22 @@ class BubblewrapSandbox:
         programs, limits = self._programs, self._spec.limits
         enter = ["/bin/sh", "-c", JOIN_SCRIPT, "sh", *leaf.joins, "--"] if leaf else []
         enter += as_user(self._spec.user, programs.setpriv)
-        enter += [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
+        # Set before the process enters: inside, a debugger of the session could capture it first. Reserved but unused
+        # address space does not count as data: programs reserve more than any machine has.
+        enter += [programs.prlimit, f"--data={limits.memory_bytes}", f"--fsize={0 if full else limits.file_bytes}"]
+        enter += [f"--cpu={int(limits.cpu_seconds)}", "--core=0"]
+        # The namespace descriptors are only for entering: commands must not inherit them.
+        begin = "exec 3<&- 4<&-"
+        if "processes" not in self.kernel_limits:  # otherwise the kernel would refuse in two ways and count only one
+            # The entering processes count too. A command must be able to enter a full sandbox, to end something there.
+            enter.append(f"--nproc={_permitted(limits.processes + ENTERING_PROCESSES)}")
+            begin = f"ulimit -u {_permitted(limits.processes)}; {begin}"
+        enter += ["--", programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
         if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
             # If bwrap needs two nested user namespaces, both are entered in order.
             enter += [programs.nsenter, "--user=/proc/self/fd/4", "--preserve-credentials", "--"]
-        # Reserved but unused address space does not count as data: programs reserve more than any machine has.
-        confine = [programs.prlimit, f"--data={limits.memory_bytes}"]
-        if "processes" not in self.kernel_limits:  # otherwise the kernel would refuse in two ways and count only one
-            confine.append(f"--nproc={limits.processes}")
-        confine += [f"--fsize={0 if full else limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
-        # The namespace descriptors are only for entering: commands must not inherit them.
-        confine += ["bash", "-c", 'exec 3<&- 4<&-; exec "$@"', "bash"]
+        enter += [programs.bash, "-c", f'{begin}; exec "$@"', "bash"]
         environment = {
             "HOME": HOME,
             "PATH": f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin",
@@ -219,7 +227,7 @@ class BubblewrapSandbox:
             self._ran = True
             try:
                 child = await self._spawner.spawn(
-                    [*enter, *confine, *shell_script.ENTRY],
+                    [*enter, *shell_script.ENTRY],
                     environment,
                     passing={self._owner: 3, self._user: 4},
                     within=seccomp.confined,
@@ -396,6 +404,12 @@ async def _over(child: ChildProcess) -> None:
         async with asyncio.timeout(_REAP_SECONDS):
             await child.wait()
     await child.end(0)
+
+
+def _permitted(processes: int) -> int:
+    """This limit of processes, or the gateway's own if that is lower: an ordinary user cannot exceed it."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    return processes if hard == resource.RLIM_INFINITY else min(processes, hard)
 
 
 def _owner(first: int) -> int:
