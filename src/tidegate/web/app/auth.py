@@ -118,7 +118,7 @@ class Credentials:
         self._known: BoundedCache[tuple[bytes, bytes | None], Caller] = BoundedCache(
             "callers", cap=KNOWN_CALLERS, ttl=KNOWN_SECONDS
         )
-        self._responses: dict[object, tuple[str, Callable[[], None]]] = {}  # in progress: the caller's key, how to end it
+        self._responses: dict[object, tuple[str, Callable[[], None]]] = {}  # those in progress: the key, how to drop it
         self._changes = 0  # invalidates what was read from the store before a revocation
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
         self._hosts = self._own_hosts(server) if is_loopback(server.host) else None

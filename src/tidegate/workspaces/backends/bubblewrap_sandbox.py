@@ -29,7 +29,7 @@ from tidegate.workspaces.backends.interface import (
     SandboxSpec,
     SandboxUsage,
 )
-from tidegate.workspaces.files.protected_paths import REPOSITORY
+from tidegate.workspaces.created_files import CreatedFiles
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import GROUP_REMOVED, JOIN_SCRIPT, Cgroup, CommandGroup, command_group
 from tidegate.workspaces.kernel.process_table import ProcessTable, segment_bytes
@@ -40,7 +40,6 @@ from tidegate.workspaces.protected_mounts import (
     MOUNT_REPLACED,
     ProtectedMount,
     are_intact,
-    created_names,
     rename_created,
     rename_heads,
 )
@@ -110,8 +109,7 @@ class BubblewrapSandbox:
         self._lifeline = lifeline
         self._group = group
         self._guarded = guarded
-        self._appeared: tuple[str, ...] = ()
-        self._ran = False  # whether a command has run since the last check of the project
+        self._created = CreatedFiles(guarded)
         self.kernel_limits: frozenset[str] = group.kernel_limits if group else frozenset()
         self._network: sandbox_network.SandboxNetwork | None = None
         self._commands: set[SandboxCommand] = set()
@@ -172,26 +170,21 @@ class BubblewrapSandbox:
         if not self._spec.project or not self.alive:
             return True
         root = Path(f"/proc/{self._first}/root{INNER}")
-        made = await to_thread.run_sync(self._made, root)
+        made = await to_thread.run_sync(partial(self._find_created, root, running=bool(self._commands)))
         whole = await to_thread.run_sync(are_intact, root, self._guarded)
         if whole and not made:
-            self._ran = bool(self._commands)
             return True
         if self.alive:
             self.close_reason = FILE_CREATED.format(names=", ".join(made)) if whole else MOUNT_REPLACED
             await self.close()
         return False
 
-    def _made(self, root: Path) -> tuple[str, ...]:
-        """The protected names that a command may have created since the last check."""
-        found = created_names(root, self._guarded)
-        new = tuple(name for name in found if name not in self._appeared)
-        if self._ran and (made := tuple(name for name in new if name != REPOSITORY)):
-            return made
-        for name in new:
+    def _find_created(self, root: Path, *, running: bool, completely: bool = False) -> tuple[str, ...]:
+        """The protected names under which a command may have created something since the last check."""
+        found = self._created.check(root, running=running, completely=completely)
+        for name in found.appeared:
             log.warning(NEW, session=self._spec.session, path=str(self._spec.folder / name))
-        self._appeared = found
-        return ()
+        return found.created
 
     async def _enter(self, mark: str, leaf: CommandGroup | None, full: bool) -> "SandboxCommand":
         programs, limits = self._programs, self._spec.limits
@@ -224,7 +217,7 @@ class BubblewrapSandbox:
         async with self._service:
             if not self.alive:
                 raise ToolFailed("The sandbox has ended.")
-            self._ran = True
+            self._created.command_started()
             try:
                 child = await self._spawner.spawn(
                     [*enter, *shell_script.ENTRY],
@@ -292,7 +285,8 @@ class BubblewrapSandbox:
     def _release_resources(self) -> None:
         if self._spec.project:
             rename_heads(self._spec.folder, self._guarded)
-            rename_created(self._spec.folder, self._made(self._spec.folder))
+            made = self._find_created(self._spec.folder, running=False, completely=True)
+            rename_created(self._spec.folder, made)
         if self._group is not None:
             self._group.end()
         self._release.close()
