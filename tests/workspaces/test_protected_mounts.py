@@ -358,6 +358,32 @@ async def test_settings_in_subfolders_are_read_only(home: Path, project: Path) -
         assert await harness.output_of(session, "echo fine > a1/new; cat a1/new", agent="project") == "fine"
 
 
+@pytest.mark.parametrize(
+    "attack",
+    ["echo evil >> .envrc", "echo evil >> settings/envrc", "rm .envrc; echo evil > .envrc",
+     "mv settings s; cp -r s settings", "ln -sfn a .envrc", "echo evil >> .git/config", "echo evil >> .bare/config", "mv .bare b; cp -r b .bare",
+     "rm .git; cp -r .bare .git; echo evil >> .git/config", "cp -r .bare b; ln -sfn b .git"],
+)  # fmt: skip
+async def test_no_command_changes_or_replaces_what_a_link_leads_to(home: Path, project: Path, attack: str) -> None:
+    """X12: a `.git` or `.envrc` of the owner that is a link into the project."""
+    (project / "settings").mkdir()
+    (project / ".envrc").rename(project / "settings" / "envrc")
+    (project / ".git").rename(project / ".bare")
+    (project / ".envrc").symlink_to("settings/envrc")
+    (project / ".git").symlink_to(".bare")
+    give(project)
+    before = of_git(project), (project / ".envrc").read_bytes()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, attack, agent="project")
+        await harness.workspaces.reconcile()
+        for name, target in ((".envrc", "settings/envrc"), (".git", ".bare")):
+            if not os.path.lexists(project / name):  # it was replaced, and is put back by hand
+                assert os.path.lexists(project / f"{name}.refused")
+                (project / name).symlink_to(target)
+        assert (of_git(project), (project / ".envrc").read_bytes()) == before
+
+
 async def test_a_protected_file_that_the_owner_creates_in_a_subfolder_is_kept(home: Path, project: Path) -> None:
     """An editor's settings that appear while no command runs are logged once and stay."""
     with capture_logs() as lines:

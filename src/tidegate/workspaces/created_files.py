@@ -1,7 +1,8 @@
 """Detection of files that a command created in a project under a protected name, where no mount could cover them.
 
-A file counts as created by a command if it appeared between two checks and a command ran at any time between them. Any
-other new file comes from elsewhere, such as the owner's editor, and is only reported as new. The project folder is
+A file counts as created by a command if it appeared, or replaced a symbolic link, between two checks and a command ran
+at any time between them. Any other new file comes from elsewhere, such as the owner's editor, and is only reported as
+new. The project folder is
 checked each time. Folders below it are listed too, as deep as `protected_mounts` looks; if listing them is slow, the
 next listings are spaced out so that they take a small share of the time.
 
@@ -9,10 +10,11 @@ A sandbox owns one `CreatedFiles`. `check` blocks and belongs in a worker thread
 """
 
 import os
+import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,9 @@ QUICK_SECONDS = 0.02
 
 LIST_AGAIN = 30.0
 """After a slower listing, wait this many times its duration."""
+
+
+_Link = tuple[int, int]
 
 
 class FoundFiles(NamedTuple):
@@ -59,8 +64,8 @@ class CreatedFiles:
             self._list_again = time.monotonic() + LIST_AGAIN * took if took > QUICK_SECONDS else 0.0
             return FoundFiles(found.created + nested.created, found.appeared + nested.appeared)
 
-    def _names(self, root: Path, list_names: Callable[[Path], Iterator[str]]) -> frozenset[str]:
-        return frozenset(name for name in list_names(root) if name not in self._covered)
+    def _names(self, root: Path, list_names: Callable[[Path], Iterator[str]]) -> dict[str, _Link | None]:
+        return {name: _link(root / name) for name in list_names(root) if name not in self._covered}
 
 
 class _Names:
@@ -68,17 +73,29 @@ class _Names:
     again."""
 
     def __init__(self) -> None:
-        self._known: frozenset[str] = frozenset()
+        self._known: Mapping[str, _Link | None] = {}
         self._settled = 0  # commands that had started, and ended, before the last check
 
-    def compare(self, found: frozenset[str], started: int, running: bool) -> FoundFiles:
-        new = tuple(sorted(found - self._known))
-        created = tuple(name for name in new if name != REPOSITORY) if started > self._settled else ()
-        if created:
+    def compare(self, found: Mapping[str, _Link | None], started: int, running: bool) -> FoundFiles:
+        new = tuple(
+            sorted(name for name, link in found.items() if name not in self._known or link != self._known[name])
+        )
+        # A command may create a repository where there was none.
+        created = tuple(name for name in new if name != REPOSITORY or name in self._known)
+        if created and started > self._settled:
             return FoundFiles(created, ())
         self._known = found
         self._settled = started - 1 if running else started
         return FoundFiles((), new)
+
+
+def _link(path: Path) -> _Link | None:
+    """The identity of a symbolic link, which no mount can cover; None for anything else."""
+    try:
+        state = path.lstat()
+    except OSError:
+        return None
+    return (state.st_ino, state.st_ctime_ns) if stat.S_ISLNK(state.st_mode) else None
 
 
 def _top_names(root: Path) -> Iterator[str]:

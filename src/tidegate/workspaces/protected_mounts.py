@@ -9,8 +9,8 @@ writable.
 If a bare repository is put beside `.git`, the sandbox is ended and its `HEAD` is renamed.
 
 A file that does not exist cannot be covered by a mount: `created_files` finds files created under a protected name.
-If a command may have created one, the sandbox is ended and the file is renamed. A symbolic link that existed before is
-not covered either.
+If a command may have created one, the sandbox is ended and the file is renamed. A symbolic link cannot be covered
+either: directly in the project folder, its target in the project is mounted instead, and a replaced link is found.
 
 Mounts are identified by inode, through descriptors that follow no link. `are_intact` compares them with what is
 mounted: before the first command, so that nothing was mounted in between, and later, because a program outside that
@@ -81,7 +81,7 @@ def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
     try:
         with _Survey(project).opened() as survey:
             for name in NAMES:
-                survey.protect(name)
+                survey.protect(survey.target(name))
             survey.repositories()
     except FileNotFoundError:  # reported when the folder is mounted
         return ()
@@ -176,6 +176,12 @@ class _Survey:
             self.protect(parent, writable=True)
         return True
 
+    def target(self, name: str) -> str:
+        """The path in the project that an entry of the project folder leads to: its own, unless it is a link."""
+        path = Path(self._project, name)
+        real = os.path.realpath(path) if path.is_symlink() else ""
+        return real.removeprefix(f"{self._project}/") if real.startswith(f"{self._project}/") else name
+
     def _shut(self, path: str) -> None:
         """Make an unreadable folder read-only as a whole: whoever closed it could open it again."""
         if not path:
@@ -225,7 +231,7 @@ class _Survey:
             for name in self._folders(folder, besides=_LISTED):
                 path = f"{folder}/{name}".lstrip("/")
                 if name == REPOSITORY:
-                    found += self._repository(path)
+                    found += self._repository(path if folder else self.target(path))
                 elif folder and name in NESTED_NAMES:
                     nested += sum(self.protect(f"{folder}/{each}") for each in NESTED_NAMES[name])
                 elif depth < DEPTH:

@@ -62,7 +62,7 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
             why = why or _shows(folder, config.home, home, kept, own)
         why = why or _of_the_kernel(folder)
         if here:
-            why = why or _of_services(folder)
+            why = why or shows_services(folder)
         if here and use == "writing":
             why = why or _is_home(folder)
         if why is not None:
@@ -162,12 +162,12 @@ def _through_the_kernel(folder: Path) -> str | None:
     return None
 
 
-def _of_services(folder: Path) -> str | None:
-    """An error if the folder would expose sockets of the machine's services. Others in `SERVICES`, such as a mounted
-    disk, may be used."""
-    place, services = _Place(folder), _Place(Path(SERVICES))
-    inside = place.below(services)
-    if services.is_within(place) or (inside is not None and (inside[0] == "user" or _holds_socket(folder))):
+def shows_services(folder: Path, services: str = SERVICES) -> str | None:
+    """An error if the folder would expose sockets of the machine's services. Other folders in `services`, such as a
+    mounted disk, may be used."""
+    place, all_services = _Place(folder), _Place(Path(services))
+    inside = place.below(all_services)
+    if all_services.is_within(place) or (inside is not None and (inside[0] == "user" or _holds_socket(folder))):
         return f"{folder} contains sockets of the machine's services, which commands could control; remove it"
     return None
 
