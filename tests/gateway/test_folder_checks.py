@@ -2,6 +2,7 @@
 
 import json
 import pwd
+import socket
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,26 @@ def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str)
         chosen = f'[workspaces]\nbackend = "{backend}"\nssh_host = "h"\n'
         (home / "tidegate.toml").write_text(settings.replace("[workspaces]\n", chosen))
         assert "which shows the machine's processes and devices; remove it" in refusal(home)
+
+
+@pytest.mark.parametrize("setting", ["workspace", "read_only"])
+@pytest.mark.parametrize("folder", ["/run", "/run/user", "/run/../run", "{up}/link"])
+def test_no_sockets_of_services_are_given(home: Path, setting: str, folder: str) -> None:
+    """X13: a command could connect to them through a read-only mount."""
+    (home.parent / "link").symlink_to("/run")
+    write(home, **{setting: folder.format(up=home.parent)})
+    assert "contains sockets of the machine's services" in refusal(home)
+
+
+def test_a_disk_that_is_mounted_among_the_sockets_of_services_may_be_used(home: Path) -> None:
+    run = home.parent / "run"
+    for name in ("user/1000", "media/disk", "daemon"):
+        (run / name).mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(run / "daemon" / "control"))
+        for place in (home.parent, run, run / "user" / "1000", run / "daemon"):
+            assert folders.shows_services(place, str(run)), place
+        assert not folders.shows_services(run / "media" / "disk", str(run))
 
 
 def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,16 @@ def test_a_title_is_text_too(page: Page) -> None:
     assert page.evaluate("window.broken") is None
 
 
+def test_a_title_reorders_nothing_beside_it(page: Page) -> None:
+    """Characters that change the direction of text have no effect beyond the title, and none in the window's title."""
+    say(page, "say x")
+    page.locator("#composer").fill("/title a\u202eb\u2066c")
+    page.locator("#composer").press("Enter")
+    expect(page).to_have_title("abc · Tidegate")
+    for place in ("header h2", ".entry-title"):
+        assert page.locator(place).first.evaluate("(e) => getComputedStyle(e).display") == "block"
+
+
 def parsed(page: Page, text: str) -> Any:
     return page.evaluate("async (text) => (await import('/static/markdown.js')).parse(text)", text)
 

@@ -1,5 +1,6 @@
 """Signed-in browsers: listing them and signing them out, one by one or everywhere."""
 
+import os
 from typing import Any
 
 import aiohttp
@@ -10,7 +11,8 @@ import pytest
 from tests.in_process import WAIT, InProcessGateway
 from tests.web.client import Reply, call, chat_body, signed_in
 from tidegate.security import digest, make_code
-from tidegate.store import principals
+from tidegate.store import messages, principals
+from tidegate.values import Message
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +107,41 @@ async def test_the_event_streams_of_a_browser_or_key_end_with_it(gateway: InProc
                     break
             else:
                 raise AssertionError("this stream was to go on")
+
+
+@pytest.mark.parametrize("how", ["browser", "key"])
+async def test_a_download_is_cut_off_when_its_sign_in_or_key_ends(gateway: InProcessGateway, how: str) -> None:
+    """X05: a thief who reads slowly gets no more than what is already on its way; other downloads continue."""
+    session = (await call(gateway, "POST", "/api/messages", json={"text": "hello"})).json["session"]
+
+    def fill(db: principals.Db) -> None:
+        for number in range(32):
+            text = Message(role="user", text=os.urandom(1 << 19).hex())
+            messages.append(db, session=session, turn=None, step=None, message=text, now=float(number))
+
+    await gateway.store.write(fill)
+    thief = await signed_in(gateway)
+    if how == "key":
+        made = (await call(gateway, "POST", "/api/keys", json={"name": "owner"})).json
+        thief = {"Authorization": f"Bearer {made['key']}"}
+    owner = {"Authorization": f"Bearer {gateway.key}"}
+    path = f"/api/sessions/{session}/export"
+    complete = len((await call(gateway, "GET", path)).body)
+    with anyio.fail_after(WAIT):
+        async with (
+            aiohttp.ClientSession(gateway.url) as client,
+            client.get(path, headers=thief) as stolen,
+            client.get(path, headers=owner) as own,
+        ):
+            begun = len(await stolen.content.readexactly(1000))
+            await own.content.readexactly(1000)
+            revoked = "/api/browsers" if how == "browser" else f"/api/keys/{made['id']}"
+            assert (await call(gateway, "DELETE", revoked)).status in (200, 204)
+            with pytest.raises(aiohttp.ClientError):
+                while piece := await stolen.content.readany():
+                    begun += len(piece)
+            assert begun < complete // 2
+            assert len(await own.content.read()) == complete - 1000
 
 
 async def test_no_stream_outlives_a_sign_in_that_ends_while_the_stream_begins(

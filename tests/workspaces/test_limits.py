@@ -81,6 +81,45 @@ async def test_the_process_limit_is_passed_to_the_kernel(home: Path) -> None:
         assert await harness.output_of(await harness.new_session(), "ulimit -u; ulimit -Hu") == "77\n77"
 
 
+CAPTURE = """
+import ctypes, os, pathlib, sys, time
+ptrace, seize, detach = ctypes.CDLL(None, use_errno=True).ptrace, 0x4206, 17
+captured = set()
+print("waiting", flush=True)
+while True:
+    newest = int(pathlib.Path("/proc/loadavg").read_text().split()[-1])
+    for pid in [newest + 1, newest, newest - 1] * 20:
+        if pid in captured or pid == os.getpid():
+            continue
+        if ptrace(seize, pid, None, None) == 0:
+            limits = pathlib.Path(f"/proc/{pid}/limits").read_text()
+            ptrace(0x4207, pid, None, None)
+            os.waitpid(pid, 0x40000000)
+            ptrace(detach, pid, None, None)
+            print(*(line for line in limits.splitlines() if line[:12] in sys.argv[1:]), sep="\\n", flush=True)
+            captured.add(pid)
+            break
+"""
+"""Attaches to every process as soon as the kernel allows it, and prints its limits."""
+
+LIMITED = ("Max processes", "Max data size", "Max file size")
+
+
+async def test_a_command_cannot_capture_the_next_one_before_its_limits_are_set(home: Path) -> None:
+    """P14: a debugger sees a process of its own session only with all limits."""
+    async with open_workspaces(home, polled=True, processes=77, memory_bytes=300 * MIB) as harness:
+        session = await harness.new_session()
+        wanted = " ".join(f"'{name[:12]}'" for name in LIMITED)
+        await harness.of(session).start("debugger", f"exec python3 -c '{CAPTURE}' {wanted} > /tmp/seen")
+        while "waiting" not in await harness.output_of(session, "cat /tmp/seen 2>/dev/null || true"):
+            pass
+        for _ in range(30):
+            await harness.output_of(session, ":")
+        seen = (await harness.output_of(session, "cat /tmp/seen")).splitlines()
+    assert len(seen) > 3, seen
+    assert not [line for line in seen if "unlimited" in line], seen
+
+
 async def test_an_ended_command_is_told_which_limit_it_exceeded(home: Path) -> None:
     async with open_workspaces(home, polled=True, memory_bytes=64 * MIB) as harness:
         session = await harness.new_session()

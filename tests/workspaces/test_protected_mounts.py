@@ -191,6 +191,7 @@ async def test_file_tools_do_not_write_protected_files_by_any_path(home: Path, p
             ".nvim.lua", ".claude/settings.json", "a/../.GIT/config", "./.git/modules/x/config",
             ".zed/settings.json", ".helix/config.toml", ".cursor/mcp.json", ".devcontainer/devcontainer.json",
             ".devcontainer.json", ".cshrc", ".tcshrc", ".login", ".kshrc", ".config/fish/config.fish",
+            "sub/.envrc", "a/b/c/d/e/.vscode/tasks.json", "src/.exrc", "x/.cursor/mcp.json", "x/.Claude/settings.json",
         ):  # fmt: skip
             with pytest.raises(ToolFailed):
                 await write(files, path, "evil")
@@ -314,6 +315,88 @@ async def test_a_protected_file_created_by_a_command_is_renamed(
             take_notices = f"{done.note} {await harness.take_notices(session)}"
             assert f"a command created {name}, which other programs execute" in take_notices
     assert not os.path.lexists(project / name) and os.path.lexists(project / f"{name}.refused")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    ["mkdir -p a1/b1; echo evil > a1/b1/.envrc", "mkdir -p a1/.vscode; mv a1 b; echo evil > b/.vscode/tasks.json",
+     "mkdir -p s/.cursor; echo evil > s/.cursor/mcp.json", "ln -s ../a deep/er/.nvim.lua"],
+)  # fmt: skip
+@pytest.mark.parametrize("then", ["look", "end"])
+async def test_a_protected_file_created_in_a_subfolder_is_renamed(
+    home: Path, project: Path, attack: str, then: str
+) -> None:
+    """X12: direnv and editors read it when their user works in that folder."""
+    (project / "deep" / "er").mkdir(parents=True)
+    give(project)
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        done, _ = await harness.run(session, attack, agent="project")
+        if then == "look":
+            await harness.workspaces.reconcile()
+            assert "a command created " in f"{done.note} {await harness.take_notices(session)}"
+    names = {path.name for path in project.rglob("*") if ".git" not in path.parts}
+    assert any(name.endswith(".refused") for name in names)
+    assert len(list(project.rglob(".envrc"))) == len(list(project.rglob(".vscode"))) == 1  # those of the owner
+
+
+async def test_settings_in_subfolders_are_read_only(home: Path, project: Path) -> None:
+    """X12: nor can a folder on the way to them be replaced."""
+    for name in ("a1/.envrc", "a1/b1/c1/.vscode/tasks.json", "d1/.cursor/mcp.json"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("owner's")
+    give(project)
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        for attack in (
+            "echo evil > a1/.envrc", "echo evil > a1/b1/c1/.vscode/tasks.json", "mv a1 a2; cp -r a2 a1",
+            "rm -rf d1/.cursor a1; mkdir -p a1; echo evil > a1/.envrc", "touch a1/b1/c1/.vscode/settings.json",
+        ):  # fmt: skip
+            await harness.run(session, attack, agent="project")
+            assert contents(project / "a1") == {".envrc": b"owner's", "b1/c1/.vscode/tasks.json": b"owner's"}, attack
+            assert contents(project / "d1") == {".cursor/mcp.json": b"owner's"}, attack
+        assert await harness.output_of(session, "echo fine > a1/new; cat a1/new", agent="project") == "fine"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    ["echo evil >> .envrc", "echo evil >> settings/envrc", "rm .envrc; echo evil > .envrc",
+     "mv settings s; cp -r s settings", "ln -sfn a .envrc", "echo evil >> .git/config", "echo evil >> .bare/config", "mv .bare b; cp -r b .bare",
+     "rm .git; cp -r .bare .git; echo evil >> .git/config", "cp -r .bare b; ln -sfn b .git"],
+)  # fmt: skip
+async def test_no_command_changes_or_replaces_what_a_link_leads_to(home: Path, project: Path, attack: str) -> None:
+    """X12: a `.git` or `.envrc` of the owner that is a link into the project."""
+    (project / "settings").mkdir()
+    (project / ".envrc").rename(project / "settings" / "envrc")
+    (project / ".git").rename(project / ".bare")
+    (project / ".envrc").symlink_to("settings/envrc")
+    (project / ".git").symlink_to(".bare")
+    give(project)
+    before = of_git(project), (project / ".envrc").read_bytes()
+    async with open_workspaces(home) as harness:
+        session = await harness.new_session()
+        await harness.run(session, attack, agent="project")
+        await harness.workspaces.reconcile()
+        for name, target in ((".envrc", "settings/envrc"), (".git", ".bare")):
+            if not os.path.lexists(project / name):  # it was replaced, and is put back by hand
+                assert os.path.lexists(project / f"{name}.refused")
+                (project / name).symlink_to(target)
+        assert (of_git(project), (project / ".envrc").read_bytes()) == before
+
+
+async def test_a_protected_file_that_the_owner_creates_in_a_subfolder_is_kept(home: Path, project: Path) -> None:
+    """An editor's settings that appear while no command runs are logged once and stay."""
+    with capture_logs() as lines:
+        async with open_workspaces(home) as harness:
+            session = await harness.new_session()
+            await harness.output_of(session, "mkdir a1", agent="project")
+            await harness.workspaces.reconcile()
+            (project / "a1" / ".idea").mkdir()
+            give(project)
+            for _ in range(3):
+                await harness.workspaces.reconcile()
+    assert [line["path"] for line in lines if line["event"] == bubblewrap_sandbox.NEW] == [f"{project}/a1/.idea"]
+    assert (project / "a1" / ".idea").is_dir()
 
 
 async def test_a_protected_file_that_appears_while_no_command_runs_is_kept(home: Path, project: Path) -> None:

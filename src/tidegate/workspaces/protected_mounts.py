@@ -1,15 +1,16 @@
 """Read-only mounts that keep sandboxed commands from changing files of a project that other programs execute.
 
-Each file of `files.protected_paths` that exists when a sandbox is opened is mounted read-only in it. So are the
-configuration and hooks of the project's git repository, of its submodules and worktrees, and of repositories up to
-`DEPTH` folders deep. Every folder on the way to a protected file is a mount too, because a folder that merely contains
-a mount could be renamed and created again. `git commit` works: objects, references and index stay writable.
+Each file of `files.protected_paths` that exists when a sandbox is opened, up to `DEPTH` folders deep, is mounted
+read-only in it. So are the configuration and hooks of the project's git repository, of its submodules and worktrees,
+and of repositories as deep as that. Every folder on the way to a protected file is a mount too, because a folder that
+merely contains a mount could be renamed and created again. `git commit` works: objects, references and index stay
+writable.
 
 If a bare repository is put beside `.git`, the sandbox is ended and its `HEAD` is renamed.
 
-A file that does not exist cannot be covered by a mount: `created_names` reports files created under a protected name.
-If a command may have created one, the sandbox is ended and the file is renamed. A symbolic link that existed before is
-not covered either.
+A file that does not exist cannot be covered by a mount: `created_files` finds files created under a protected name.
+If a command may have created one, the sandbox is ended and the file is renamed. A symbolic link cannot be covered
+either: directly in the project folder, its target in the project is mounted instead, and a replaced link is found.
 
 Mounts are identified by inode, through descriptors that follow no link. `are_intact` compares them with what is
 mounted: before the first command, so that nothing was mounted in between, and later, because a program outside that
@@ -20,9 +21,10 @@ import contextlib
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tidegate.errors import ToolFailed
@@ -30,7 +32,7 @@ from tidegate.log import Log
 from tidegate.values import new_id
 from tidegate.workspaces.files.file_user import User, acting_as
 from tidegate.workspaces.files.mounts import open_for_reading, open_reference
-from tidegate.workspaces.files.protected_paths import CONFIG_BYTES, NAMES, REPOSITORY, named_by_git
+from tidegate.workspaces.files.protected_paths import CONFIG_BYTES, NAMES, NAMES_ANYWHERE, REPOSITORY, named_by_git
 
 log = Log(__name__)
 
@@ -40,6 +42,9 @@ FOLDERS = 2000
 
 REPOSITORIES = 32
 """Each repository adds about six mounts."""
+
+NESTED = 64
+"""Protected files and folders below the project folder that get a mount, besides those of repositories."""
 
 MOUNT_REPLACED = (
     "Everything in the workspace was ended because a protected file of the project was replaced from "
@@ -51,6 +56,13 @@ FILE_CREATED = (
     "was renamed to end in .refused. Only the project's owner may create such files, outside the workspace."
 )
 
+NESTED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {first: tuple(name for name in NAMES_ANYWHERE if name.split("/")[0] == first)
+     for first in (name.split("/")[0] for name in NAMES_ANYWHERE)}
+)  # fmt: skip
+"""The protected names in any folder, by the entry of that folder that they begin with."""
+
+_LISTED = frozenset((REPOSITORY, *NESTED_NAMES))
 _CONFIG, _HOOKS, _COMMON, _HEAD = "config", "hooks", "commondir", "HEAD"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -69,7 +81,7 @@ def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
     try:
         with _Survey(project).opened() as survey:
             for name in NAMES:
-                survey.protect(name)
+                survey.protect(survey.target(name))
             survey.repositories()
     except FileNotFoundError:  # reported when the folder is mounted
         return ()
@@ -115,13 +127,6 @@ def _beside_repositories(mounts: tuple[ProtectedMount, ...]) -> Iterator[str]:
         folder, _, name = each.path.rpartition("/")
         if name == REPOSITORY:
             yield folder
-
-
-def created_names(root: Path, mounts: tuple[ProtectedMount, ...]) -> tuple[str, ...]:
-    """The protected names under which something was created after the sandbox was opened. A mount needs an existing
-    file, so a command can create a missing one."""
-    covered = {each.path for each in mounts}
-    return tuple(name for name in (REPOSITORY, *NAMES) if name not in covered and os.path.lexists(root / name))
 
 
 class _Survey:
@@ -171,6 +176,12 @@ class _Survey:
             self.protect(parent, writable=True)
         return True
 
+    def target(self, name: str) -> str:
+        """The path in the project that an entry of the project folder leads to: its own, unless it is a link."""
+        path = Path(self._project, name)
+        real = os.path.realpath(path) if path.is_symlink() else ""
+        return real.removeprefix(f"{self._project}/") if real.startswith(f"{self._project}/") else name
+
     def _shut(self, path: str) -> None:
         """Make an unreadable folder read-only as a whole: whoever closed it could open it again."""
         if not path:
@@ -201,37 +212,40 @@ class _Survey:
         """Rename a file or folder, or the link that leads to it."""
         parent, _, name = path.rpartition("/")
         if Path(self._project, parent).is_symlink():
-            parent, name = "", parent
+            parent, _, name = parent.rpartition("/")
         with self._at(parent) as there:
             if there is not None:
                 log.warning("a command created a file that other programs execute; it was renamed", path=path)
                 _rename(name, *there)
 
     def repositories(self) -> None:
-        """Protect the repositories of the project folder and of the folders below it, nearest first."""
-        waiting, looked, found = deque([("", 0)]), 0, 0
+        """Protect the repositories of the project folder and of the folders below it, nearest first, and what else is
+        protected in these."""
+        waiting, looked, found, nested = deque([("", 0)]), 0, 0, 0
         while waiting:
             folder, depth = waiting.popleft()
-            if looked == FOLDERS or found == REPOSITORIES:
+            if looked == FOLDERS or found == REPOSITORIES or nested >= NESTED:
                 log.info("a project has more folders or repositories than can be protected", folder=self._project)
                 return
             looked += 1
-            for name in self._folders(folder, besides=REPOSITORY):
+            for name in self._folders(folder, besides=_LISTED):
                 path = f"{folder}/{name}".lstrip("/")
                 if name == REPOSITORY:
-                    found += self._repository(path)
+                    found += self._repository(path if folder else self.target(path))
+                elif folder and name in NESTED_NAMES:
+                    nested += sum(self.protect(f"{folder}/{each}") for each in NESTED_NAMES[name])
                 elif depth < DEPTH:
                     waiting.append((path, depth + 1))
 
-    def _folders(self, path: str, besides: str = "") -> list[str]:
-        """The names of the subfolders of a folder, and any entry named `besides`."""
+    def _folders(self, path: str, besides: Collection[str] = ()) -> list[str]:
+        """The names of the subfolders of a folder, and of the entries `besides`."""
         with self._at(path) as there:
             if there is None or not stat.S_ISDIR(there[1].st_mode):
                 return []
             try:
                 with os.scandir(f"/proc/self/fd/{there[0]}") as entries:
                     return sorted(
-                        entry.name for entry in entries if entry.name == besides or entry.is_dir(follow_symlinks=False)
+                        entry.name for entry in entries if entry.name in besides or entry.is_dir(follow_symlinks=False)
                     )
             except PermissionError:
                 self._shut(path)

@@ -11,6 +11,7 @@ missing folder is a warning. Nothing is created or changed.
 import contextlib
 import os
 import pwd
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,9 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 KERNEL = ("/proc", "/sys", "/dev")
 """The kernel's file systems: processes with their environment, devices. A sandbox has its own."""
+
+SERVICES = "/run"
+"""The sockets of the machine's services, some of which control it. A read-only mount does not prevent a connection."""
 
 SHORTEST_PART = 8
 """Characters of a secret that is searched for within a variable: a shorter one would match by chance."""
@@ -57,6 +61,8 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
         if here:
             why = why or _shows(folder, config.home, home, kept, own)
         why = why or _of_the_kernel(folder)
+        if here:
+            why = why or shows_services(folder)
         if here and use == "writing":
             why = why or _is_home(folder)
         if why is not None:
@@ -154,6 +160,22 @@ def _through_the_kernel(folder: Path) -> str | None:
         if _identity(Path(name)) in trail:
             return f"{folder} is in {name}, which shows the machine's processes and devices; remove it"
     return None
+
+
+def shows_services(folder: Path, services: str = SERVICES) -> str | None:
+    """An error if the folder would expose sockets of the machine's services. Other folders in `services`, such as a
+    mounted disk, may be used."""
+    place, all_services = _Place(folder), _Place(Path(services))
+    inside = place.below(all_services)
+    if all_services.is_within(place) or (inside is not None and (inside[0] == "user" or _holds_socket(folder))):
+        return f"{folder} contains sockets of the machine's services, which commands could control; remove it"
+    return None
+
+
+def _holds_socket(folder: Path) -> bool:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return any(stat.S_ISSOCK(entry.stat().st_mode) for entry in entries if not entry.is_dir())
+    return False
 
 
 def _is_home(folder: Path) -> str | None:

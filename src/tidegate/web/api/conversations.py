@@ -20,6 +20,7 @@ from tidegate.values import IDEMPOTENCY, Acceptance, BusyMode, Call, Inbound, Me
 from tidegate.web.api.byte_ranges import parse_range
 from tidegate.web.api.event_stream import EventStream
 from tidegate.web.app.auth import Caller
+from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.error_responses import HttpResponse, json_response
 from tidegate.web.app.headers import idempotency_key
@@ -262,9 +263,13 @@ class ConversationsApi:
         headers = [(b"content-type", b"application/x-ndjson"), (b"content-disposition", disposition)]
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
         await request.send({"type": "http.response.body", "body": first, "more_body": True})
-        async for line in lines:
-            await request.send({"type": "http.response.body", "body": line, "more_body": True})
-        await request.send({"type": "http.response.body", "body": b""})
+
+        async def send_rest() -> None:
+            async for line in lines:
+                await request.send({"type": "http.response.body", "body": line, "more_body": True})
+            await request.send({"type": "http.response.body", "body": b""})
+
+        await run_until_disconnect(request.receive, send_rest)
 
     # -- messages and turns --
 

@@ -3,14 +3,15 @@
 A caller is identified by a valid key or by a browser's sign-in. A sign-in has two parts, and both are required: a
 cookie, which scripts cannot read but browsers send to every port of the host, and a page token, which only pages of the
 gateway's own origin can read and which is sent as a header. Tokens are looked up by their SHA-256, so comparing them
-reveals nothing. A revoked key or sign-in is refused immediately, and its event streams end.
+reveals nothing. A revoked key or sign-in is refused immediately; its event streams end and its downloads are cut off.
 
 A sign-in is accepted only in a request from the gateway's own page (or an allowed origin) to one of its own host names,
 so that neither another page nor DNS rebinding can use it. `Credentials` owns its cache; keys are in the store.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -117,6 +118,7 @@ class Credentials:
         self._known: BoundedCache[tuple[bytes, bytes | None], Caller] = BoundedCache(
             "callers", cap=KNOWN_CALLERS, ttl=KNOWN_SECONDS
         )
+        self._responses: dict[object, tuple[str, Callable[[], None]]] = {}  # those in progress: the key, how to drop it
         self._changes = 0  # invalidates what was read from the store before a revocation
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
         self._hosts = self._own_hosts(server) if is_loopback(server.host) else None
@@ -178,6 +180,16 @@ class Credentials:
         """Clear the cache, because a key or principal has changed."""
         self._changes += 1
         self._known.clear()
+
+    @contextmanager
+    def dropped_when_revoked(self, caller: Caller, drop: Callable[[], None]) -> Iterator[None]:
+        """Call `drop` if the caller's key or sign-in is revoked within the block."""
+        response = object()
+        self._responses[response] = (caller.key, drop)
+        try:
+            yield
+        finally:
+            del self._responses[response]
 
     def stats(self) -> CacheStats:
         return self._known.stats()
@@ -326,6 +338,9 @@ class Credentials:
     def _ended(self, keys: Collection[str]) -> None:
         self.forget()
         self._revoked(keys)
+        for key, drop in tuple(self._responses.values()):
+            if key in keys:
+                drop()
 
     # -- hosts and origins --
 

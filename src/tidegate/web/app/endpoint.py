@@ -12,6 +12,7 @@ built once and holds no resources.
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
@@ -23,11 +24,13 @@ from tidegate.web.app.auth import Caller, Credentials
 from tidegate.web.app.error_responses import HttpResponse, send_response
 from tidegate.web.app.headers import parse_headers
 from tidegate.web.app.request_body import RequestBodies, decode, refuse, refuse_duplicates
+from tidegate.web.http1.protocol import ABORT
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 MOST_QUERY_FIELDS = 20
+EVENT_STREAM = "text/event-stream"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
@@ -105,27 +108,38 @@ class PathApp:
         length = headers.get(b"content-length")
         raw = b"" if decoder is None else await self._bodies.read(length, receive, endpoint.body_bytes)
         size = len(raw)
-        try:
-            if decoder is not None:  # the key may have been revoked while the body arrived
-                caller = await self._authenticate(endpoint, method, headers)
-            body = None if decoder is None else _decoded(raw, decoder)
-            del raw
-            request = Request(
-                method=method,
-                path=path,
-                headers=headers,
-                query=query,
-                body=body,
-                known_caller=caller,
-                receive=receive,
-                send=send,
-            )
-            assert endpoint.handler is not None
-            response = await endpoint.handler(request)
-        finally:
-            self._bodies.release(size)
-        if response is not None:
-            await send_response(send, response)
+        with self._dropped_when_revoked(endpoint, caller, scope):
+            try:
+                if decoder is not None:  # the key may have been revoked while the body arrived
+                    caller = await self._authenticate(endpoint, method, headers)
+                body = None if decoder is None else _decoded(raw, decoder)
+                del raw
+                request = Request(
+                    method=method,
+                    path=path,
+                    headers=headers,
+                    query=query,
+                    body=body,
+                    known_caller=caller,
+                    receive=receive,
+                    send=send,
+                )
+                assert endpoint.handler is not None
+                response = await endpoint.handler(request)
+            finally:
+                self._bodies.release(size)
+            if response is not None:
+                await send_response(send, response)
+
+    def _dropped_when_revoked(
+        self, endpoint: Endpoint, caller: Caller | None, scope: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
+        """Drops the connection if the caller's credential is revoked while it reads. Event streams end by themselves,
+        and other methods continue: one of them may be the revocation."""
+        drop = scope.get(ABORT)
+        if caller is None or drop is None or endpoint.method != "GET" or endpoint.responses.get(200) == EVENT_STREAM:
+            return nullcontext()
+        return self._credentials.dropped_when_revoked(caller, drop)
 
     async def _authenticate(self, endpoint: Endpoint, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
         if endpoint.access == "page":

@@ -226,7 +226,7 @@ function Chat({ conversation }) {
   const session = list.sessions.value.find((other) => other.id === id) ?? view;
   const title = session ? titleOf(session) : id ? "Conversation" : "New conversation";
   const asking = list.asking.value.size; // conversations that wait for an answer: shown in the title of a hidden page too
-  document.title = `${asking ? `(${asking}) ` : ""}${id ? `${title} · Tidegate` : "Tidegate"}`;
+  document.title = `${asking ? `(${asking}) ` : ""}${id ? `${title.replace(/\p{Bidi_C}/gu, "")} · Tidegate` : "Tidegate"}`;
   const options = { agent: agent.value };
   const answering = id ? (view ?? session) : agents.value.find(({ name }) => name === agent.value);
   const waiting = Math.max(0, (session?.waiting ?? 0) - conversation.record.value.pending.length);

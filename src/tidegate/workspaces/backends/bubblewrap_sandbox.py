@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import socket
 import time
@@ -28,7 +29,7 @@ from tidegate.workspaces.backends.interface import (
     SandboxSpec,
     SandboxUsage,
 )
-from tidegate.workspaces.files.protected_paths import REPOSITORY
+from tidegate.workspaces.created_files import CreatedFiles
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import GROUP_REMOVED, JOIN_SCRIPT, Cgroup, CommandGroup, command_group
 from tidegate.workspaces.kernel.process_table import ProcessTable, segment_bytes
@@ -39,7 +40,6 @@ from tidegate.workspaces.protected_mounts import (
     MOUNT_REPLACED,
     ProtectedMount,
     are_intact,
-    created_names,
     rename_created,
     rename_heads,
 )
@@ -56,6 +56,9 @@ LISTING_SECONDS = 10.0
 """Time limit of one listing, which takes milliseconds."""
 
 SEGMENTS = "/proc/sysvipc/shm"
+
+ENTERING_PROCESSES = 16
+"""Processes beyond the limit that may exist while commands enter a sandbox, two for each command."""
 
 TOO_MANY_PROCESSES = (
     "Everything in the workspace was ended because a command started more processes than could be ended one by one."
@@ -106,8 +109,7 @@ class BubblewrapSandbox:
         self._lifeline = lifeline
         self._group = group
         self._guarded = guarded
-        self._appeared: tuple[str, ...] = ()
-        self._ran = False  # whether a command has run since the last check of the project
+        self._created = CreatedFiles(guarded)
         self.kernel_limits: frozenset[str] = group.kernel_limits if group else frozenset()
         self._network: sandbox_network.SandboxNetwork | None = None
         self._commands: set[SandboxCommand] = set()
@@ -168,43 +170,42 @@ class BubblewrapSandbox:
         if not self._spec.project or not self.alive:
             return True
         root = Path(f"/proc/{self._first}/root{INNER}")
-        made = await to_thread.run_sync(self._made, root)
+        made = await to_thread.run_sync(partial(self._find_created, root, running=bool(self._commands)))
         whole = await to_thread.run_sync(are_intact, root, self._guarded)
         if whole and not made:
-            self._ran = bool(self._commands)
             return True
         if self.alive:
             self.close_reason = FILE_CREATED.format(names=", ".join(made)) if whole else MOUNT_REPLACED
             await self.close()
         return False
 
-    def _made(self, root: Path) -> tuple[str, ...]:
-        """The protected names that a command may have created since the last check."""
-        found = created_names(root, self._guarded)
-        new = tuple(name for name in found if name not in self._appeared)
-        if self._ran and (made := tuple(name for name in new if name != REPOSITORY)):
-            return made
-        for name in new:
+    def _find_created(self, root: Path, *, running: bool, completely: bool = False) -> tuple[str, ...]:
+        """The protected names under which a command may have created something since the last check."""
+        found = self._created.check(root, running=running, completely=completely)
+        for name in found.appeared:
             log.warning(NEW, session=self._spec.session, path=str(self._spec.folder / name))
-        self._appeared = found
-        return ()
+        return found.created
 
     async def _enter(self, mark: str, leaf: CommandGroup | None, full: bool) -> "SandboxCommand":
         programs, limits = self._programs, self._spec.limits
         enter = ["/bin/sh", "-c", JOIN_SCRIPT, "sh", *leaf.joins, "--"] if leaf else []
         enter += as_user(self._spec.user, programs.setpriv)
-        enter += [programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
+        # Set before the process enters: inside, a debugger of the session could capture it first. Reserved but unused
+        # address space does not count as data: programs reserve more than any machine has.
+        enter += [programs.prlimit, f"--data={limits.memory_bytes}", f"--fsize={0 if full else limits.file_bytes}"]
+        enter += [f"--cpu={int(limits.cpu_seconds)}", "--core=0"]
+        # The namespace descriptors are only for entering: commands must not inherit them.
+        begin = "exec 3<&- 4<&-"
+        if "processes" not in self.kernel_limits:  # otherwise the kernel would refuse in two ways and count only one
+            # The entering processes count too. A command must be able to enter a full sandbox, to end something there.
+            enter.append(f"--nproc={_permitted(limits.processes + ENTERING_PROCESSES)}")
+            begin = f"ulimit -u {_permitted(limits.processes)}; {begin}"
+        enter += ["--", programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         enter += ["-m", "-p", "-n", "-i", "-u", f"-W{INNER}", "--"]
         if os.fstat(self._owner).st_ino != os.fstat(self._user).st_ino:
             # If bwrap needs two nested user namespaces, both are entered in order.
             enter += [programs.nsenter, "--user=/proc/self/fd/4", "--preserve-credentials", "--"]
-        # Reserved but unused address space does not count as data: programs reserve more than any machine has.
-        confine = [programs.prlimit, f"--data={limits.memory_bytes}"]
-        if "processes" not in self.kernel_limits:  # otherwise the kernel would refuse in two ways and count only one
-            confine.append(f"--nproc={limits.processes}")
-        confine += [f"--fsize={0 if full else limits.file_bytes}", f"--cpu={int(limits.cpu_seconds)}", "--core=0", "--"]
-        # The namespace descriptors are only for entering: commands must not inherit them.
-        confine += ["bash", "-c", 'exec 3<&- 4<&-; exec "$@"', "bash"]
+        enter += [programs.bash, "-c", f'{begin}; exec "$@"', "bash"]
         environment = {
             "HOME": HOME,
             "PATH": f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin",
@@ -216,10 +217,10 @@ class BubblewrapSandbox:
         async with self._service:
             if not self.alive:
                 raise ToolFailed("The sandbox has ended.")
-            self._ran = True
+            self._created.command_started()
             try:
                 child = await self._spawner.spawn(
-                    [*enter, *confine, *shell_script.ENTRY],
+                    [*enter, *shell_script.ENTRY],
                     environment,
                     passing={self._owner: 3, self._user: 4},
                     within=seccomp.confined,
@@ -284,7 +285,8 @@ class BubblewrapSandbox:
     def _release_resources(self) -> None:
         if self._spec.project:
             rename_heads(self._spec.folder, self._guarded)
-            rename_created(self._spec.folder, self._made(self._spec.folder))
+            made = self._find_created(self._spec.folder, running=False, completely=True)
+            rename_created(self._spec.folder, made)
         if self._group is not None:
             self._group.end()
         self._release.close()
@@ -396,6 +398,12 @@ async def _over(child: ChildProcess) -> None:
         async with asyncio.timeout(_REAP_SECONDS):
             await child.wait()
     await child.end(0)
+
+
+def _permitted(processes: int) -> int:
+    """This limit of processes, or the gateway's own if that is lower: an ordinary user cannot exceed it."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    return processes if hard == resource.RLIM_INFINITY else min(processes, hard)
 
 
 def _owner(first: int) -> int:

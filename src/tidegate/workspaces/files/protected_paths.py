@@ -12,14 +12,20 @@ from pathlib import Path
 
 REPOSITORY = ".git"
 
-NAMES = (
+NAMES_ANYWHERE = (
     ".envrc", ".vscode", ".idea", ".zed", ".helix", ".devcontainer", ".devcontainer.json", ".cursor/mcp.json",
-    ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el",
+    ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el", ".dir-locals-2.el",
+    ".mcp.json", ".claude/settings.json", ".claude/settings.local.json",
+)  # fmt: skip
+"""In any folder of the project: read by programs that are started, or open a file, in that folder."""
+
+NAMES = (
+    *NAMES_ANYWHERE,
     ".profile", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases",
     ".zshenv", ".zshrc", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", ".config/fish",
-    ".gitconfig", ".mcp.json", ".claude/settings.json", ".claude/settings.local.json",
+    ".gitconfig",
 )  # fmt: skip
-"""Directly in the project folder. Programs started in the project do not read such files in deeper folders."""
+"""Directly in the project folder. The additional ones are read only from a home folder."""
 
 CONFIG_BYTES = 256 * 1024
 """Size up to which git's configuration is read."""
@@ -48,7 +54,9 @@ def is_protected(project: str, folder: int, name: str) -> bool:
     if REPOSITORY in (part.lower() for part in parts):
         return True
     path = "/".join(parts).lower()
-    return _is_below(path, (*NAMES, *(named.lower() for named in named_by_git(root, f"{root}/.git", _config(root)))))
+    if _is_below(path, (*NAMES, *(named.lower() for named in named_by_git(root, f"{root}/.git", _config(root))))):
+        return True
+    return any(_is_below("/".join(parts[start:]).lower(), NAMES_ANYWHERE) for start in range(1, len(parts)))
 
 
 def _is_below(path: str, names: Iterable[str]) -> bool:
