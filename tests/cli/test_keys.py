@@ -89,7 +89,7 @@ def test_revoking_the_command_lines_own_key_says_how_to_get_another(tmp_path: Pa
         (own,) = keys(running)
         run = tidegate("keys", "revoke", own["id"], home=home)
         assert run.returncode == 0
-        way = f"remove {home}/api-key and restart the gateway, which makes a new one, with `tidegate up --replace"
+        way = f"remove {home}/api-key and restart the gateway with `tidegate up --replace"
         assert way in run.stderr
         after = tidegate("sessions", "list", home=home)
         assert (after.returncode, after.stdout, after.stderr.count("\n")) == (1, "", 1)

@@ -29,7 +29,7 @@ def test_a_wrong_time_is_one_sentence(running: GatewayProcess, nobody: Path) -> 
     """F3: as is a gateway that does not run."""
     assert "since must be a time span like 7d" in one_sentence(tidegate("usage", "--since", "soon", home=running.home))
     assert "until" in one_sentence(tidegate("usage", "--until", "9x", home=running.home))
-    assert "No gateway runs" in one_sentence(tidegate("usage", home=nobody))
+    assert "No gateway is running" in one_sentence(tidegate("usage", home=nobody))
     wrong = tidegate("usage", "--by", "colour", home=running.home)
     assert wrong.returncode == 2 and "'colour' is not one of 'model'" in wrong.stderr
 
