@@ -43,10 +43,10 @@ def test_a_budget_is_read() -> None:
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
-        ('per = "gateway"\neach = "day"', "needs the key 'tokens' or 'money'"),
-        ('each = "day"\ntokens = 1', "needs the key 'per', one of \"gateway\""),
+        ('per = "gateway"\neach = "day"', "requires a limit, the key 'tokens' or 'money'"),
+        ('each = "day"\ntokens = 1', "requires the key 'per', one of \"gateway\""),
         ('per = "everybody"\neach = "day"\ntokens = 1', 'per must be one of "gateway"'),
-        ('per = "gateway"\ntokens = 1', "needs the key 'each' with per = \"gateway\""),
+        ('per = "gateway"\ntokens = 1', "requires the key 'each' with per = \"gateway\""),
         ('per = "gateway"\neach = "week"\ntokens = 1', 'each must be one of "hour"'),
         ('per = "turn"\neach = "day"\ntokens = 1', "which does not apply to a budget per turn; remove it"),
         ('per = "gateway"\neach = "day"\ntokens = 0', "tokens must be a whole number of at least 1"),
