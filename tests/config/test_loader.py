@@ -161,8 +161,8 @@ def test_a_configuration_cannot_be_changed() -> None:
         ("agents = []", "tidegate.toml: agents must be tables, [agents.NAME], not a list"),
         (
             "[agents.'../x']\nmodel = 'main'",
-            "tidegate.toml: agents.\"../x\": a name may have up to 64 letters, digits, '.', '_' and '-', and must start "
-            "with a letter or digit",
+            "tidegate.toml: agents.\"../x\": a name may have up to 64 letters, digits, '.', '_' and '-', and must "
+            "start with a letter or digit",
         ),
         (
             "[agents.a]\ntools = ['clock', 3]",
