@@ -57,7 +57,7 @@ def test_models_are_listed_with_what_is_known_and_who_uses_them(nobody: Path) ->
     table = tidegate("models", home=nobody).stdout
     heads, *rows = table.splitlines()
     assert heads.split()[:3] == ["name", "api", "model"]
-    assert "5 in, 25 out, 0.5 cached" in rows[0] and "text, pictures" in rows[0] and "adaptive none…max" in rows[0]
+    assert "5 in, 25 out, 0.5 cached" in rows[0] and "text, images" in rows[0] and "adaptive none…max" in rows[0]
     assert "helper, main (fallback)" in rows[1]
     assert "free" in rows[2]
     assert rows[-1] == (

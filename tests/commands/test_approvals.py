@@ -83,7 +83,7 @@ async def test_one_of_several_questions_must_be_named_and_others_are_listed(home
         assert all(f"/approve {question.id}" in told.value.message for question in questions)
         with pytest.raises(NotFound, match="In others"):
             await run(gateway, "/approve", other)
-        with pytest.raises(Refused, match="only a denial"):
+        with pytest.raises(Refused, match="only /deny"):
             await run(gateway, "/approve yes please", accepted.session)
         with pytest.raises(NotFound, match="that you may answer"):
             await run(gateway, f"/approve {questions[0].id}", None, BERT)

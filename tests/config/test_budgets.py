@@ -54,7 +54,7 @@ def test_a_budget_is_read() -> None:
         ('per = "gateway"\neach = "day"\nmoney = nan', "money must be dollars"),
         ('per = "gateway"\neach = "day"\nmoney = inf', "money must be at most 1000000000"),
         ('per = "gateway"\neach = "day"\nmoney = "5 $"', "money must be dollars"),
-        ('per = "session"\neach = "day"\ntokens = 1\nonly = ["a"]', "'only', which goes with per = \"principal\""),
+        ('per = "session"\neach = "day"\ntokens = 1\nonly = ["a"]', "'only', which requires per = \"principal\""),
         ('per = "agent"\neach = "day"\ntokens = 1\nonly = ["mian"]', "there is no [agents.mian]; did you mean 'main'?"),
         ('per = "job"\neach = "day"\ntokens = 1\nonly = "news"', "only must be a list of lines of text"),
         ('per = "gateway"\neach = "day"\ntoken = 1', "has no key 'token'; did you mean 'tokens'?"),

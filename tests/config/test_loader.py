@@ -178,8 +178,8 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "keys = []",
-            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH", one to 100 of '
-            "them",
+            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH", with 1 to '
+            "100 entries",
         ),
         (MODEL + "keys = ['env:A', 'env:A']", "tidegate.toml: models.main.keys must contain each reference only once"),
         (

@@ -46,7 +46,7 @@ async def call(spool: Spool, session: str = "s_1", **arguments: Any) -> str:
 
 async def spooled(spool: Spool) -> str:
     shown = await spool.of("s_1", "t").text("tool", TEXT)
-    return shown.partition("the full text is ")[2].partition(",")[0]
+    return shown.partition("the full text is ")[2].partition(";")[0]
 
 
 def test_it_only_reads_and_may_be_run_again() -> None:
