@@ -26,21 +26,21 @@ def configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        f"Tidegate reads `{FILE_NAME}` in its home folder: `--home DIR`, else `TIDEGATE_HOME`, else",
-        "`~/.tidegate`. Without the file every setting has its default, and the built-in demo model answers.",
-        "`tidegate config check` checks the file, `tidegate config show` prints the configuration in effect. A change",
-        "takes effect at the next start. An unknown key or an invalid value is an error with the file, the key and the",
-        "valid values; nothing is ignored.",
+        f"Tidegate reads `{FILE_NAME}` from its home folder, which is `--home DIR`, else `TIDEGATE_HOME`, else",
+        "`~/.tidegate`. Without the file, every setting has its default, and the built-in demo model is used. Changes",
+        "take effect at the next start. `tidegate config check` checks the file, and `tidegate config show` prints the",
+        "configuration in effect. An unknown key or invalid value is an error that names the file, the key and the valid",
+        "values; nothing is ignored.",
         "",
-        '- **Durations** are seconds (`90`, `0.5`) or text: `"30s"`, `"5m"`, `"12h"`, `"90d"`, `"2w"`; `"never"`',
-        "  if the table allows it.",
-        '- **Sizes** are bytes (`65536`) or text: `"64 KiB"`, `"16 MiB"`, `"1 GiB"`.',
-        '- **Secrets** are never in the file, only references to them: `"env:NAME"` for an environment variable,',
-        '  `"file:PATH"` for a file with nothing but the secret (a relative path starts at the home folder).',
-        "- **Beyond loopback** the gateway listens only with `server.tls_cert` and `server.tls_key`, or with",
-        "  `server.insecure = true`.",
+        '- **Durations** are numbers of seconds (`90`, `0.5`) or text (`"30s"`, `"5m"`, `"12h"`, `"90d"`, `"2w"`). Some',
+        '  settings also accept `"never"`.',
+        '- **Sizes** are numbers of bytes (`65536`) or text (`"64 KiB"`, `"16 MiB"`, `"1 GiB"`).',
+        '- **Secrets** are never in the file itself. Use references: `"env:NAME"` for an environment variable, or',
+        '  `"file:PATH"` for a file that contains only the secret (relative paths start at the home folder).',
+        "- **Network access**: the gateway listens on addresses other than loopback only with `server.tls_cert` and",
+        "  `server.tls_key`, or with `server.insecure = true`.",
         "",
-        "A file to start from:",
+        "A minimal configuration:",
         "",
         "```toml",
         example().rstrip("\n"),
@@ -77,12 +77,12 @@ def commands() -> str:
     from tidegate.commands import COMMANDS
 
     lines = [
-        "# Commands",
+        "# Slash commands",
         "",
-        "A line that begins with a slash and a word is a command, on the page and in `tidegate chat` alike; everything",
-        "else is for the agent. `/help COMMAND` says the same as this page.",
+        "On the chat page and in `tidegate chat`, a line that starts with a slash and a word is a command. Everything",
+        "else goes to the agent. `/help COMMAND` shows the same information as this page.",
         "",
-        "| command | what it does | in mid-turn | what it costs |",
+        "| command | what it does | during a turn | cost |",
         "|---|---|---|---|",
     ]
     for info in COMMANDS:
@@ -91,8 +91,8 @@ def commands() -> str:
         lines.append(f"| `{call}`{also} | {info.help} | {info.mid_turn} | {info.cost} |")
     lines += [
         "",
-        "A model reads its cached beginning of a conversation at a fraction of the price. What rebuilds that beginning",
-        "is said in the last column; everything else leaves it whole.",
+        "Providers charge a fraction of the price for the beginning of a conversation that is in their cache. The last",
+        "column lists the commands that rebuild this cached prefix; all other commands leave it intact.",
     ]
     return NOTE.format(source="src/tidegate/commands") + "\n".join(lines) + "\n"
 

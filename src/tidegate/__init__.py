@@ -1,3 +1,3 @@
-"""Tidegate: an agent gateway that stays level."""
+"""Tidegate: an agent gateway with stable memory."""
 
 __version__ = "0.1.0"

@@ -4,12 +4,12 @@
     ├── Refused                   the caller must change the request; has an HTTP status and a code
     │   ├── Unauthenticated       401  send a valid key
     │   ├── NotAllowed            403  the principal lacks the permission
-    │   ├── NotFound              404  nothing of that name exists, or the principal may not know of it
+    │   ├── NotFound              404  it does not exist, or the principal may not see it
     │   ├── Conflict              409  the request conflicts with the state of the session
     │   ├── TooLarge              413  a named limit was exceeded
-    │   ├── IdempotencyMismatch   422  the same idempotency key was used with another body
+    │   ├── IdempotencyMismatch   422  the same idempotency key was used with a different body
     │   └── Busy                  429  try again later (retry_after)
-    │       ├── BudgetSpent         429  no model is called until the budget renews (retry_after, or never)
+    │       ├── BudgetSpent         429  a budget is used up; it may renew (retry_after) or not
     │       ├── TooManyConnections  503  all connections are in use; try again later (retry_after)
     │       └── Stopping            503  the gateway is stopping; accepted work continues after the next start
     ├── ModelFailed               the model endpoint failed; `kind` says how, `retryable` whether a retry may help
@@ -18,17 +18,17 @@
     ├── TurnFailed                the turn cannot continue (step limit, loop, too many resumes); report it to the user
     ├── Misconfigured             the operator must change the configuration
     └── StoreFailed               the store cannot serve the request now
-        ├── StoreBusy               too many requests wait, or it took too long; try again in a moment
-        ├── StoreFull               no space on the disk; operations that write nothing still work
-        ├── DiskFailed              the disk refuses for another reason, which is named; check the disk
-        ├── StoreLost               the database's path is no longer the open file; nothing is accepted until a restart
-        ├── StoreDamaged            a part of the database cannot be decoded; restore a backup
-        └── StoreNewer              the file was written by a newer program; it is not touched
+        ├── StoreBusy               too many requests are waiting, or this one took too long; try again in a moment
+        ├── StoreFull               the disk is full; reads still work
+        ├── DiskFailed              another disk error, which the message names; check the disk
+        ├── StoreLost               the database file was removed or replaced while open; restart the gateway
+        ├── StoreDamaged            part of the database cannot be decoded; restore a backup
+        └── StoreNewer              the database was written by a newer version, and is left untouched
 
-    HookPostponed                 a slow end hook has logged its problem; run it again later
+    HookPostponed                 a slow end hook logged a problem; run it again later
 
-Every message is one sentence that says what to do. Each package translates the errors of other libraries into this tree
-where it calls them.
+Every message is one sentence that says what to do. Errors of other libraries are mapped to this tree where the library
+is called.
 """
 
 from typing import Literal
@@ -104,7 +104,8 @@ class Busy(Refused):
 
 
 class BudgetSpent(Busy):
-    """Without `retry_after`, waiting does not help: raise the limit, or start a new conversation or job."""
+    """A budget is used up. If `retry_after` is None, it does not renew: raise the limit, or start a new conversation or
+    job."""
 
     code = "budget_spent"
 
@@ -124,13 +125,13 @@ class Stopping(Busy):
 
 
 class ModelFailed(TidegateError):
-    """A failure of a model's endpoint.
+    """A failed request to a model endpoint.
 
-    `said` is the endpoint's own message. It may quote the conversation, so it is shown only to its participants;
-    `brief` is for the log. `shown` says that text of the failed answer was already visible; `heard` is the number of
-    bytes received, including invisible reasoning and calls. The reason for a refusal is `thoughts` for opaque items of
-    earlier answers, `large` for the size of the request or of a picture in it, `documents` for a document. `param` is
-    the field of the caller's request that the model does not support."""
+    `said` is the endpoint's own message. It may quote the conversation, so it is shown only to participants; `brief`
+    goes to the log. `shown` is true if the user already saw part of the answer, and `heard` counts the bytes received,
+    including hidden reasoning and tool calls. If the endpoint refused the request, `thoughts` is set if the cause was
+    opaque reasoning of earlier answers, `large` if it was the size of the request or of a picture, and `documents` if
+    it was a document. `param` names a field of the caller's request that the model does not support."""
 
     def __init__(
         self,
@@ -161,10 +162,10 @@ class ModelFailed(TidegateError):
         self.documents = documents
         self.param = param
         self.retried = False
-        """Whether the request was retried before this error was raised."""
+        """True if the request was retried before this error was raised."""
 
     def add(self, sentence: str) -> None:
-        """Adds a sentence for people to the message."""
+        """Appends a sentence to the message."""
         self.brief = f"{self.brief} {sentence}"
         self.message = f"{self.message} {sentence}"
         self.args = (self.message,)

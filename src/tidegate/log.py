@@ -1,15 +1,15 @@
 """Logging with named values: `log.warning("a tool failed", tool=name, session=session)`.
 
-The sentence is constant and each value has a name, so that lines can be searched, counted and redacted by name. Records
-go through the standard library's `logging`, like those of libraries; `tidegate.security.log_setup` configures the
-output once for the process.
+The sentence is constant and every value has a name, so log lines can be searched, counted and redacted by name. Records
+go through the standard library's `logging`, as do those of third-party libraries; `tidegate.security.log_setup`
+configures the output once per process.
 """
 
 import logging
 from typing import Any
 
 VALUES = "values"
-"""The attribute of a log record that holds the values."""
+"""The attribute of a log record that contains the values."""
 
 
 class Log:
@@ -31,7 +31,7 @@ class Log:
         self._log(logging.ERROR, event, values)
 
     def exception(self, event: str, /, **values: Any) -> None:
-        """Logs an error with the traceback of the current exception, or of the one given as `exc_info`."""
+        """Logs an error with the traceback of the current exception, or of `exc_info` if it is passed."""
         self._log(logging.ERROR, event, {"exc_info": True, **values})
 
     def _log(self, level: int, event: str, values: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Untrusted text, made safe for display.
+"""Sanitizing untrusted text for display.
 
-The results of `plain` and `shown` contain no control character except newline and tab, and no character that changes
-the direction or order in which others are displayed. `plain` removes such characters, for a terminal. `shown` writes
-them, and every other invisible character, as escapes, for a person who decides by what they see.
+The results of `plain` and `shown` contain no control characters except newline and tab, and no characters that change
+the direction or order of the text around them. `plain` removes such characters, which is enough for a terminal. `shown`
+escapes them, along with all other invisible characters, for users who have to approve what they see.
 """
 
 import re
@@ -13,12 +13,12 @@ _BREAKS = "\u2028\u2029"
 CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
 _CONTROL_IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of characters that are invisible, or that reverse or break the text beside them."""
+"""Unicode categories of characters that are invisible, or that reverse or break the surrounding text."""
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0d\uffa0\U000e0000-\U000e0fff]"
     "|(?<![\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]"
 )
-"""Letters and marks that are invisible too: fillers, and variation selectors other than those of emoji."""
+"""Other invisible characters: fillers, and variation selectors that do not follow an emoji."""
 
 
 def plain(text: str) -> str:
@@ -37,7 +37,7 @@ def shown(text: str, *, one_line: bool = False) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """The same JSON document with these characters as escapes; outside of strings there are none."""
+    """Escapes control characters in a JSON document. They only occur inside strings, so the document stays equal."""
     return _CONTROL_IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -1,8 +1,8 @@
 """The status of a gateway as frozen values with one JSON form.
 
-`GET /api/status`, the control socket and `tidegate status --json` return this form; the metrics are read from the same
-values. A field name here is a public JSON key. Each package fills in its own part at the moment it is asked; nothing
-here refers to a live object. The module imports nothing heavy, so that the command line can decode a status quickly.
+`GET /api/status`, the control socket and `tidegate status --json` return this form, and the metrics are read from the
+same values. Field names are public JSON keys. Each package fills in its own part when a report is requested; no value
+refers to a live object. The module has no expensive imports, so the command line can decode a report quickly.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from tidegate.values import Frozen
 
 
 class AgentModel(Frozen, frozen=True, omit_defaults=False):
-    """The model that answers for an agent. Contains no secret."""
+    """The model of an agent, without secrets."""
 
     agent: str
     setting: str
@@ -32,7 +32,7 @@ class AgentModel(Frozen, frozen=True, omit_defaults=False):
 
 
 class EngineStats(Frozen, frozen=True):
-    """Turns in this process by state, turns ended since it started, and the seconds that turns have run."""
+    """Turns in this process by state, the number of turns that ended since its start, and their total run time."""
 
     running: int
     waiting: int
@@ -45,18 +45,18 @@ class EngineStats(Frozen, frozen=True):
 
 
 class ResidentStats(Frozen, frozen=True):
-    """Sessions in memory. `over_cap_mid_turn` counts residents kept beyond the cap because a turn was running."""
+    """Sessions in memory. `over_cap_mid_turn` counts residents kept above the cap because a turn was running."""
 
     present: int
     residents: int
     resident_bytes: int
     over_cap_mid_turn: int
     unloads: dict[str, int]
-    """Residents unloaded, by reason."""
+    """Unloaded residents by reason."""
 
 
 class WorkspacesStatus(Frozen, frozen=True):
-    """Where commands run, how their limits are enforced, and what runs now."""
+    """Where commands run, how their limits are enforced, and how many are running."""
 
     backend: str
     problem: str
@@ -70,7 +70,7 @@ class WorkspacesStatus(Frozen, frozen=True):
 
 
 class QuestionStats(Frozen, frozen=True):
-    """Approvals and questions of running turns that wait for an answer."""
+    """Approval requests and questions that are waiting for an answer."""
 
     waiting: int
 
@@ -80,8 +80,8 @@ class AuditStats(Frozen, frozen=True):
 
 
 class BudgetView(Frozen, frozen=True, omit_defaults=False):
-    """A budget, and how much of it one account has spent. `money` is in dollars; `used` is the share of the limit that
-    is reached first; `opens` is when the next window begins, null for a budget without windows."""
+    """A budget and the spending of one account. `money` is in dollars. `used` is the share of the token or money limit
+    that is used, whichever is higher. `opens` is the start of the next period, or null if the budget never renews."""
 
     setting: str
     per: str
@@ -97,7 +97,7 @@ class BudgetView(Frozen, frozen=True, omit_defaults=False):
 
 
 class ModelStatus(Frozen, frozen=True, omit_defaults=False):
-    """A configured model: its keys, until when and why it rests after a failure, its failed requests by kind, and how
+    """A configured model: its keys, its cooldown after a failure with the reason, its failed requests by kind, and how
     often sessions fell back to it."""
 
     keys: int
@@ -128,7 +128,7 @@ class SessionsStatus(Frozen, frozen=True):
     questions: QuestionStats
     audit: AuditStats
     context: dict[str, int]
-    """Requests made smaller to fit a model's window, by method."""
+    """Requests that were reduced to fit a model's window, by method."""
     budgets: list[BudgetView]
     """Budgets of the whole gateway; the first is limits.day_tokens."""
     model_states: dict[str, ModelStatus]
@@ -149,7 +149,7 @@ class Readiness(Frozen, frozen=True, omit_defaults=False):
 
 
 class ConnectionStats(Frozen, frozen=True):
-    """Client connections and file descriptors. A limit of 0 descriptors means that there is none."""
+    """Client connections and file descriptors. A `descriptors_limit` of 0 means no limit."""
 
     open: int
     limit: int
@@ -160,7 +160,7 @@ class ConnectionStats(Frozen, frozen=True):
 
 
 class RecorderStatus(Frozen, frozen=True, tag_field="does", tag="records"):
-    """A recording of model traffic in progress. `stopped` is the reason if it has stopped."""
+    """The current recording of model traffic. `stopped` is the reason if recording has stopped."""
 
     file: str
     exchanges: int
@@ -169,8 +169,8 @@ class RecorderStatus(Frozen, frozen=True, tag_field="does", tag="records"):
 
 
 class ReplayerStatus(Frozen, frozen=True, tag_field="does", tag="replays"):
-    """A replay of recorded model traffic. `again` counts repeated replays of an exchange, `unknown` requests that the
-    recording does not contain."""
+    """A replay of recorded model traffic. `again` counts answers that were replayed more than once, `unknown` counts
+    requests that are not in the recording."""
 
     file: str
     exchanges: int
@@ -180,7 +180,7 @@ class ReplayerStatus(Frozen, frozen=True, tag_field="does", tag="replays"):
 
 
 class MaintenanceStatus(Frozen, frozen=True):
-    """A maintenance task. `last` is how many seconds ago it last succeeded; `error` is its last failure since then."""
+    """A maintenance task. `last` is the time since its last success in seconds; `error` is the latest failure since."""
 
     name: str
     interval: float
@@ -192,7 +192,7 @@ class MaintenanceStatus(Frozen, frozen=True):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """How much is held: things, and their bytes, file descriptors and child processes."""
+    """An entry of the ledger: a number of objects, and their bytes, file descriptors and child processes."""
 
     count: int = 0
     bytes: int = 0
@@ -206,12 +206,12 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def weight(self) -> tuple[int, int, int, int]:
-        """Sort key for the size of an owner: bytes first."""
+        """Sort key that ranks owners by size, bytes first."""
         return (self.bytes, self.children, self.fds, self.count)
 
 
 class OwnerHolding(Frozen, frozen=True):
-    """One owner's total, and its parts by kind."""
+    """The total of one owner, with a breakdown by kind."""
 
     owner: str
     count: int
@@ -222,7 +222,7 @@ class OwnerHolding(Frozen, frozen=True):
 
 
 class PressureStatus(Frozen, frozen=True, omit_defaults=False):
-    """The memory ceiling, whether memory is short now, and how often it has been."""
+    """The memory ceiling. `short` is true while memory is short; `spells` counts how often it was."""
 
     ceiling: int = 0
     short: bool = False
@@ -257,8 +257,8 @@ class MemoryBreakdown(MemoryStatus, frozen=True, omit_defaults=False):
 
 
 class StatusReport(Frozen, frozen=True, omit_defaults=False):
-    """The status of a gateway without its store and model clients (see `GatewayStatus`), as the command line reads it.
-    The JSON form has the fields of `SessionsStatus` beside the others."""
+    """The status of a gateway as the command line reads it: `GatewayStatus` without store and model clients. In JSON,
+    the fields of `SessionsStatus` are at the top level."""
 
     version: str
     pid: int
@@ -277,10 +277,10 @@ class StatusReport(Frozen, frozen=True, omit_defaults=False):
     model_states: dict[str, ModelStatus]
     models: dict[str, ModelUsage]
     census: dict[str, int]
-    """Things that must return to their baseline when sessions have gone."""
+    """Counts that must return to their baseline once all sessions are gone."""
     health: Readiness
     connections: ConnectionStats
     tape: RecorderStatus | ReplayerStatus | None
     chores: list[MaintenanceStatus]
     memory: MemoryStatus
-    """A `MemoryBreakdown` if the caller asked for it."""
+    """A `MemoryBreakdown` if the caller requested one."""

@@ -168,7 +168,7 @@ def test_who_waits_behind_a_question_can_answer_it(careful: GatewayProcess) -> N
 def test_approvals_are_listed_and_answered_from_outside(careful: GatewayProcess) -> None:
     """S29: in full, for people and for programs; the wrong words are refused with the right ones."""
     run = tidegate("approvals", "list", home=careful.home)
-    assert (run.returncode, run.stdout) == (0, "Nothing waits for an answer.\n")
+    assert (run.returncode, run.stdout) == (0, "Nothing is waiting for an answer.\n")
     approval, question = begin(careful, CLOCK), begin(careful, QUESTION)
     text = tidegate("approvals", "list", home=careful.home).stdout
     assert f"{approval['id']}: an approval in owner's conversation {approval['session']}" in text
@@ -217,7 +217,7 @@ def test_a_question_outlives_the_gateway_and_the_terminal_goes_on(tmp_path: Path
         first.signal(how)
         first.wait()
         terminal.type("y\r")
-        terminal.until("No gateway runs|does not answer")
+        terminal.until("No gateway is running|is not responding")
         with gateway(home) as second:
             question = open_question(second)
             terminal.until("denies \\? ")

@@ -47,4 +47,4 @@ def test_a_wrong_question_is_one_sentence(running: GatewayProcess, nobody: Path)
     assert "There is no principal 'nobody'" in one_sentence(
         tidegate("audit", "--principal", "nobody", home=running.home)
     )
-    assert "No gateway runs" in one_sentence(tidegate("audit", home=nobody))
+    assert "No gateway is running" in one_sentence(tidegate("audit", home=nobody))

@@ -340,7 +340,7 @@ def test_a_chat_goes_on_after_the_gateway_was_restarted_elsewhere(tmp_path: Path
         terminal.until("> ")
         first.end()
         terminal.type("say two\r")
-        terminal.until("No gateway runs for")
+        terminal.until("No gateway is running for")
         terminal.until("> ")
         with gateway(home) as second:
             terminal.type("say three\r")

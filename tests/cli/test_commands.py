@@ -79,7 +79,9 @@ def test_without_a_gateway_each_says_so_and_how_to_start_one(nobody: Path, argum
     run = tidegate(*arguments, home=nobody, input="")
     assert run.returncode == 1
     assert run.stdout == ""
-    assert run.stderr == f"tidegate: No gateway runs for {nobody}: start one with `tidegate up --home {nobody}`.\n"
+    assert (
+        run.stderr == f"tidegate: No gateway is running for {nobody}: start one with `tidegate up --home {nobody}`.\n"
+    )
 
 
 def test_status_says_what_it_does_and_what_it_holds(running: GatewayProcess) -> None:
@@ -381,7 +383,7 @@ def test_the_doctor_names_a_port_that_another_program_uses(nobody: Path) -> None
         assert run.returncode == 1
         assert f"fail  port: 127.0.0.1 port {port} cannot be used (Address already in use)" in run.stdout
         (nobody / "tidegate.toml").write_text("[server]\nport = 0\n")
-        assert "ok    port: any free port of 127.0.0.1" in tidegate("doctor", home=nobody).stdout
+        assert "ok    port: any free port on 127.0.0.1" in tidegate("doctor", home=nobody).stdout
 
 
 def test_the_doctor_finds_a_home_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -402,7 +404,7 @@ def test_stop_waits_until_the_gateway_is_gone(tmp_path: Path) -> None:
         assert answer["pid"] == running.pid
         assert running.wait() == 0
     assert _json("stop", home=home) == {"stopped": False, "pid": None}
-    assert "No gateway runs" in tidegate("stop", home=home).stdout
+    assert "No gateway is running" in tidegate("stop", home=home).stdout
 
 
 def test_output_that_nobody_reads_is_no_error_worth_a_traceback(running: GatewayProcess) -> None:

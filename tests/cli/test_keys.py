@@ -26,7 +26,7 @@ def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: GatewayProces
     key, said = add(running, "dora", "--agent", "main")
     assert key.startswith("tg_") and "\n" not in key
     assert said.count("\n") == 1
-    assert "dora is new" in said and "main" in said and "once" in said
+    assert "dora is a new user" in said and "main" in said and "once" in said
     key, said = add(running, "dora")
     assert "another key" in said and "main" in said
     row = next(line for line in tidegate("keys", "list", home=running.home).stdout.splitlines() if "dora" in line)
@@ -44,7 +44,7 @@ def test_a_key_of_the_owner_is_made_only_by_that_name(running: GatewayProcess) -
     assert "--owner" in refused.stderr
     assert len(keys(running)) == before
     _, said = add(running, "owner", "--owner", "--label", "laptop")
-    assert "owner" in said and "everything" in said
+    assert "owner" in said and "all permissions" in said
     made = keys(running)[-1]
     assert (made["role"], made["label"]) == ("owner", "laptop")
     assert tidegate("keys", "add", "frida", "--owner", home=running.home).returncode == 2
@@ -89,7 +89,7 @@ def test_revoking_the_command_lines_own_key_says_how_to_get_another(tmp_path: Pa
         (own,) = keys(running)
         run = tidegate("keys", "revoke", own["id"], home=home)
         assert run.returncode == 0
-        way = f"remove {home}/api-key and restart the gateway, which makes a new one, with `tidegate up --replace"
+        way = f"remove {home}/api-key and restart the gateway with `tidegate up --replace"
         assert way in run.stderr
         after = tidegate("sessions", "list", home=home)
         assert (after.returncode, after.stdout, after.stderr.count("\n")) == (1, "", 1)

@@ -149,4 +149,4 @@ def test_where_no_agent_has_a_memory_it_is_one_sentence(tmp_path: Path, nobody: 
     (home / "tidegate.toml").write_text('[server]\nport = 0\n[agents.main]\ntools = ["clock"]\n')
     with gateway(home):
         assert "toolset 'memory'" in one_sentence(tidegate("memory", "list", home=home))
-    assert "No gateway runs" in one_sentence(tidegate("memory", "list", home=nobody))
+    assert "No gateway is running" in one_sentence(tidegate("memory", "list", home=nobody))

@@ -57,7 +57,7 @@ def test_models_are_listed_with_what_is_known_and_who_uses_them(nobody: Path) ->
     table = tidegate("models", home=nobody).stdout
     heads, *rows = table.splitlines()
     assert heads.split()[:3] == ["name", "api", "model"]
-    assert "5 in, 25 out, 0.5 cached" in rows[0] and "text, pictures" in rows[0] and "adaptive none…max" in rows[0]
+    assert "5 in, 25 out, 0.5 cached" in rows[0] and "text, images" in rows[0] and "adaptive none…max" in rows[0]
     assert "helper, main (fallback)" in rows[1]
     assert "free" in rows[2]
     assert rows[-1] == (
@@ -92,7 +92,7 @@ def test_a_wrong_configuration_is_told_in_its_own_words(nobody: Path) -> None:
     (nobody / "tidegate.toml").write_text("[models.main]\napi = 'anthropic'\nmodel = 'm'\n")
     run = tidegate("models", home=nobody)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
-    assert f"{nobody}/tidegate.toml: [models.main] needs the key 'base_url'" in run.stderr
+    assert f"{nobody}/tidegate.toml: [models.main] requires the key 'base_url'" in run.stderr
 
 
 def findings(home: Path) -> dict[str, dict[str, str]]:
@@ -105,14 +105,14 @@ def test_the_doctor_says_what_is_assumed_of_a_model_that_nobody_knows(nobody: Pa
     found = findings(nobody)
     told = found["model spare"]
     assert told["state"] == "warn"
-    assert "a window of 32,768 tokens, no pictures and no sounds: set" in told["text"]
+    assert "a window of 32,768 tokens, no images and no audio: set" in told["text"]
     assert told["text"].endswith("set context_window, vision and audio in [models.spare].")
     assert "model main" not in found and "model toy" not in found and "models" not in found
     free = SETTINGS.replace("price_input = 0.1\nprice_output = 2\n", "context_window = 8192\n")
     (nobody / "tidegate.toml").write_text(free)
     told = findings(nobody)["model spare"]
     assert told["text"].endswith(
-        "no pictures, no sounds and no price: set vision, audio, price_input and price_output in [models.spare]."
+        "no images, no audio and no price: set vision, audio, price_input and price_output in [models.spare]."
     )
     known = SETTINGS.replace("price_input", "vision = true\ncontext_window = 8192\nprice_input")
     (nobody / "tidegate.toml").write_text(known)

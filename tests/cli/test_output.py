@@ -101,7 +101,8 @@ def test_a_reply_that_is_wider_than_the_terminal_goes_on_in_its_own_column(runni
         terminal.until("> ")
         terminal.type("/help\r")
         terminal.until(
-            r"\n/compact {32}Summarise older messages for the model;\r?\n {40}the transcript stays complete\.\r?\n"
+            r"\n/compact {32}Replace older messages with summaries\r?\n"
+            r" {40}for the model; the transcript stays\r?\n {40}complete\.\r?\n"
         )
         terminal.until("> ")
         assert terminal.leave(process) == 0

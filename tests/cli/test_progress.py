@@ -49,7 +49,7 @@ async def test_progress_is_shown_as_it_comes_and_bounded(home: Path, model: Scri
                 terminal.type(f"{text}\r")
                 assert "\x1b[2J" not in await until(r"10 %\s+20 %\s+\[2Jlinking")
                 goes_on.set()
-                shown = await until("more of its output is not shown here")
+                shown = await until("further output of this call is not shown")
                 assert 3000 < len(re.findall("x", shown)) <= 4000
                 await until(r"done\s")
                 await until("> ")

@@ -75,6 +75,8 @@ def test_one_agent_can_be_asked_for_and_what_is_missing_is_said(nobody: Path, tm
     run = tidegate("skills", "--agent", "narow", home=nobody)
     assert run.returncode == 1 and "There is no agent 'narow'; did you mean 'narrow'?" in run.stderr
     (nobody / "tidegate.toml").write_text('[agents.main]\ntools = ["skills"]\nskills = ["none"]\n')
-    assert tidegate("skills", home=nobody).stdout.startswith("There are no skills; put folders with a SKILL.md into ")
+    assert tidegate("skills", home=nobody).stdout.startswith(
+        "There are no skills; to add one, put a folder with a SKILL.md into "
+    )
     (nobody / "tidegate.toml").write_text('[agents.main]\ntools = ["clock"]\n')
     assert 'No agent has the toolset "skills"' in tidegate("skills", home=nobody).stdout

@@ -30,7 +30,7 @@ def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway
         [question] = running.call("GET", "/api/approvals")["approvals"]
         listed = tidegate("approvals", "list", home=running.home).stdout
         assert f"an approval in owner's conversation {question['conversation']}" in listed
-        assert "1 asking a person, 1 waiting for other agents" in tidegate("status", home=running.home).stdout
+        assert "1 waiting for a person, 1 waiting for other agents" in tidegate("status", home=running.home).stdout
         terminal.type("y\r")
         went_on = terminal.until("delegate gave me this:\\s+The answer of the agent 'helper':\\s+The clock says")
         assert "[helper] works on the task" in shown + went_on and "[helper] clock" in shown + went_on

@@ -16,7 +16,7 @@ def test_what_was_used_is_a_table_with_its_total(running: GatewayProcess) -> Non
     lines = tidegate("usage", home=running.home).stdout.splitlines()
     assert lines[0].split() == ["model", "calls", "input", "cached", "output", "cost"]
     assert lines[1].split()[:2] == ["demo", f"{row['calls']:,}"] and lines[1].endswith("$0.00")
-    assert len(lines) == 2 or "estimated" in lines[2]
+    assert len(lines) == 2 or "Estimated" in lines[2]
     by_day = tidegate("usage", "--by", "day", home=running.home).stdout.splitlines()
     assert by_day[0].endswith("by tokens") and "█" in by_day[1]
     assert "(none)" in tidegate("usage", "--by", "job", home=running.home).stdout
@@ -29,7 +29,7 @@ def test_a_wrong_time_is_one_sentence(running: GatewayProcess, nobody: Path) -> 
     """F3: as is a gateway that does not run."""
     assert "since must be a time span like 7d" in one_sentence(tidegate("usage", "--since", "soon", home=running.home))
     assert "until" in one_sentence(tidegate("usage", "--until", "9x", home=running.home))
-    assert "No gateway runs" in one_sentence(tidegate("usage", home=nobody))
+    assert "No gateway is running" in one_sentence(tidegate("usage", home=nobody))
     wrong = tidegate("usage", "--by", "colour", home=running.home)
     assert wrong.returncode == 2 and "'colour' is not one of 'model'" in wrong.stderr
 

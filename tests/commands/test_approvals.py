@@ -62,7 +62,7 @@ async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: 
         for choices, said, wanted in cases:
             turn, _ = await ask(gateway, f'[tool ask_user {{"question": "Which?", {choices}}}] [say thanks]')
             session = await session_of(gateway, turn)
-            with pytest.raises(Refused, match="Add the answer"):
+            with pytest.raises(Refused, match="The answer is missing"):
                 await run(gateway, "/answer", session)
             with pytest.raises(Conflict, match=r"/answer ap_.*Which"):
                 await run(gateway, "/approve", session)
@@ -81,9 +81,9 @@ async def test_one_of_several_questions_must_be_named_and_others_are_listed(home
         with pytest.raises(Conflict) as told:
             await run(gateway, "/approve", accepted.session)
         assert all(f"/approve {question.id}" in told.value.message for question in questions)
-        with pytest.raises(NotFound, match="elsewhere"):
+        with pytest.raises(NotFound, match="In others"):
             await run(gateway, "/approve", other)
-        with pytest.raises(Refused, match="only a denial"):
+        with pytest.raises(Refused, match="only /deny"):
             await run(gateway, "/approve yes please", accepted.session)
         with pytest.raises(NotFound, match="that you may answer"):
             await run(gateway, f"/approve {questions[0].id}", None, BERT)
@@ -104,4 +104,4 @@ async def test_the_answering_commands_are_in_the_help_and_cost_nothing(home: Pat
         for name in ("approve", "deny", "answer"):
             assert f"/{name} [ID]" in overview
             explained = (await run(gateway, f"/help {name}", None)).text
-            assert "In mid-turn: works at once." in explained and "Cost" not in explained
+            assert "During a turn: works at once." in explained and "Cost" not in explained

@@ -56,7 +56,7 @@ async def test_model_states_when_it_applies_and_its_cost(home: Path, model: Scri
         assert gateway.requests()[-1]["model"] == "scripted"
         await run(gateway, "/model other", first.session)
         status = (await run(gateway, "/status", first.session)).text
-        assert "chosen here by /model" in status and "overrides the agent's own, main" in status
+        assert "chosen with /model" in status and "overrides the agent's own, main" in status
         await run(gateway, "/model default", first.session)
         assert "chosen here" not in (await run(gateway, "/status", first.session)).text
         with pytest.raises(Refused, match="main, other"):
@@ -122,7 +122,7 @@ async def test_reload_states_its_effect_and_its_cost(home: Path, model: Scripted
         await gateway.say("two")
         reply = await run(gateway, "/reload", first.session)
         assert reply.session == first.session
-        assert reply.text.startswith("Prompt and tools are as configured now. ")
+        assert reply.text.startswith("Prompt and tools were updated. ")
         assert "rebuilt" in reply.text and "cached" in reply.text
         assert gateway.components.presence.stats().unloads == {"reload": 1}
         await gateway.say("three")
@@ -158,7 +158,7 @@ async def test_conversations_are_listed_titled_found_and_resumed(home: Path, mod
         await gateway.service.end(first.session, ANNA, "new")
         resumed = await run(gateway, f"/resume {first.session}", second.session)
         assert resumed.session not in (None, first.session)
-        with pytest.raises(Refused, match="there is no number 9"):
+        with pytest.raises(Refused, match="There is no number 9"):
             await run(gateway, "/resume 9", None)
         with pytest.raises(NotFound):
             await build(gateway.service).run(

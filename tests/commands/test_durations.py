@@ -75,9 +75,9 @@ async def test_status_shows_the_source_precedence_and_expiry_of_settings(home: P
         await run(gateway, "/model other for 90m", first.session)
         await run(gateway, "/reasoning low", first.session)
         status = (await run(gateway, "/status", first.session)).text
-        assert "model         other (chosen here by /model, until " in status and "(in 1.5 hours))" in status
+        assert "model         other (chosen with /model, until " in status and "(in 1.5 hours))" in status
         assert "it overrides the agent's own, main; /model default goes back" in status
-        assert "reasoning     low (chosen here by /reasoning, to the end of the conversation)" in status
+        assert "reasoning     low (chosen with /reasoning, until the conversation ends)" in status
         assert "it overrides the model's own, and is overridden by the reasoning of a call;\n" in status
         assert "(in 1.5 hours)" in (await run(gateway, "/model", first.session)).text
         assert "low" in (await run(gateway, "/reasoning", first.session)).text
@@ -107,7 +107,7 @@ async def test_a_choice_that_is_no_longer_configured_is_shown_as_such(home: Path
     async with core(home, model=model, toml=without) as gateway:
         status = (await run(gateway, "/status", first.session)).text
         assert "model         main (the agent's own)" in status
-        assert "other, chosen here by /model, is no longer configured; /model default forgets it" in status
+        assert "other, chosen with /model, is no longer configured; /model default clears it" in status
 
 
 async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_the_operator(

@@ -64,7 +64,7 @@ async def test_a_choice_overrides_a_fallback_and_default_tries_the_own_model_at_
         session = (await gateway.say("one")).session
         await lines(gateway, "/model third", session)
         told = await lines(gateway, "/status", session)
-        assert "third (chosen here by /model" in told and "instead of" not in told
+        assert "third (chosen with /model" in told and "instead of" not in told
         assert "once it is back; until then second answers" in await lines(gateway, "/model default", session)
         clock.now += 100
         server.moods.clear()

@@ -25,7 +25,7 @@ async def test_notes_are_shown_added_edited_and_forgotten(home: Path, model: Scr
         assert (await run(gateway, "/memory")).split("\n")[0] == "There are no notes about you."
         assert "note 1." in await run(gateway, "/memory add likes tea")
         session = (await gateway.say("hello")).session
-        assert "is changed" in await run(gateway, "/memory edit 1 likes green tea", session)
+        assert "was changed" in await run(gateway, "/memory edit 1 likes green tea", session)
         shown = await run(gateway, "/memory", session)
         assert "[1] likes green tea  (written by p_anna)" in shown and "(15 of 65536 bytes)" in shown
         assert "There are no notes about the work of the agent main." in shown

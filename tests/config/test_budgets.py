@@ -43,10 +43,10 @@ def test_a_budget_is_read() -> None:
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
-        ('per = "gateway"\neach = "day"', "needs the key 'tokens' or 'money'"),
-        ('each = "day"\ntokens = 1', "needs the key 'per', one of \"gateway\""),
+        ('per = "gateway"\neach = "day"', "requires a limit, the key 'tokens' or 'money'"),
+        ('each = "day"\ntokens = 1', "requires the key 'per', one of \"gateway\""),
         ('per = "everybody"\neach = "day"\ntokens = 1', 'per must be one of "gateway"'),
-        ('per = "gateway"\ntokens = 1', "needs the key 'each' with per = \"gateway\""),
+        ('per = "gateway"\ntokens = 1', "requires the key 'each' with per = \"gateway\""),
         ('per = "gateway"\neach = "week"\ntokens = 1', 'each must be one of "hour"'),
         ('per = "turn"\neach = "day"\ntokens = 1', "which does not apply to a budget per turn; remove it"),
         ('per = "gateway"\neach = "day"\ntokens = 0', "tokens must be a whole number of at least 1"),
@@ -54,7 +54,7 @@ def test_a_budget_is_read() -> None:
         ('per = "gateway"\neach = "day"\nmoney = nan', "money must be dollars"),
         ('per = "gateway"\neach = "day"\nmoney = inf', "money must be at most 1000000000"),
         ('per = "gateway"\neach = "day"\nmoney = "5 $"', "money must be dollars"),
-        ('per = "session"\neach = "day"\ntokens = 1\nonly = ["a"]', "'only', which goes with per = \"principal\""),
+        ('per = "session"\neach = "day"\ntokens = 1\nonly = ["a"]', "'only', which requires per = \"principal\""),
         ('per = "agent"\neach = "day"\ntokens = 1\nonly = ["mian"]', "there is no [agents.mian]; did you mean 'main'?"),
         ('per = "job"\neach = "day"\ntokens = 1\nonly = "news"', "only must be a list of lines of text"),
         ('per = "gateway"\neach = "day"\ntoken = 1', "has no key 'token'; did you mean 'tokens'?"),

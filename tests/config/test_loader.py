@@ -137,7 +137,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ("[server]\nhost = 'a b'", 'tidegate.toml: server.host must be an IP address or a host name, not "a b"'),
         (
             "[server]\ntls_cert = 'c.pem'",
-            "tidegate.toml: [server] needs the key 'tls_key' too; a certificate and its key come together",
+            "tidegate.toml: [server] also requires the key 'tls_key'; set both tls_cert and tls_key, or neither",
         ),
         (
             "[server]\norigins = ['*']",
@@ -146,12 +146,12 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             "[models.main]",
-            "tidegate.toml: [models.main] needs the key 'api', one of "
+            "tidegate.toml: [models.main] requires the key 'api', one of "
             '"demo", "openai-chat", "openai-responses", "anthropic"',
         ),
         (
             '[models.main]\napi = "openai-chat"\nmodel = "m"',
-            "tidegate.toml: [models.main] needs the key 'base_url' with api = \"openai-chat\"",
+            "tidegate.toml: [models.main] requires the key 'base_url' with api = \"openai-chat\"",
         ),
         (
             '[models]\napi = "demo"',
@@ -161,8 +161,8 @@ def test_a_configuration_cannot_be_changed() -> None:
         ("agents = []", "tidegate.toml: agents must be tables, [agents.NAME], not a list"),
         (
             "[agents.'../x']\nmodel = 'main'",
-            "tidegate.toml: agents.\"../x\": a name has at most 64 letters, digits, '.', '_', '-', and begins with a "
-            "letter or digit",
+            "tidegate.toml: agents.\"../x\": a name may have up to 64 letters, digits, '.', '_' and '-', and must "
+            "start with a letter or digit",
         ),
         (
             "[agents.a]\ntools = ['clock', 3]",
@@ -170,16 +170,16 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "[agents.a]\nmodel = 'mian'",
-            "tidegate.toml: agents.a.model names no model: there is no [models.mian]; did you mean 'main'?",
+            "tidegate.toml: agents.a.model does not exist: there is no [models.mian]; did you mean 'main'?",
         ),
         (
             MODEL + "key = 'env:A'\nkeys = ['env:B']",
-            "tidegate.toml: [models.main] has both 'key' and 'keys'; keep one of them",
+            "tidegate.toml: [models.main] has both 'key' and 'keys'; remove one of them",
         ),
         (
             MODEL + "keys = []",
-            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH", one to 100 of '
-            "them",
+            'tidegate.toml: models.main.keys must be a list of references, "env:NAME" or "file:PATH", with 1 to '
+            "100 entries",
         ),
         (MODEL + "keys = ['env:A', 'env:A']", "tidegate.toml: models.main.keys must contain each reference only once"),
         (
@@ -189,13 +189,11 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "price_input = 1",
-            "tidegate.toml: [models.main] needs the key 'price_output' too, since it has 'price_input'; prices come "
-            "together",
+            "tidegate.toml: [models.main] has 'price_input' and therefore also requires the key 'price_output'",
         ),
         (
             MODEL + "price_output = 1",
-            "tidegate.toml: [models.main] needs the key 'price_input' too, since it has 'price_output'; prices come "
-            "together",
+            "tidegate.toml: [models.main] has 'price_output' and therefore also requires the key 'price_input'",
         ),
         (
             MODEL + "price_input = -1\nprice_output = 1",
@@ -220,7 +218,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "context_window = 4096\nmax_output = 5000",
-            "tidegate.toml: [models.main] has a 'max_output' of more than its 'context_window', 4096; lower it",
+            "tidegate.toml: [models.main] has a 'max_output' larger than its 'context_window', 4096; lower it",
         ),
         (
             MODEL + "context_window = 128.5",
@@ -253,11 +251,11 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "[agents.a]\nfallback = ['main']",
-            "tidegate.toml: [agents.a] fallback names 'main', which is already its 'model'; remove it there",
+            "tidegate.toml: [agents.a] fallback contains 'main', which is already its 'model'; remove it from the list",
         ),
         (
             MODEL + "[agents.a]\nfallback = ['mian']",
-            "tidegate.toml: [agents.a] fallback names no model: there is no [models.mian]; did you mean 'main'?",
+            "tidegate.toml: [agents.a] fallback contains 'mian', but there is no [models.mian]; did you mean 'main'?",
         ),
         (
             MODEL + "[models.b]\napi = 'demo'\n[agents.a]\nfallback = ['b', 'b']",
@@ -265,7 +263,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             "[models.big]\napi = 'demo'\n[agents.a]\nprompt = 'p'",
-            "tidegate.toml: agents.a.model is not given, and its default names no model: there is no [models.main]; "
+            "tidegate.toml: agents.a.model is not set, and its default does not exist: there is no [models.main]; "
             "valid: big",
         ),
         (
@@ -296,7 +294,7 @@ def test_several_faults_are_reported_together_and_no_more_than_ten() -> None:
     assert [line.split()[1] for line in lines] == ["limits.residents", "limits.turns", "log.level"]
     many = complaints("[limits]\n" + "".join(f"wrong{n} = 1\n" for n in range(25)))
     assert len(many) == 10
-    assert many[-1] == "tidegate.toml: and 16 more faults after these"
+    assert many[-1] == "tidegate.toml: and 16 more errors"
 
 
 def test_a_refused_model_does_not_make_its_agents_wrong_as_well() -> None:
@@ -439,7 +437,7 @@ def test_no_key_is_sent_over_plain_http_to_another_machine(secret: str, host: st
     with pytest.raises(Misconfigured) as told:
         read(model.format(f"http://{host}/v1") + secret, HOME)
     assert told.value.message == (
-        "tidegate.toml: [models.main] base_url would carry its key over plain http to another machine, where others "
+        "tidegate.toml: [models.main] base_url would send its key to another machine over plain http, where others "
         "can read it; use https, or a tunnel to 127.0.0.1"
     )
     for fine in (model.format(f"http://{host}/v1"), model.format(f"https://{host}/v1") + secret):
@@ -451,7 +449,7 @@ def test_no_key_is_sent_over_plain_http_to_another_machine(secret: str, host: st
 def test_no_key_of_a_search_engine_is_sent_over_plain_http_to_another_machine() -> None:
     """X15: a search engine without a key may be asked so."""
     web = '[web]\nsearch = "searxng"\nsearch_url = "http://{}"\n'
-    with pytest.raises(Misconfigured, match="search_url would carry 'search_key' over plain http"):
+    with pytest.raises(Misconfigured, match="search_url would send 'search_key' to another machine over plain http"):
         read(web.format("10.0.0.1") + 'search_key = "env:A"', HOME)
     assert read(web.format("10.0.0.1"), HOME).web.search_key is None
     assert read(web.format("127.0.0.1:8888") + 'search_key = "env:A"', HOME).web.search_key == "env:A"

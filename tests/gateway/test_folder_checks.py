@@ -200,7 +200,7 @@ def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monke
         ),
         (
             '[models.main]\napi = "anthropic"\nbase_url = "http://10.0.0.1"\nmodel = "m"\nkey = "env:HOME"\n',
-            "base_url would carry its key over plain http to another machine",
+            "base_url would send its key to another machine over plain http",
         ),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_second_signal_does_not_wait_for_turns(tmp_path: Path) -> None:
         talk = _long_turn(running, "talk")
         _until_running(running)
         running.signal(signal.SIGTERM)
-        running.until("^waiting for 1 turn; Ctrl-C again leaves them for the next start$")
+        running.until("^waiting for 1 turn; press Ctrl-C again to resume them after a restart$")
         running.signal(signal.SIGTERM)
         assert running.wait() == 0
         talk.join(WAIT)
@@ -322,7 +322,7 @@ def test_a_stop_command_says_what_it_waits_for_and_can_be_hurried(tmp_path: Path
             [*TIDEGATE, "stop", "--home", str(home)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
         )
         assert command.stderr is not None
-        assert command.stderr.readline() == b"waiting for 1 turn; Ctrl-C leaves them for the next start\n"
+        assert command.stderr.readline() == b"waiting for 1 turn; press Ctrl-C to resume them after a restart\n"
         running.until("^waiting for 1 turn;")
         command.send_signal(signal.SIGINT)
         out, _ = command.communicate(timeout=WAIT)

@@ -71,7 +71,7 @@ class RecallStore:
     async def spooled(self, session: str, text: str) -> str:
         """Spool a long result and return its id."""
         shown = await self.spool.of(session, None).text("terminal", text, max_bytes=200)
-        return shown.partition("the full text is ")[2].partition(",")[0]
+        return shown.partition("the full text is ")[2].partition(";")[0]
 
 
 def add(db: Db, session: str, said: tuple[Message | str, ...], turn: str | None) -> None:

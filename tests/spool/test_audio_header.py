@@ -97,16 +97,16 @@ def test_a_wav_may_have_other_parts_and_need_not_know_its_length() -> None:
         (riff(*[chunk(b"junk", b"")] * 100, form(), chunk(b"data", bytes(100))), "has more than 64 chunks"),
         (riff(form(tag=6, bits=8), chunk(b"data", bytes(100))), "contains A-law, and only PCM is accepted"),
         (riff(form(tag=4711), chunk(b"data", bytes(100))), "sound of format 4711"),
-        (riff(form(block=7), chunk(b"data", bytes(100))), "its header is invalid"),
-        (riff(form(rate=0), chunk(b"data", bytes(100))), "its header is invalid"),
-        (riff(form(channels=0, block=0), chunk(b"data", bytes(100))), "its header is invalid"),
+        (riff(form(block=7), chunk(b"data", bytes(100))), "it has an invalid header"),
+        (riff(form(rate=0), chunk(b"data", bytes(100))), "it has an invalid header"),
+        (riff(form(channels=0, block=0), chunk(b"data", bytes(100))), "it has an invalid header"),
         (riff(chunk(b"junk", b"", 0xFFFFFFFE), form()), "ends before its sound begins"),
         (b"RIFX" + riff(form(), chunk(b"data", bytes(100)))[4:], "big-endian"),
-        (tag(100), "no frame was found"),
-        (tag(2**28 - 1)[:10], "no frame was found"),
-        (frame()[:-1], "no frame was found"),
-        (frame() + b"something else", "no frame was found"),
-        (b"\xff\xfb\x90\x00" * 4000, "no frame was found"),
+        (tag(100), "it has no frame"),
+        (tag(2**28 - 1)[:10], "it has no frame"),
+        (frame()[:-1], "it has no frame"),
+        (frame() + b"something else", "it has no frame"),
+        (b"\xff\xfb\x90\x00" * 4000, "it has no frame"),
         (b"", "is not a WAV or MP3 sound"),
         (b"hello, I am a text", "is not a WAV or MP3 sound"),
     ],
@@ -238,7 +238,7 @@ async def test_the_largest_sound_is_accepted_and_one_byte_more_is_not(
         assert await spool.load(SESSION, media.spooled) == path.read_bytes()
         assert os.lseek(fd, 0, os.SEEK_CUR) == 100
         os.truncate(path, SOUND_BYTES + 1)
-        with pytest.raises(ToolFailed, match=f"has {SOUND_BYTES + 1} bytes, more than the {SOUND_BYTES} .*ffmpeg"):
+        with pytest.raises(ToolFailed, match=f"has {SOUND_BYTES + 1} bytes, and at most {SOUND_BYTES} .*ffmpeg"):
             await mine.media("large.wav", fd)
     finally:
         os.close(fd)
@@ -251,7 +251,7 @@ async def test_a_sound_that_lasts_too_long_is_refused(mine: SessionSpool) -> Non
         return riff(form(rate=100, bits=8), chunk(b"data", bytes(100 * seconds)))
 
     assert (await mine.media("long", lasting(SOUND_SECONDS))).seconds == SOUND_SECONDS
-    with pytest.raises(ToolFailed, match="lasts 3601 s, longer than the 3600 s"):
+    with pytest.raises(ToolFailed, match="lasts 3601 s, and at most 3600 s"):
         await mine.media("longer", lasting(SOUND_SECONDS + 1))
 
 
@@ -267,7 +267,7 @@ async def test_a_sound_that_lasts_too_long_is_refused(mine: SessionSpool) -> Non
 )
 async def test_other_sounds_are_named_and_how_to_convert_them(mine: SessionSpool, data: bytes, name: str) -> None:
     """D3: one sentence."""
-    with pytest.raises(ToolFailed, match=f'^The sound "x" cannot be heard: it is .*{name}.*ffmpeg -i') as failure:
+    with pytest.raises(ToolFailed, match=f'^The sound "x" cannot be sent: it is .*{name}.*ffmpeg -i') as failure:
         await mine.media("x", data)
     assert failure.value.message.endswith(".")
 
@@ -276,7 +276,8 @@ async def test_a_large_sound_that_cannot_be_kept_is_refused_with_the_reason(stor
     """D4, D5: it cannot be made smaller, and nothing is left behind."""
     full = spool_of(tmp_path / "spool", store, quota=100_000)
     with pytest.raises(
-        MediaLeftOut, match=rf"limits\.spool_bytes, and its \d+ bytes .* \({UNSPOOLED_BYTES} bytes in all"
+        MediaLeftOut,
+        match=rf"limits\.spool_bytes, and it is too large \(\d+ bytes\) .* \({UNSPOOLED_BYTES} bytes per turn in all",
     ):
         await full.of(SESSION, None).media("x", wav(80))
     assert files(full) == {}

@@ -117,7 +117,7 @@ async def test_rotated_and_animated_pictures_are_shown_upright_and_still(mine: S
     assert media.note == ""
     frames = saved(plain(30, 20), "GIF", save_all=True, append_images=[noise(30, 20), noise(30, 20, seed=2)])
     media = await mine.media("moving", frames)
-    assert (media.media_type, media.note) == ("image/png", "the first picture of an animation")
+    assert (media.media_type, media.note) == ("image/png", "the first frame of an animation")
     media = await mine.media("print", saved(plain(60, 40).convert("CMYK"), "JPEG"))
     assert (await decoded(spool, media)).mode == "RGB"
     clear = Image.new("RGBA", (3000, 10), (255, 0, 0, 0))
@@ -128,7 +128,7 @@ async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool:
     """D7: by the size in its header; one that keeps within it is decoded in bounded memory."""
     data = bomb(30_000, 30_000)
     assert len(data) < 1_000_000
-    with pytest.raises(ToolFailed, match="has 30000 x 30000 pixels, more than the 50000000"):
+    with pytest.raises(ToolFailed, match="has 30000 x 30000 pixels, and at most 50000000"):
         await mine.media("bomb", data)
     with anyio.fail_after(WAIT):
         media = await mine.media("large", bomb(7000, 7000))
@@ -214,7 +214,7 @@ async def test_media_that_the_spool_refuses_goes_inline_up_to_a_limit(
     for left_out in [found["second sound"], *([] if pillow else [found["large picture"]])]:
         assert (
             why in left_out
-            and f"({UNSPOOLED_BYTES} bytes in all)" in left_out
+            and f"({UNSPOOLED_BYTES} bytes per turn in all)" in left_out
             and left_out.endswith("free some space.")
         )
     if pillow:
@@ -299,7 +299,7 @@ async def test_the_largest_document_is_accepted_and_one_byte_more_is_not(
     with described(tmp_path / "a", b"%PDF-1.7\n", size=DOCUMENT_BYTES) as fd:
         media = await mine.media("a", fd)
         assert (media.size, len(await content(spool, media))) == (DOCUMENT_BYTES, DOCUMENT_BYTES)
-    refused = pytest.raises(ToolFailed, match=r'The document "b" cannot be given: it has 20000001 bytes, more than')
+    refused = pytest.raises(ToolFailed, match=r'The document "b" cannot be sent: it has 20000001 bytes, and at most')
     with described(tmp_path / "b", b"%PDF-1.7\n", size=DOCUMENT_BYTES + 1) as fd, refused:
         await mine.media("b", fd)
     assert list(files(spool)) == [media.spooled]
@@ -312,5 +312,5 @@ async def test_a_document_that_the_spool_refuses_goes_inline_up_to_a_limit(store
     media = await mine.media("tides.pdf", data)
     assert (media.data, media.spooled) == (data, "")
     assert media.words.startswith("[document: application/pdf, tides.pdf, stored in its message, since")
-    with pytest.raises(ToolFailed, match=r'The document "more" cannot be given: .*limits.spool_bytes'):
+    with pytest.raises(ToolFailed, match=r'The document "more" cannot be sent: .*limits.spool_bytes'):
         await mine.media("more", data)

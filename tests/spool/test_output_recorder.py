@@ -270,7 +270,7 @@ async def test_if_the_store_is_full_the_excerpt_is_kept(mine: SessionSpool, spoo
         shown = await recorded(mine.record("tool" * 500), [b"x" * 5000])
         if not ID.search(shown):
             break
-    assert "not kept" in shown and not ID.search(shown)
+    assert "not stored" in shown and not ID.search(shown)
     assert len(files(spool)) == spool.stats().kept
     with pytest.raises(StoreFull):
         await store.write(lambda db: db.execute("CREATE TABLE filler AS SELECT randomblob(100000)").fetchall())

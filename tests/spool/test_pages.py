@@ -32,11 +32,11 @@ async def test_a_page_says_where_it_is_and_how_to_go_on(mine: SessionSpool) -> N
     id = await spooled(mine, b"".join(b"line %d\n" % number for number in range(1, 101)))
     first = await mine.page(id, lines=3)
     assert first == "line 1\nline 2\nline 3\n[lines 1 to 3 of 100; continue with offset=3]"
-    assert await mine.page(id, offset=98) == "line 99\nline 100\n[lines 99 to 100 of 100; it ends here]"
+    assert await mine.page(id, offset=98) == "line 99\nline 100\n[lines 99 to 100 of 100; the result ends here]"
     assert await mine.page(id, offset=49, lines=1) == "line 50\n[line 50 of 100; continue with offset=50]"
-    with pytest.raises(ToolFailed, match="past the end: it has 100 lines"):
+    with pytest.raises(ToolFailed, match="past the end: the result has 100 lines"):
         await mine.page(id, offset=100)
-    with pytest.raises(ToolFailed, match="past the end: it has 792 bytes"):
+    with pytest.raises(ToolFailed, match="past the end: the result has 792 bytes"):
         await mine.page(id, byte=792)
 
 
@@ -107,8 +107,8 @@ async def test_a_search_returns_line_byte_and_surroundings(mine: SessionSpool) -
     """D1: as the text stands, or as a regular expression."""
     id = await spooled(mine, b"".join(b"line %d\n" % number for number in range(1, 1001)))
     with anyio.fail_after(WAIT):
-        assert await mine.search(id, "line 500") == "500 (byte 4383): line 500\n[1 match, up to the end]"
-        assert await mine.search(id, "LINE") == "[nothing found, up to the end]"
+        assert await mine.search(id, "line 500") == "500 (byte 4383): line 500\n[1 match; searched to the end]"
+        assert await mine.search(id, "LINE") == "[nothing found; searched to the end]"
         found = await mine.search(id, r"(?i)^LINE \d*99$", regex=True, limit=3)
         assert found.splitlines() == [
             "99 (byte 775): line 99",
@@ -118,7 +118,7 @@ async def test_a_search_returns_line_byte_and_surroundings(mine: SessionSpool) -
         ]
         assert (await mine.search(id, "line", byte=8883)).startswith("1000 (byte 8883): line 1000\n[1 match")
         assert (await mine.search(id, "line", offset=999)).startswith("1000 (byte 8883): line 1000\n[1 match")
-        assert await mine.search(id, "a.c") == "[nothing found, up to the end]"
+        assert await mine.search(id, "a.c") == "[nothing found; searched to the end]"
         with pytest.raises(ToolFailed, match="not a valid regular expression"):
             await mine.search(id, "(", regex=True)
         for wrong in ("", "x" * 1001):
@@ -197,4 +197,4 @@ async def test_a_long_search_reports_how_far_it_got(mine: SessionSpool, monkeypa
     monkeypatch.setattr("tidegate.spool.search.SECONDS", 0.0)
     id = await spooled(mine, b"line\n" * 100_000)
     shown = await mine.search(id, "line", limit=1)
-    assert shown == "[nothing found in 0 s, and not all was searched; continue with byte=0]"
+    assert shown == "[nothing found, but the time of 0 s ran out; continue with byte=0]"

@@ -46,7 +46,7 @@ async def call(spool: Spool, session: str = "s_1", **arguments: Any) -> str:
 
 async def spooled(spool: Spool) -> str:
     shown = await spool.of("s_1", "t").text("tool", TEXT)
-    return shown.partition("the full text is ")[2].partition(",")[0]
+    return shown.partition("the full text is ")[2].partition(";")[0]
 
 
 def test_it_only_reads_and_may_be_run_again() -> None:
@@ -59,7 +59,7 @@ async def test_the_excerpt_names_what_this_tool_reads(spool: Spool) -> None:
     """D1: from the name in the excerpt to every page and place."""
     id = await spooled(spool)
     assert await call(spool, id=id, lines=2) == "line 1\nline 2\n[lines 1 to 2 of 1000; continue with offset=2]"
-    assert (await call(spool, id=id, offset=999)).startswith("line 1000\n[line 1000 of 1000; it ends here]")
+    assert (await call(spool, id=id, offset=999)).startswith("line 1000\n[line 1000 of 1000; the result ends here]")
     assert (await call(spool, id=id, byte=7, lines=1)).startswith("line 2\n[bytes 7 to 14 of")
     assert await call(spool, id=id, search="line 77", lines=2) == (
         "77 (byte 599): line 77\n770 (byte 6813): line 770\n[2 matches, and there are more; continue with byte=6822]"

@@ -141,7 +141,7 @@ async def test_media_that_the_spool_refuses_comes_with_the_result_up_to_a_limit(
         for _ in range(2):
             await mine.fetch(found.url)
         message = await refusal(mine, found.url)
-        assert "cannot be heard: the disk refused it" in message and "2097152 bytes in all" in message
+        assert "cannot be sent: the disk refused it" in message and "2097152 bytes per turn in all" in message
 
 
 async def test_another_file_is_only_saved(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_doctor_names_a_missing_sandbox_feature_and_its_remedy(connected: Pa
 
 def test_features_that_the_settings_do_not_need_cause_no_warning(tmp_path: Path) -> None:
     found = doctor(tmp_path, LACKING["pasta"][0])["pasta"]
-    assert found["state"] == "ok" and found["text"].startswith("not needed by the settings.")
+    assert found["state"] == "ok" and found["text"].startswith("not needed with these settings.")
 
 
 def test_config_check_finds_an_unavailable_network(connected: Path) -> None:

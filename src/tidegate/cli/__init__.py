@@ -1,7 +1,7 @@
 """The command `tidegate`: one module per command, imported only when that command runs.
 
-An expected failure is one sentence on standard error that says what to do, with exit code 1 (2 for wrong usage).
-Commands that need little import little.
+Expected failures print one sentence that says what to do to standard error, and exit with code 1 (2 for usage errors).
+A command imports only what it needs.
 """
 
 from tidegate.cli.root import main

@@ -1,4 +1,4 @@
-"""`tidegate approvals`: approval requests and questions of agents, answered from outside a conversation."""
+"""`tidegate approvals`: answers agents' approval requests and questions from outside a conversation."""
 
 import sys
 from pathlib import Path
@@ -11,16 +11,16 @@ from tidegate.cli.output import plain, print_json
 
 @click.group("approvals")
 def command() -> None:
-    """List or answer approval requests and questions of agents."""
+    """List or answer agents' approval requests and questions."""
 
 
 @command.command("list")
-@click.option("--session", help="Only those of the conversation with this id.")
+@click.option("--session", help="Only show those of the conversation with this id.")
 @click.option("--limit", type=click.IntRange(1, 500), default=200, show_default=True)
 @home_option
 @json_option
 def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
-    """List everything that waits for your answer, in full, the oldest first."""
+    """List everything that is waiting for your answer, in full, oldest first."""
     from tidegate.cli.client import GatewayClient
     from tidegate.cli.terminal.questions import described, heading
     from tidegate.gateway import command_hint
@@ -29,7 +29,7 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
     if as_json:
         print_json(found["approvals"])
     elif not found["approvals"]:
-        print("Nothing waits for an answer.")
+        print("Nothing is waiting for an answer.")
     else:
         for question in found["approvals"]:
             print(heading(question))
@@ -46,19 +46,21 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def answer(id: str, words: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Answer the request ID of `tidegate approvals list` with `approve` or `deny [REASON]`, or a question with its
-    answer (a choice or its number, if it has choices)."""
+    """Answer the request or question ID from `tidegate approvals list`.
+
+    The answer to a request is `approve` or `deny [REASON]`. If a question has choices, answer with one of them or its
+    number."""
     from tidegate.cli.client import GatewayClient
     from tidegate.cli.terminal.questions import answer_of
 
     api = GatewayClient(home)
     path = api.approval(id)
     question = api.call("GET", path)
-    said = answer_of(question, " ".join(words))
-    if said is None:
+    reply = answer_of(question, " ".join(words))
+    if reply is None:
         is_approval = question["kind"] == "approval"
-        raise click.UsageError("Answer approve, or deny [REASON]." if is_approval else "The answer is empty.")
-    answered = api.call("POST", path, said)
+        raise click.UsageError("Answer approve or deny [REASON]." if is_approval else "The answer is empty.")
+    answered = api.call("POST", path, reply)
     if as_json:
         print_json(answered)
     else:

@@ -11,7 +11,7 @@ from tidegate.cli.output import print_json, print_table, when
 
 _KINDS = ("sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting")
 _PAGE = 1000  # rows in one response
-_SHOWN = 12  # characters of a digest in a table, enough to distinguish some thousand
+_DIGEST_CHARACTERS = 12  # shown in a table, enough to tell thousands of digests apart
 
 
 @click.command("audit")
@@ -19,7 +19,7 @@ _SHOWN = 12  # characters of a digest in a table, enough to distinguish some tho
 @click.option("--kind", type=click.Choice(_KINDS), help="Only events of this kind.")
 @click.option("--principal", help="Events by or about the user with this name or id.")
 @click.option("--session", help="Events in the conversation with this id.")
-@click.option("--host", help="Contacts with this host by web tools.")
+@click.option("--host", help="Connections of web tools to this host.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -39,10 +39,10 @@ def command(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Show the audit log, the latest events last: sign-ins, keys, users, approvals, tool calls with effects, contacted
-    hosts, configuration and settings.
+    """Show the audit log, latest events last: sign-ins, keys, users, approvals, tool calls with side effects, hosts
+    that web tools connected to, configuration and settings.
 
-    It contains ids and digests, never content.
+    The log contains ids and digests, never content.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -70,7 +70,7 @@ def command(
 def _print(events: list[dict[str, Any]]) -> None:
     rows = [
         (event["id"], when(event["at"]), event["kind"], event["outcome"], event["name"] or event["principal"],
-         event["session"], event["subject"], (event["digest"] or "")[:_SHOWN])
+         event["session"], event["subject"], (event["digest"] or "")[:_DIGEST_CHARACTERS])
         for event in events
     ]  # fmt: skip
     heads = ("id", "when", "kind", "outcome", "by", "conversation", "subject", "digest")

@@ -1,4 +1,4 @@
-"""`tidegate browsers`: browsers signed in to the chat page."""
+"""`tidegate browsers`: lists the browsers signed in to the chat page, and signs them out."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tidegate.cli.output import counted, print_json, print_table, when
 
 @click.group("browsers")
 def command() -> None:
-    """List signed-in browsers or sign them out."""
+    """List the browsers signed in to the chat page, or sign them out."""
 
 
 @command.command("list")
@@ -38,11 +38,11 @@ def list_(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def revoke(browser_id: str | None, everyone: bool, home: Path, as_json: bool) -> None:
-    """Sign out the browser with this id (see `tidegate browsers list`), or all of them."""
+    """Sign out the browser with this id (see `tidegate browsers list`), or all browsers."""
     from tidegate.cli.client import GatewayClient
 
     if (browser_id is None) is not everyone:
-        raise click.UsageError("Give the id of a browser, or --all.")
+        raise click.UsageError("Specify the id of a browser, or --all.")
     api = GatewayClient(home)
     if browser_id is None:
         count = api.call("DELETE", "/api/browsers", query={"everyone": "true"})["signed_out"]

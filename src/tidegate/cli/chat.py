@@ -1,9 +1,9 @@
 """`tidegate chat`: a streaming terminal client of the running gateway.
 
-It uses the same API as every other client and stores nothing of the conversation but the typed lines (`chat-history` in
-the home folder). Ctrl-C stops the running turn, a second one leaves; Ctrl-D leaves; accepted messages continue in the
-gateway in any case. Agents' questions are asked here, and can be answered elsewhere as well. With a pipe as input each
-line is a message, only answers are printed, and messages are marked as unattended.
+It uses the same API as every other client. Of a conversation it stores only the lines that the user typed
+(`chat-history` in the home folder). Ctrl-C stops the running turn; a second Ctrl-C or Ctrl-D leaves. The gateway
+processes accepted messages in either case. Agents' questions are asked here, but can also be answered elsewhere. If the
+input is a pipe, each line is sent as an unattended message, and only answers are printed.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tidegate.cli.client import GatewayClient, GatewayUnanswered
+from tidegate.cli.client import GatewayClient, GatewayUnreachable
 from tidegate.cli.options import home_option
 from tidegate.cli.output import at_terminal, plain
 from tidegate.cli.terminal.greeting import greeting, last_exchange
@@ -29,18 +29,18 @@ _NOT_UTF_8 = "This is not UTF-8 text: convert it first."
 
 @click.command("chat")
 @home_option
-@click.option("--agent", help="The agent to talk to (default: that of the conversation, or the first).")
+@click.option("--agent", help="The agent to talk to (default: the conversation's agent, or the first one).")
 @click.option("--session", help="Continue the conversation with this id.")
-@click.option("--new", is_flag=True, help="Start a new conversation (the default in a pipe without --session).")
+@click.option("--new", is_flag=True, help="Start a new conversation (the default for a pipe without --session).")
 @click.pass_context
 def command(context: click.Context, home: Path, agent: str | None, session: str | None, new: bool) -> None:
     """Talk to an agent of the running gateway.
 
-    Without options, the last conversation of this terminal client continues. Lines that begin with a slash are
-    commands: /help lists them.
+    Without options, your last terminal conversation continues. Lines that start with a slash are commands; /help lists
+    them.
     """
     if session is not None and new:
-        raise click.UsageError("Give --session or --new, not both.")
+        raise click.UsageError("Use either --session or --new, not both.")
     api = GatewayClient(home)
     if agent is not None:
         _check_agent(api, agent)
@@ -66,12 +66,12 @@ def _check_session(api: GatewayClient, home: Path, session: str, agent: str | No
     view = api.call("GET", api.session(session))
     if view.get("ended"):
         raise TidegateError(
-            f"The conversation {session} has ended: run {command_hint(home, 'chat --new')} and type /resume {session} "
-            "to start a new one with its transcript."
+            f"The conversation {session} has ended: to continue it in a new one, run "
+            f"{command_hint(home, 'chat --new')} and type /resume {session}."
         )
     if agent not in (None, view["agent"]):
         raise TidegateError(f"The conversation {session} is with agent {view['agent']}: omit --agent.")
-    # The gateway refuses this in a conversation that the user may only read.
+    # The gateway refuses a command in a conversation that the user may only read.
     api.call("POST", "/api/messages", {"text": "/status", "session": session})
 
 
@@ -84,7 +84,7 @@ def _last(api: GatewayClient, agent: str | None) -> str | None:
 
 
 class _Chat:
-    """The current conversation, which a command may change."""
+    """The current conversation. A command can switch to another one."""
 
     def __init__(
         self, api: GatewayClient, home: Path, *, agent: str | None, session: str | None, interactive: bool
@@ -93,21 +93,21 @@ class _Chat:
         self._home = home
         self._agent = agent
         self.session = session
-        self._attended = interactive  # nobody can be asked in a pipe
+        self._attended = interactive  # in a pipe there is nobody to ask
         self._printer = Printer(interactive=interactive)
         self._questions = QuestionPrompt(api, self._printer, self._command) if interactive else None
 
-    def say(self, text: str) -> bool:
+    def send_message(self, text: str) -> bool:
         """Send one message and print the result; False if the turn failed."""
         try:
             text.encode()
         except UnicodeEncodeError:
             raise TidegateError(_NOT_UTF_8) from None
         with InterruptHandler() as interrupts:
-            return self._said(text, interrupts)
+            return self._send_and_follow(text, interrupts)
 
     def catch_up(self) -> None:
-        """Follow a turn of this conversation that waits for an answer, so that the user can give it."""
+        """Follow the running turn if it is waiting for an answer, so that the user can give it."""
         if self.session is None or self._questions is None:
             return
         waiting = self._api.call("GET", "/api/approvals", query={"session": self.session, "limit": 1})["approvals"]
@@ -131,10 +131,10 @@ class _Chat:
             body["agent"] = self._agent
         return self._api.call("POST", "/api/messages", body)
 
-    def _said(self, text: str, interrupts: InterruptHandler) -> bool:
+    def _send_and_follow(self, text: str, interrupts: InterruptHandler) -> bool:
         answer = self._send(text)
         if "reply" in answer:
-            return self._replied(answer["reply"], interrupts)
+            return self._show_reply(answer["reply"], interrupts)
         if answer.get("how") == "queued" and answer.get("ahead"):
             self._printer.note(f"queued behind {answer['ahead']}")
         return self._follow(answer["session"], answer["turn"], interrupts)
@@ -145,7 +145,7 @@ class _Chat:
         for line in last_exchange(self._api, self.session) if self.session else ():
             self._printer.note(line)
 
-    def _replied(self, reply: dict[str, Any], interrupts: InterruptHandler) -> bool:
+    def _show_reply(self, reply: dict[str, Any], interrupts: InterruptHandler) -> bool:
         if reply.get("text"):
             self._printer.line(reply["text"])
         # The current conversation; None means that the next message starts a new one.
@@ -170,18 +170,18 @@ class _Chat:
             self._printer.note(error.message)
         else:
             if stopped is None:
-                self._printer.note("no turn is running yet; Ctrl-C again leaves")
+                self._printer.note("no turn is running yet; press Ctrl-C again to leave")
 
 
 def _pipe(chat: _Chat) -> int:
-    """Each line is a message. A refused or failed one is reported, and the next ones are still sent."""
+    """Send each line as a message. If one is refused or fails, the error is printed and the rest are still sent."""
     code = 0
     for number, raw in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
         try:
-            if (line := raw.decode().strip()) and not chat.say(line):
+            if (line := raw.decode().strip()) and not chat.send_message(line):
                 code = 1
-        except GatewayUnanswered:
-            raise  # the next line would fail, too
+        except GatewayUnreachable:
+            raise  # the remaining lines would fail as well
         except (TidegateError, UnicodeDecodeError) as error:
             why = error.message if isinstance(error, TidegateError) else _NOT_UTF_8
             print(plain(f"tidegate: line {number}: {why}"), file=sys.stderr)
@@ -202,7 +202,7 @@ def _converse(chat: _Chat, home: Path) -> int:
                 fresh = False
                 chat.catch_up()
             if line := read("> ").strip():
-                chat.say(line)
+                chat.send_message(line)
         except EOFError:
             return 0
         except LeftTurn:

@@ -1,8 +1,9 @@
 """The command line's client of the running gateway: its HTTP API, with the key of the home folder.
 
-Every call has a deadline; every failure is one sentence that says what to do. The key is sent only in the header of a
-request to the address that the holder of the home's lock recorded. The address is looked up for each request, so that a
-client survives a restart of the gateway. The client blocks on purpose: a command does one thing.
+Every call has a deadline, and every failure is one sentence that says what to do. The key is sent only in a request
+header, and only to the address recorded by the process that holds the home folder's lock. The address is looked up for
+each request, so a client keeps working after the gateway restarts. Calls block, since a command does one thing at a
+time.
 """
 
 import http.client
@@ -20,11 +21,11 @@ from tidegate.gateway import command_hint, holder_of
 
 KEY_NAME = "api-key"
 _CALL_SECONDS = 30.0
-_SILENCE_SECONDS = 60.0  # a live stream is never silent for longer than its keep-alive of 15 s
+_SILENCE_SECONDS = 60.0  # a live stream has a keep-alive every 15 s
 _READ_BYTES = 65536
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _ID = re.compile(r"[A-Za-z0-9_:-]{1,100}")
-_WHERE_TO_LOOK = {
+_LIST_COMMANDS = {
     "session_not_found": "sessions list --all",
     "key_not_found": "keys list",
     "browser_not_found": "browsers list",
@@ -34,13 +35,13 @@ _WHERE_TO_LOOK = {
 }
 
 
-class GatewayUnanswered(TidegateError):
+class GatewayUnreachable(TidegateError):
     """The connection broke or timed out, or the gateway is restarting. Accepted turns continue."""
 
 
-class NotRunning(GatewayUnanswered):
+class NotRunning(GatewayUnreachable):
     def __init__(self, home: Path) -> None:
-        super().__init__(f"No gateway runs for {home}: start one with {command_hint(home, 'up')}.")
+        super().__init__(f"No gateway is running for {home}: start one with {command_hint(home, 'up')}.")
 
 
 class GatewayClient:
@@ -56,7 +57,7 @@ class GatewayClient:
         if holder is None:
             raise NotRunning(self._home)
         if not holder.address:
-            raise GatewayUnanswered(
+            raise GatewayUnreachable(
                 f"The gateway of {self._home} (pid {holder.pid}) is still starting: try again in a moment."
             )
         self.address = holder.address
@@ -64,7 +65,7 @@ class GatewayClient:
         self._key = _key(self._home)
 
     def call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any:
-        """One request and its JSON response (None if it is empty)."""
+        """Send a request and return its JSON response, or None if the response is empty."""
         connection = self._connect(_CALL_SECONDS)
         try:
             response = self._send(connection, method, _target(path, query), body, {})
@@ -76,7 +77,7 @@ class GatewayClient:
         return json.loads(data) if data else None
 
     def lines(self, path: str, *, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        """A streamed response, line by line. Raises if it is cut off at any point."""
+        """Yield the lines of a streamed response. Raises if the stream is cut off."""
         connection = self._connect(_SILENCE_SECONDS)
         try:
             response = self._send(connection, "GET", path, None, dict(headers or {}))
@@ -92,13 +93,13 @@ class GatewayClient:
             connection.close()
 
     def session(self, id: str) -> str:
-        """The path of a conversation. Raises `NotFound` for an impossible id."""
+        """The path of a conversation. Raises `NotFound` if the id is malformed."""
         if not _ID.fullmatch(id):
             raise self._missing(f"There is no session {id[:100]!r}.", "session_not_found")
         return f"/api/sessions/{id}"
 
     def setting(self, session: str, key: str) -> str:
-        """The path of a setting, on the same terms; so below."""
+        """The path of a setting. Like the methods below, raises `NotFound` if an id is malformed."""
         path = self.session(session)
         if not _ID.fullmatch(key):
             raise self._missing(f"This conversation has no setting {key[:100]!r}.", "setting_not_found")
@@ -128,8 +129,8 @@ class GatewayClient:
         return http.client.HTTPConnection(host, self._parts.port, timeout=seconds)
 
     def _tls(self) -> ssl.SSLContext:
-        """Trust exactly the certificate in the configuration. It is read from our own home folder, so the host name in
-        it, which is meant for other machines, is not checked."""
+        """Trust only the certificate in the configuration. Its host name is meant for other machines and not checked,
+        since the certificate comes from our own home folder."""
         from tidegate.gateway import settings
 
         context = ssl.create_default_context()
@@ -161,18 +162,18 @@ class GatewayClient:
             raise self._unanswered(error) from error
 
     def _some(self, response: http.client.HTTPResponse) -> bytes:
-        """The next bytes of a stream, b"" at its end. (`readline` would not distinguish a stream that was cut off.)"""
+        """The next bytes of a stream, or b"" at its end. (`readline` cannot tell whether a stream was cut off.)"""
         try:
             return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._unanswered(error) from error
 
-    def _unanswered(self, error: Exception) -> "GatewayUnanswered":
-        why = "no answer in time" if isinstance(error, TimeoutError | socket.timeout) else str(error)
+    def _unanswered(self, error: Exception) -> "GatewayUnreachable":
+        why = "timeout" if isinstance(error, TimeoutError | socket.timeout) else str(error)
         if isinstance(error, http.client.IncompleteRead):
             why = "its response was cut off"
-        return GatewayUnanswered(
-            f"The gateway at {self.address} does not answer ({why}): run {command_hint(self._home, 'doctor')}."
+        return GatewayUnreachable(
+            f"The gateway at {self.address} is not responding ({why}): run {command_hint(self._home, 'doctor')}."
         )
 
     def _refusal(self, status: int, data: bytes) -> TidegateError:
@@ -181,7 +182,7 @@ class GatewayClient:
             message, code = str(error["message"]), str(error.get("code"))
         except (ValueError, KeyError, TypeError, AttributeError):
             message, code = (
-                f"The gateway answered with status {status}: run {command_hint(self._home, 'doctor')}.",
+                f"The gateway responded with status {status}: run {command_hint(self._home, 'doctor')}.",
                 "",
             )
         if status == 401:
@@ -191,21 +192,21 @@ class GatewayClient:
         return Conflict(message) if status == 409 else TidegateError(message)
 
     def _missing(self, message: str, code: str) -> NotFound:
-        where = _WHERE_TO_LOOK.get(code)
+        where = _LIST_COMMANDS.get(code)
         if where is not None:
             message = f"{message.rstrip('.')}: see {command_hint(self._home, where)}."
         return NotFound(message, code=code)
 
 
 def another_key(home: Path) -> str:
-    """How to replace a revoked key of the command line."""
+    """Instructions for replacing the command line's revoked key."""
     restart = command_hint(home, "up --replace")
-    return f"remove {home / KEY_NAME} and restart the gateway, which makes a new one, with {restart}"
+    return f"remove {home / KEY_NAME} and restart the gateway with {restart}, which creates a new key"
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:
-    given = {name: value for name, value in (query or {}).items() if value is not None}
-    return f"{path}?{urlencode(given)}" if given else path
+    parameters = {name: value for name, value in (query or {}).items() if value is not None}
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _key(home: Path) -> str:
@@ -214,8 +215,8 @@ def _key(home: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         raise Misconfigured(
-            f"The key file {path} is missing: restart the gateway, which makes a new one, with "
-            f"{command_hint(home, 'up --replace')}."
+            f"The key file {path} is missing: restart the gateway with {command_hint(home, 'up --replace')}, which "
+            "creates a new one."
         ) from None
     except OSError as error:
         raise Misconfigured(

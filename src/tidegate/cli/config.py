@@ -19,7 +19,7 @@ def command() -> None:
 @json_option
 @click.pass_context
 def check(context: click.Context, home: Path, as_json: bool) -> None:
-    """Check tidegate.toml, its secrets and everything else that a start needs."""
+    """Check tidegate.toml, its secrets, and everything else that the gateway needs to start."""
     try:
         config, _, _, warnings = examine(home)
     except PreflightFailed as error:
@@ -51,10 +51,10 @@ def check(context: click.Context, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def show(home: Path, as_json: bool) -> None:
-    """Print the configuration in effect, defaults included; secrets appear only as references."""
-    from tidegate.config import show as written
+    """Print the configuration in effect, including defaults. Secrets are shown only as references."""
+    from tidegate.config import show as to_toml
 
-    text = written(settings(home))
+    text = to_toml(settings(home))
     if as_json:
         import tomllib
 

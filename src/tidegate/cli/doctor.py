@@ -1,7 +1,7 @@
-"""`tidegate doctor`: checks for problems with the installation, each with its remedy.
+"""`tidegate doctor`: checks the installation for problems and suggests fixes.
 
-It changes nothing and never opens the database of a running gateway: it asks the gateway instead. While it checks a
-database directly, no gateway can start on it.
+It changes nothing. A running gateway is asked to check its own database. Otherwise the database is checked here, and no
+gateway can start until the check is done.
 """
 
 import os
@@ -35,8 +35,8 @@ from tidegate.gateway import (
 if TYPE_CHECKING:
     from tidegate.models import Facts
 
-_LITTLE_DISK = 1 << 30  # below this, a warning
-_NO_DISK = 64 << 20  # below this, writes will soon fail
+_WARN_DISK_BYTES = 1 << 30
+_FAIL_DISK_BYTES = 64 << 20  # below this, writes will soon fail
 _CHECK_SECONDS = 300.0
 
 
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 @json_option
 @click.pass_context
 def command(context: click.Context, home: Path, as_json: bool) -> None:
-    """Check for problems with the installation."""
+    """Check the installation for problems."""
     findings = list(_findings(home))
     if as_json:
         print_json([finding._asdict() for finding in findings])
@@ -76,7 +76,7 @@ def _home(home: Path, _holder: Holder | None) -> Finding:
     if not home.exists():
         above = next(path for path in home.parents if path.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
-            text = f"{home} cannot be created in {above}: choose another with --home or TIDEGATE_HOME."
+            text = f"{home} cannot be created in {above}: choose another folder with --home or TIDEGATE_HOME."
             return Finding("home folder", "fail", text)
         return Finding("home folder", "ok", f"{home} does not exist yet; {command_hint(home, 'up')} creates it.")
     found = home.stat()
@@ -109,17 +109,17 @@ def _config(home: Path, holder: Holder | None) -> Finding:
         text = "; ".join(error.errors)
         if holder is None or error.config is None:
             return Finding("configuration", "fail", text)
-        # The running gateway has what it needs, perhaps from another environment, such as a service's.
-        return Finding("configuration", "warn", f"a start from here would be refused: {text}")
+        # The running gateway may have its secrets from another environment, such as that of a service.
+        return Finding("configuration", "warn", f"the gateway would not start from this shell: {text}")
     if warnings:
         return Finding("configuration", "warn", "; ".join(warnings))
     if config.demo:
-        return Finding("configuration", "ok", f"no model in {home}/tidegate.toml; the demo model answers.")
+        return Finding("configuration", "ok", f"no model in {home}/tidegate.toml; the demo model is used.")
     return Finding("configuration", "ok", f"models: {', '.join(sorted(config.models))}.")
 
 
 def _models(home: Path) -> Iterator[Finding]:
-    """A warning for each model whose properties are assumed."""
+    """Warnings for models whose properties are assumed."""
     try:
         models = settings(home).models
     except TidegateError:
@@ -139,13 +139,13 @@ def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
     if not facts.known:
         guesses = (
             (model.context_window is None, f"a window of {facts.window:,} tokens", ("context_window",)),
-            (model.vision is None, "no pictures", ("vision",)),
-            (model.audio is None, "no sounds", ("audio",)),
+            (model.vision is None, "no images", ("vision",)),
+            (model.audio is None, "no audio", ("audio",)),
             (facts.prices is None, "no price", ("price_input", "price_output")),
         )
-        taken = [words for guessed, words, _ in guesses if guessed]
+        assumptions = [words for guessed, words, _ in guesses if guessed]
         unset = [name for guessed, _, names in guesses if guessed for name in names]
-        return f"not in the catalogue; assuming {enumerated(taken)}: set {enumerated(unset)}"
+        return f"not in the catalogue; assuming {enumerated(assumptions)}: set {enumerated(unset)}"
     is_local = model.api != "demo" and is_loopback(urlsplit(model.base_url).hostname or "")
     if is_local and model.context_window is None:
         return (
@@ -176,7 +176,7 @@ def _port(home: Path, holder: Holder | None) -> Finding:
             text = f"{server.host} port {server.port} cannot be used ({error.strerror}): change [server] port."
             return Finding("port", "fail", text)
     if server.port == 0:
-        return Finding("port", "ok", f"any free port of {server.host}.")
+        return Finding("port", "ok", f"any free port on {server.host}.")
     return Finding("port", "ok", f"{server.host} port {server.port} is free.")
 
 
@@ -205,19 +205,19 @@ def _database(home: Path, holder: Holder | None) -> Finding:
         return Finding("database", "fail", text)
     if standing:
         return Finding("database", "fail", "; ".join(standing))
-    by = "by the running gateway" if holder is not None else "directly, since no gateway runs"
+    by = "by the running gateway" if holder is not None else "directly, since no gateway is running"
     return Finding("database", "ok", f"intact ({size(path.stat().st_size)}; checked {by}).")
 
 
 def _check_running(home: Path) -> tuple[list[str], list[str]]:
-    """The results of the full check, and other current problems of the file or its disk."""
+    """The problems found by a full check, and other open problems of the database or its disk."""
     answer: dict[str, Any] = ask(home, {"do": "check"}, within=_CHECK_SECONDS)
     standing = [str(problem["text"]) for problem in answer["standing"]]
     return [str(problem) for problem in answer["problems"]], standing
 
 
 def _check_file(home: Path, path: Path) -> list[str]:
-    """Check directly, while holding the home's lock so that no gateway can start."""
+    """Check the file directly. The home folder stays locked meanwhile, so no gateway can start."""
     from tidegate.store import check_file
 
     lock = HomeLock(home)
@@ -231,15 +231,15 @@ def _check_file(home: Path, path: Path) -> list[str]:
 def _disk(home: Path, _holder: Holder | None) -> Finding:
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
-    if free < _NO_DISK:
+    if free < _FAIL_DISK_BYTES:
         return Finding("disk", "fail", f"{size(free)} free at {folder}: free some space, or messages will be refused.")
-    if free < _LITTLE_DISK:
+    if free < _WARN_DISK_BYTES:
         return Finding("disk", "warn", f"{size(free)} free at {folder}: free some space soon.")
     return Finding("disk", "ok", f"{size(free)} free at {folder}.")
 
 
 def _protections(home: Path) -> Iterator[Finding]:
-    """The isolation features of sandboxes; a warning if the settings need one that is missing."""
+    """The isolation features of sandboxes, with a warning for each missing one that the settings need."""
     from tidegate.workspaces.kernel.sandbox_support import sandbox_features
 
     try:
@@ -250,14 +250,14 @@ def _protections(home: Path) -> Iterator[Finding]:
     for name, text, missing in sandbox_features():
         needed = sandboxed and (name != "pasta" or workspaces.network)
         if missing and not needed:
-            missing = f"not needed by the settings. {missing[0].upper()}{missing[1:]}"
+            missing = f"not needed with these settings. {missing[0].upper()}{missing[1:]}"
         yield Finding(name, "warn" if missing and needed else "ok", missing or text)
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """How the limits of commands are enforced depends on how the gateway was started, so only the gateway knows."""
+    """How the limits of commands are enforced. This depends on how the gateway was started, so the gateway is asked."""
     if holder is None:
-        return Finding("commands", "ok", "a running gateway determines how their limits are enforced.")
+        return Finding("commands", "ok", "start the gateway to see how their limits are enforced.")
     try:
         workspaces = read_status(ask(home, {"do": "status", "memory": False})).workspaces
     except TidegateError as error:

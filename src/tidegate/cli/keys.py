@@ -1,7 +1,7 @@
 """`tidegate keys`: keys for the HTTP API.
 
-Standard output has only the key; standard error says whose key it is and what it may do. A key of the owner, which may
-do everything, is made only with an explicit option.
+A new key is the only thing printed to standard output; its user and permissions go to standard error. Creating another
+key for the owner, which has all permissions, requires an explicit option.
 """
 
 import re
@@ -18,7 +18,7 @@ from tidegate.errors import Misconfigured, NotFound, TidegateError
 if TYPE_CHECKING:
     from tidegate.cli.client import GatewayClient
 
-_NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f]{1,100}")  # the gateway's rule, and not only spaces
+_NAME = re.compile(r"(?=.*\S)[^\x00-\x1f\x7f]{1,100}")  # the gateway's rule, and not blank
 
 
 @click.group("keys")
@@ -31,25 +31,25 @@ def command() -> None:
 @click.option(
     "--agent", "agents", multiple=True, help="An agent that this user may use (repeat for more; default: all)."
 )
-@click.option("--label", default="", help="What the key is for.")
+@click.option("--label", default="", help="A note on what the key is for.")
 @click.option(
     "--role", type=click.Choice(["admin", "member", "guest"]), help="The role of a new user (default: member)."
 )
-@click.option("--owner", is_flag=True, help="Required for another key of the owner, which may do everything.")
+@click.option("--owner", is_flag=True, help="Required to create another key for the owner, which has all permissions.")
 @home_option
 @json_option
 def add(
     name: str, agents: tuple[str, ...], label: str, role: str | None, owner: bool, home: Path, as_json: bool
 ) -> None:
-    """Make a key for the user NAME, who is created if necessary.
+    """Create a key for the user NAME, and the user if necessary.
 
-    The key is shown once: the gateway stores only its digest. Conversations belong to the user, so every key of the
-    same NAME has access to them.
+    The key is shown only once, since the gateway stores just a digest of it. Conversations belong to the user, so all
+    keys of the same user have access to them.
     """
     from tidegate.cli.client import GatewayClient
 
     if not _NAME.fullmatch(name):
-        raise TidegateError("The name of a user has 1 to 100 printable characters: choose another.")
+        raise TidegateError("A user name must have 1 to 100 printable characters: choose another.")
     api = GatewayClient(home)
     _check_agents(api, agents)
     had = next((key for key in api.call("GET", "/api/keys")["keys"] if key["name"] == name), None)
@@ -57,7 +57,7 @@ def add(
     if owner and holds != "owner":
         raise click.UsageError(f"{name} is not the owner of this gateway: omit --owner.")
     if holds == "owner" and not owner:
-        raise TidegateError(f"{name} owns this gateway, and such a key may do everything: confirm with --owner.")
+        raise TidegateError(f"{name} owns this gateway, so the key would have all permissions: confirm with --owner.")
     made = api.call("POST", "/api/keys", {"name": name, "label": label, "agents": list(agents) or None, "role": role})
     allowed = had["agents"] if had is not None else list(agents) or None
     if as_json:
@@ -83,10 +83,10 @@ def _agents(allowed: list[str] | None) -> str:
 def _description(name: str, role: str, agents: list[str] | None, new: bool) -> str:
     """One line about the new key."""
     if role == "owner":
-        what = f"This is another key of {name}, who owns this gateway and may do everything"
+        what = f"This is another key for {name}, who owns this gateway and has all permissions"
     else:
         may = "every agent" if agents is None else f"agent {_agents(agents)}"
-        whose = f"{name} is new" if new else f"This is another key of {name}, with the same conversations"
+        whose = f"{name} is a new user" if new else f"This is another key for {name}, with the same conversations"
         what = f"{whose}, has the role {role} and may use {may}"
     return f"{what}; the key is shown only once."
 
@@ -123,7 +123,7 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
     try:
         api.call("DELETE", api.key(key_id))
     except NotFound:
-        # To the gateway a revoked key does not exist; the user should learn that it was revoked before.
+        # The gateway treats a revoked key as missing, but the user should learn that it had been revoked.
         if key_id not in {key["id"] for key in api.call("GET", "/api/keys")["keys"] if key.get("revoked")}:
             raise
         changed = False
@@ -132,11 +132,11 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
     else:
         print(f"Revoked {key_id}." if changed else f"{key_id} was already revoked.")
     if not _works(api):
-        print(f"It was the command line's own key: {another_key(home)}.", file=sys.stderr)
+        print(f"This was the key of the command line: {another_key(home)}.", file=sys.stderr)
 
 
 def _works(api: "GatewayClient") -> bool:
-    """Whether the command line's own key is still valid."""
+    """True if the command line's own key is still valid."""
     try:
         api.call("GET", "/api/agents")
     except Misconfigured:

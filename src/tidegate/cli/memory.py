@@ -1,7 +1,7 @@
-"""`tidegate memory`: notes about users and agents' work, listed and edited as text.
+"""`tidegate memory`: lists and edits notes about users and agents' work.
 
-Edited notes are saved only if nobody changed them meanwhile. If they were changed, or the text is refused, the text is
-kept in a file and its name is printed, so that nothing is lost.
+Edited notes are saved only if nobody else has changed them in the meantime. If somebody has, or if the text is refused,
+it is saved to a file whose name is printed, so no work is lost.
 """
 
 import os
@@ -30,7 +30,7 @@ _SOURCES = {"person": "edited", "tool": "in a conversation", "end": "at the end 
 
 @click.group("memory")
 def command() -> None:
-    """List or edit notes: about you, another user, or an agent's work."""
+    """List or edit notes about you, another user, or an agent's work."""
 
 
 def _whose(function: F) -> F:
@@ -43,7 +43,7 @@ def _whose(function: F) -> F:
 @home_option
 @json_option
 def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
-    """List notes: first those written by users, then the newest. New conversations get them in this order."""
+    """List notes, those written by users first, then the newest. New conversations get them in this order."""
     from tidegate.cli.client import GatewayClient
 
     found = _found(GatewayClient(home), principal, agent)
@@ -92,9 +92,9 @@ def forget(number: int, principal: str | None, agent: str | None, home: Path, as
 @home_option
 @json_option
 def edit(principal: str | None, agent: str | None, file: str | None, home: Path, as_json: bool) -> None:
-    """Edit notes as text, one per line with its number: change a line, remove it, or add one without a number.
+    """Edit notes as text, one per line with its number: change or remove lines, or add lines without a number.
 
-    The editor is VISUAL or EDITOR.
+    The environment variable VISUAL or EDITOR selects the editor.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -140,7 +140,7 @@ def _read(file: str) -> str:
 
 
 def _edited(text: str) -> str:
-    """The text after the user has edited it."""
+    """Open the text in an editor and return the result."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         file = Path(folder) / "notes.txt"
@@ -150,12 +150,12 @@ def _edited(text: str) -> str:
         except (OSError, ValueError) as error:
             raise TidegateError(f"The editor {editor!r} cannot be started ({error}): set EDITOR to another.") from None
         if code != 0:
-            raise TidegateError(f"The editor {editor!r} ended with code {code}, so nothing was changed.")
+            raise TidegateError(f"The editor {editor!r} exited with code {code}, so nothing was changed.")
         return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _saved(text: str) -> str:
-    """The name of a new file with the text, readable by its owner only."""
+    """Write the text to a new file that only its owner can read, and return its name."""
     descriptor, name = tempfile.mkstemp(prefix="tidegate-notes-", suffix=".txt")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,6 +1,6 @@
 """`tidegate models`: the configured models, their properties, and the agents that use them.
 
-It needs no running gateway and calls no endpoint. It shows the number of keys, never a key or its source.
+It needs no running gateway and calls no endpoint. It shows how many keys a model has, never a key or its source.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.config import Config
     from tidegate.models import Facts
 
-_HEADS = ("name", "api", "model", "window", "takes", "thinking", "$ per million", "keys", "agents")
+_HEADS = ("name", "api", "model", "window", "input", "thinking", "$ per million", "keys", "agents")
 
 
 @click.command("models")
@@ -78,12 +78,12 @@ def _prices(facts: "Facts") -> dict[str, Any] | None:
 
 
 def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
-    takes = [word for word, can in (("pictures", row["vision"]), ("sounds", row["audio"])) if can]
+    media = [word for word, supported in (("images", row["vision"]), ("audio", row["audio"])) if supported]
     efforts = row["efforts"]
     spread = "" if not efforts else f" {efforts[0]}…{efforts[-1]}" if len(efforts) > 1 else f" {efforts[0]}"
     used = [*row["agents"], *(f"{agent} (fallback)" for agent in row["fallback_of"])]
     return (
-        row["name"], row["api"], row["model"], f"{row['window']:,}", ", ".join(["text", *takes]),
+        row["name"], row["api"], row["model"], f"{row['window']:,}", ", ".join(["text", *media]),
         f"{row['thinking']}{spread}", _price(row["prices"]), row["keys"] or "", ", ".join(used),
     )  # fmt: skip
 

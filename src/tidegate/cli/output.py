@@ -1,8 +1,8 @@
 """The output of commands: tables for people, JSON for programs, and text that is safe for a terminal.
 
-On a terminal, words are not broken at the edge if they fit on the next line, in tables as well. In a pipe or file, each
-row of a table is one line of any length. Text sent to a terminal has no control character but newline and tab, and none
-that changes its direction: `guard_terminal` ensures this for the whole process.
+On a terminal, text wraps between words, in tables as well. In a pipe or file, each row of a table is one line of any
+length. Text sent to a terminal contains no control characters except newline and tab, and no characters that change its
+direction; `guard_terminal` ensures this for the whole process.
 """
 
 import json
@@ -19,13 +19,13 @@ from typing import Any
 from tidegate.safe_text import escaped_json
 from tidegate.safe_text import plain as plain
 
-_COLUMN = 48  # longer cells are cut in tables, but not in JSON
+_CELL_CHARACTERS = 48  # longer cells are cut in tables, but not in JSON
 _GAP = "  "  # between columns
 _SECOND_COLUMN = re.compile(r" *(?:\S+ )*\S* {2,}(?=\S)")
 
 
 def at_terminal() -> bool:
-    """Whether a user can be asked."""
+    """True if standard input is a terminal, so that the user can be asked."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
@@ -38,11 +38,11 @@ class TerminalStream(TextIOWrapper):
 
 
 def guard_terminal() -> None:
-    """From now on nothing that this process prints can control the terminal."""
+    """Ensure that nothing printed by this process can control the terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is not an error
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks must not be an error
             if stream.isatty():
                 options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
                 guarded = TerminalStream(stream.detach(), line_buffering=True, **options)
@@ -51,7 +51,7 @@ def guard_terminal() -> None:
 
 
 def write_faint(text: str) -> None:
-    """Write faint text: the only control sequences that are sent to the terminal."""
+    """Write faint text. Its control sequences are the only ones sent to the terminal."""
     assert isinstance(sys.stdout, TextIOWrapper)
     TextIOWrapper.write(sys.stdout, f"\x1b[2m{plain(text)}\x1b[0m")
 
@@ -68,8 +68,8 @@ def print_table(
     numbers: Collection[int] = (),
     uncut: Collection[int] = (),
 ) -> None:
-    """A table, or the sentence `empty` if it has no rows. Columns in `numbers` are right-aligned; cells of columns in
-    `uncut` are not cut. On a narrow terminal cells wrap; on a very narrow one each row is printed as a list."""
+    """Print a table, or the sentence `empty` if there are no rows. Columns in `numbers` are right-aligned; cells in the
+    columns `uncut` are never cut. On a narrow terminal, cells wrap; on a very narrow one, each row becomes a list."""
     if not rows:
         print(empty)
         return
@@ -97,8 +97,8 @@ def terminal_width() -> int | None:
 
 
 def wrapped(text: str) -> str:
-    """The text with long lines wrapped between words for the terminal. Continuation lines are indented to the second
-    column if spaces set one."""
+    """Wrap long lines between words to fit the terminal. If spaces separate two columns, continuation lines are
+    indented to the second one."""
     room = terminal_width()
     if room is None:
         return text
@@ -115,7 +115,8 @@ def _wrapped(line: str, room: int) -> str:
 
 
 def _narrowed(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
-    """Widths that fit, reducing the widest columns first; None if a word would have to be broken."""
+    """Column widths that fit into `room` characters, with the widest columns reduced first. None if a word would have
+    to be broken."""
     least = [max(len(word) for row in cells for word in row[column].split() or [""]) for column in range(len(widths))]
     room -= len(_GAP) * (len(widths) - 1)
     if sum(least) > room:
@@ -147,16 +148,16 @@ def _print_lists(cells: Sequence[Sequence[str]], room: int) -> None:
 
 def _cell(value: Any, uncut: bool) -> str:
     text = "" if value is None else plain(str(value)).replace("\n", " ")
-    return text if uncut or len(text) <= _COLUMN else text[: _COLUMN - 1] + "…"
+    return text if uncut or len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 1] + "…"
 
 
 def when(seconds: float | None) -> str:
-    """A point in time in the local time zone."""
+    """A date and time in the local time zone."""
     return "" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A human-readable number of bytes."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -165,7 +166,7 @@ def size(count: float) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A share between 0 and 1 as a bar of at most `width` characters; any share above 0 is visible."""
+    """A bar of at most `width` characters for a share between 0 and 1. Any share above 0 is visible."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
@@ -181,7 +182,7 @@ def enumerated(things: Sequence[str]) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration for people."""
+    """A human-readable duration."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"

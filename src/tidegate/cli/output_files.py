@@ -1,7 +1,7 @@
-"""Files written by commands.
+"""Writing output files.
 
-A file is complete or does not exist. An existing file is replaced only on request, and atomically. A transcript is
-readable by its owner only. Any problem with the target is a one-sentence error.
+A file is either complete or does not exist. Existing files are replaced only on request, and atomically. Only the owner
+can read a file. Every problem with the target is reported in one sentence.
 """
 
 import os
@@ -13,12 +13,12 @@ from tidegate.errors import TidegateError
 
 
 def check_place(target: Path, *, force: bool) -> Path:
-    """The real path of the target. Raises if it cannot or must not be written."""
+    """Return the real path of the target. Raises if it cannot or must not be written."""
     place = Path(os.path.realpath(target))
     if place.is_dir():
         raise TidegateError(f"{target} is a folder: choose a file in it.")
     if not place.parent.is_dir():
-        raise TidegateError(f"{target} cannot be created because there is no folder {place.parent}: create it first.")
+        raise TidegateError(f"{target} cannot be created because {place.parent} is not a folder: create it first.")
     if place.exists() and not place.is_file():
         raise TidegateError(f"{target} is not a regular file: choose another, or omit -o and redirect the output.")
     if place.exists() and not force:
@@ -39,7 +39,7 @@ def write_file(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
             file.flush()
             os.fsync(file.fileno())
         if not force:
-            # Create the target first: a file that appeared meanwhile is not ours to replace.
+            # Create the target first, so that a file which appeared in the meantime is not replaced.
             os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         Path(beside).replace(place)
     except FileExistsError:

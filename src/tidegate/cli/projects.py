@@ -1,7 +1,7 @@
-"""`tidegate projects`: the files of shared project folders that may enter prompts.
+"""`tidegate projects`: reviews files in shared project folders before they are used in prompts.
 
-Only what was shown is accepted, with invisible characters made visible: the gateway refuses a file that changes in
-between.
+Files are shown with invisible characters made visible. The gateway accepts a file only if it has not changed
+since it was shown.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from tidegate.cli.client import GatewayClient
 
 _PATH = "/api/projects/files"
-_SHOWN_BYTES = 1024 * 1024  # the most that a prompt could take, and what the gateway digests
+_SHOWN_BYTES = 1024 * 1024  # as much as fits into a prompt; the gateway digests the same part
 
 
 @click.group("projects")
 def command() -> None:
-    """List or accept prompt files from project folders that users other than the owner could write to."""
+    """List or accept prompt files in project folders that users other than the owner could write to."""
 
 
 @command.command("list")
 @home_option
 @json_option
 def list_(home: Path, as_json: bool) -> None:
-    """List AGENTS.md and similar files, and skill files, in folders that other users' conversations had."""
+    """List AGENTS.md and similar files, and skill files, in folders that other users' conversations worked in."""
     from tidegate.cli.client import GatewayClient
 
     files = _files(GatewayClient(home))
@@ -40,23 +40,23 @@ def list_(home: Path, as_json: bool) -> None:
         print_json(files)
         return
     rows = [(file["path"], "yes" if file["trusted"] else "no: new or changed") for file in files]
-    print_table(("file", "used in prompts"), rows, empty="Only the owner's conversations had project folders.")
+    print_table(("file", "used in prompts"), rows, empty="Only the owner's conversations have used project folders.")
 
 
 @command.command("trust")
 @click.argument("paths", nargs=-1)
-@click.option("--yes", is_flag=True, help="Accept without showing or asking.")
+@click.option("--yes", is_flag=True, help="Accept without showing the files or asking.")
 @home_option
 @json_option
 def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
-    """Accept new or changed files at PATHS (default: all) as they are now.
+    """Accept new or changed files at PATHS (default: all) in their current version.
 
-    Each file is shown first. New conversations use the accepted files.
+    Each file is shown first. Accepted files are used in new conversations.
     """
     from tidegate.cli.client import GatewayClient
 
     if not yes and not at_terminal():
-        raise TidegateError("There is no terminal: read the files, then use --yes.")
+        raise TidegateError("There is no terminal for a confirmation: read the files, then use --yes.")
     api = GatewayClient(home)
     chosen = _chosen(_files(api), paths)
     accepted = [file for file in chosen if yes or _is_accepted(file)]
@@ -91,7 +91,7 @@ def _is_accepted(file: dict[str, Any]) -> bool:
     with Path(file["path"]).open("rb") as opened:
         data = opened.read(_SHOWN_BYTES)
     if hashlib.sha256(data).hexdigest() != file["sha256"]:
-        raise TidegateError(f"{plain(file['path'])} is changing while you read it; try again.")
+        raise TidegateError(f"{plain(file['path'])} has changed since it was listed; try again.")
     print(f"--- {plain(file['path'])}")
     for line in data.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n"):
         print(shown(line.removesuffix("\r")))

@@ -1,4 +1,4 @@
-"""The root of the command line: finds the command, and turns errors into messages and exit codes."""
+"""The root command: runs the chosen command, and turns errors into messages and exit codes."""
 
 import errno
 import importlib
@@ -15,21 +15,21 @@ from tidegate.errors import TidegateError
 
 COMMANDS = {
     "up": "Start the gateway in this terminal.",
-    "stop": "Stop the running gateway in an orderly way.",
+    "stop": "Stop the running gateway gracefully.",
     "status": "Show the state of the running gateway.",
     "chat": "Talk to an agent of the running gateway.",
-    "sessions": "List, show, reload, end, delete or export conversations; their settings.",
+    "sessions": "List, show, reload, end, delete or export conversations.",
     "usage": "Show tokens and cost of model calls, and the budgets.",
     "memory": "List or edit notes about users and agents' work.",
-    "approvals": "List or answer approval requests and questions of agents.",
+    "approvals": "List or answer agents' approval requests and questions.",
     "audit": "Show the audit log.",
     "keys": "Add, list or revoke keys for the HTTP API.",
-    "browsers": "List signed-in browsers or sign them out.",
+    "browsers": "List the browsers signed in to the chat page, or sign them out.",
     "models": "List the configured models and their properties.",
-    "skills": "List the skills of the agents, and why others are left out.",
-    "projects": "List or accept prompt files from shared project folders.",
+    "skills": "List the agents' skills, and folders that could not be used.",
+    "projects": "List or accept prompt files in shared project folders.",
     "config": "Check or show the configuration.",
-    "doctor": "Check for problems with the installation.",
+    "doctor": "Check the installation for problems.",
     "version": "Show the version.",
 }
 
@@ -45,7 +45,7 @@ def version(as_json: bool) -> None:
 
 
 class _Commands(click.Group):
-    """Imports the module of a command only when it runs; help needs none of them."""
+    """Imports the module of a command only when the command runs; `--help` imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -79,7 +79,7 @@ class _Commands(click.Group):
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def root() -> None:
-    """Tidegate: an agent gateway that stays level."""
+    """Tidegate, an agent gateway with stable memory."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -106,7 +106,7 @@ def _run(arguments: list[str] | None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
-        _discard_output()  # the reader has gone
+        _discard_output()  # the reader closed the pipe
         return 1
     except OSError as error:
         if error.filename is None and error.errno in _DISK_ERRORS:
@@ -118,7 +118,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _discard_output() -> None:
-    """Keep the interpreter from writing again at exit."""
+    """Keep the interpreter from flushing standard output again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

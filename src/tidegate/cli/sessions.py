@@ -17,23 +17,28 @@ _PAGE = 200  # rows in one request
 
 @click.group("sessions")
 def command() -> None:
-    """List, show, reload, end, delete or export conversations; show their settings and context."""
+    """List, show, reload, end, delete or export conversations, and show their settings and context."""
 
 
 @command.command("list")
-@click.option("--query", "-q", help="Only conversations that contain these words.")
+@click.option("--query", "-q", help="Show only conversations that contain these words.")
 @click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True)
-@click.option("--ended", is_flag=True, help="Ended conversations instead of live ones.")
-@click.option("--all", "everyone", is_flag=True, help="Conversations of all users, with their names.")
+@click.option("--ended", is_flag=True, help="Show ended conversations instead of live ones.")
+@click.option("--all", "everyone", is_flag=True, help="Show the conversations of all users, with their names.")
 @home_option
 @json_option
 def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path, as_json: bool) -> None:
-    """List your conversations, or with --all those of all users, the most recently used first."""
+    """List your conversations, or with --all those of all users, most recently used first."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
-    asked = {"q": query, "limit": limit, "ended": "true" if ended else None, "everyone": "true" if everyone else None}
-    found = api.call("GET", "/api/sessions", query=asked)["sessions"]
+    parameters = {
+        "q": query,
+        "limit": limit,
+        "ended": "true" if ended else None,
+        "everyone": "true" if everyone else None,
+    }
+    found = api.call("GET", "/api/sessions", query=parameters)["sessions"]
     if as_json:
         print_json(found)
         return
@@ -78,13 +83,13 @@ def show(session: str, home: Path, as_json: bool) -> None:
 
 
 def _override(setting: dict[str, Any]) -> str:
-    """The value of a setting of this conversation, its source, and when it expires."""
-    ends = f"until {when(setting['expires'])}" if setting.get("expires") else "to its end"
+    """The value, source and expiry of a setting that overrides the configuration."""
+    ends = f"until {when(setting['expires'])}" if setting.get("expires") else "until it ends"
     return f"{setting['value']} ({setting['source']}, {ends})"
 
 
 def _setting(row: dict[str, Any]) -> tuple[Any, str, str]:
-    """Value, source and end. A fallback is set automatically and contains its own end."""
+    """The value, source and expiry of a setting. A fallback is set automatically and contains its expiry."""
     value = row["value"]
     if isinstance(value, dict):
         return _fallback(value), row["source"], when(value["until"])
@@ -121,29 +126,29 @@ def _said(message: dict[str, Any]) -> str:
 @home_option
 @json_option
 def context(session: str, home: Path, as_json: bool) -> None:
-    """Show the context of a conversation: the parts that fill the model's window."""
+    """Show which parts of a conversation fill the model's window."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
-    filling = api.call("GET", f"{api.session(session)}/context")
+    usage = api.call("GET", f"{api.session(session)}/context")
     if as_json:
-        print_json(filling)
+        print_json(usage)
         return
-    window = filling["window"]
+    window = usage["window"]
     rows = [
         (part["name"], f"{part['tokens']:,}", f"{part['tokens'] / window:.1%}", part["count"] or "")
-        for part in filling["parts"]
+        for part in usage["parts"]
     ]
-    rows.append(("total", f"{filling['tokens']:,}", f"{filling['tokens'] / window:.1%}", ""))
-    for name, tokens in (("a summary is prepared from", filling["soft"]), ("and applied above", filling["hard"])):
+    rows.append(("total", f"{usage['tokens']:,}", f"{usage['tokens'] / window:.1%}", ""))
+    for name, tokens in (("a summary is prepared above", usage["soft"]), ("and applied above", usage["hard"])):
         rows.append((name, f"{tokens:,}", f"{tokens / window:.1%}", ""))
-    rows.append((f"window of {filling['model']}", f"{window:,}", "", ""))
+    rows.append((f"window of {usage['model']}", f"{window:,}", "", ""))
     print_table(("part", "tokens", "share", "number"), rows, empty="")
-    if filling["summaries"]:
-        shown = "a summary or list" if filling["summaries"] == 1 else f"{filling['summaries']} summaries or lists"
-        print(f"Messages 1 to {filling['summarised']:,} are replaced by {shown}.")
-    if filling["resting"]:
-        print(f"Automatic summaries are paused until {when(filling['rests_until'])}: {filling['resting']}")
+    if usage["summaries"]:
+        shown = "a summary or list" if usage["summaries"] == 1 else f"{usage['summaries']} summaries or lists"
+        print(f"Messages 1 to {usage['summarised']:,} are replaced by {shown}.")
+    if usage["resting"]:
+        print(f"Automatic summaries are suspended until {when(usage['rests_until'])}: {usage['resting']}")
 
 
 @command.command("end")
@@ -151,7 +156,7 @@ def context(session: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def end(session: str, home: Path, as_json: bool) -> None:
-    """End a conversation permanently. Its transcript stays readable for its retention period."""
+    """End a conversation for good. Its transcript stays readable until its retention period is over."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -164,12 +169,12 @@ def end(session: str, home: Path, as_json: bool) -> None:
 
 @command.command("delete")
 @click.argument("session")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation; required without a terminal.")
 @home_option
 @json_option
 @click.pass_context
 def delete(context: click.Context, session: str, yes: bool, home: Path, as_json: bool) -> None:
-    """Delete a conversation with its transcript."""
+    """Delete a conversation and its transcript."""
     from tidegate.cli.client import GatewayClient
     from tidegate.errors import TidegateError
 
@@ -177,10 +182,12 @@ def delete(context: click.Context, session: str, yes: bool, home: Path, as_json:
     path = api.session(session)
     if not yes:
         if not at_terminal():
-            raise TidegateError(f"{session} was not deleted, since there is no terminal for a confirmation: use --yes.")
+            raise TidegateError(
+                f"{session} was not deleted because there is no terminal for a confirmation: use --yes."
+            )
         title = api.call("GET", path).get("title")
         named = f"“{plain(title)}” ({session})" if title else session
-        if not click.confirm(f"Delete {named} with its transcript?", err=True):
+        if not click.confirm(f"Delete {named} and its transcript?", err=True):
             print("Nothing was deleted.", file=sys.stderr)
             context.exit(1)
     api.call("DELETE", path)
@@ -214,7 +221,10 @@ def export(session: str, output: Path | None, force: bool, home: Path) -> None:
 @home_option
 @json_option
 def settings(home: Path, as_json: bool) -> None:
-    """List settings of single conversations, such as a model, of all users, the latest first."""
+    """List settings of individual conversations, such as a model chosen by the user, latest first.
+
+    The conversations of all users are included.
+    """
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -252,18 +262,18 @@ def clear(session: str, key: str, home: Path, as_json: bool) -> None:
 
 @command.command("reload")
 @click.argument("session", required=False)
-@click.option("--all", "everyone", is_flag=True, help="Every live conversation without a running turn.")
+@click.option("--all", "everyone", is_flag=True, help="Reload every live conversation without a running turn.")
 @home_option
 @json_option
 def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> None:
-    """Use the agent's current prompt and tools in one conversation or in all.
+    """Apply the agent's current prompt and tools to one conversation or to all.
 
-    The model reads a changed conversation once more in full: its cached prefix is rebuilt.
+    The model has to read a changed conversation again in full, since its cached prefix is rebuilt.
     """
     from tidegate.cli.client import GatewayClient
 
     if (session is None) != everyone:
-        raise click.UsageError("Give the id of a conversation, or --all.")
+        raise click.UsageError("Specify the id of a conversation, or --all.")
     api = GatewayClient(home)
     if session is None:
         _reload_all(api, as_json)
@@ -280,7 +290,7 @@ def _reload(api: Any, session: str) -> bool:
 
 
 def _reload_all(api: Any, as_json: bool) -> None:
-    """Reload one after the other. A conversation that is busy or gone does not affect the others."""
+    """Reload conversations one by one. Those that are busy or gone do not affect the others."""
     from tidegate.errors import Conflict, NotFound
 
     changed: list[str] = []
@@ -306,7 +316,7 @@ def _reload_all(api: Any, as_json: bool) -> None:
 
 
 def _live(api: Any) -> list[str]:
-    """The ids of all live conversations, read completely before any of them is changed."""
+    """The ids of all live conversations, collected before any of them is changed."""
     found: list[str] = []
     before: str | None = None
     while True:

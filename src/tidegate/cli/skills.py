@@ -1,6 +1,6 @@
-"""`tidegate skills`: the skills of the agents, where each comes from, and why others are left out.
+"""`tidegate skills`: the agents' skills with their sources, and the folders that could not be used.
 
-It needs no running gateway and changes nothing. The result is what a new session would have.
+It needs no running gateway and changes nothing. It shows the skills that a new session would have.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 @click.command("skills")
-@click.option("--agent", help="Only those of this agent.")
+@click.option("--agent", help="Show only this agent's skills.")
 @home_option
 @json_option
 def command(agent: str | None, home: Path, as_json: bool) -> None:
-    """List the skills of the agents, where each comes from, and why others are left out."""
+    """List the agents' skills with their sources, and explain why folders are left out."""
     config = settings(home)
     if agent is not None and agent not in config.agents:
         raise click.ClickException(f"There is no agent {agent!r}{nearest(agent, config.agents)}")
@@ -75,8 +75,8 @@ def _json(skill_set: "SkillSet") -> dict[str, Any]:
 
 
 def _nothing(config: "Config", agent: str | None) -> str:
-    asked = [config.agents[agent]] if agent is not None else config.agents.values()
-    if any("skills" in each.tools for each in asked):
-        return f"There are no skills; put folders with a SKILL.md into {config.home / 'skills'}."
+    agents = [config.agents[agent]] if agent is not None else config.agents.values()
+    if any("skills" in each.tools for each in agents):
+        return f"There are no skills; to add one, put a folder with a SKILL.md into {config.home / 'skills'}."
     who = "No agent has" if agent is None else f"The agent {agent} does not have"
     return f'{who} the toolset "skills"; add it to the tools in [agents.{agent or "NAME"}].'

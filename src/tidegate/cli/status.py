@@ -24,13 +24,13 @@ from tidegate.status_report import (
     WorkspacesStatus,
 )
 
-_KINDS_SHOWN = 2  # of each owner in the table; JSON has them all
+_KINDS_SHOWN = 2  # per owner in the table; JSON has all of them
 
 
 @click.command("status")
 @home_option
 @json_option
-@click.option("--memory", is_flag=True, help="Show what the memory is made of, and who holds it.")
+@click.option("--memory", is_flag=True, help="Show memory usage by kind and owner.")
 @click.option("--link", is_flag=True, help="Print a new one-time link to the chat page instead.")
 def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
     """Show the state of the running gateway."""
@@ -66,7 +66,7 @@ def _print_facts(status: StatusReport) -> None:
         ("up", span(status.uptime)),
         *((f"agent {agent.agent}", agent.title) for agent in status.agents),
         *((f"model {name}", text) for name, state in status.model_states.items() if (text := _model_state(state))),
-        ("turns", f"{turns.running} running, {turns.waiting} waiting, {turns.asking} asking a person, "
+        ("turns", f"{turns.running} running, {turns.waiting} waiting, {turns.asking} waiting for a person, "
                   f"{turns.delegating} waiting for other agents; "
                   f"{turns.answered} answered, {turns.failed} failed, {turns.stopped} stopped so far"),
         ("tokens", f"{day.tokens:,} {day_limit} since midnight UTC"),
@@ -112,9 +112,9 @@ def commands(workspaces: WorkspacesStatus) -> str:
 
 
 def _compactions(counts: dict[str, int]) -> str:
-    """How often conversations were made to fit, by method."""
+    """How often conversations were reduced to fit the window, by method."""
     words = {
-        "summary": "made to fit by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "without media",
+        "summary": "reduced by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "by omitting media",
         "useless": "useless summaries",
     }  # fmt: skip
     return ", ".join(f"{count} {words[how]}" for how, count in counts.items() if count)
@@ -149,12 +149,12 @@ def _replay(replay: ReplayerStatus) -> str:
 def _print_memory(memory: MemoryBreakdown) -> None:
     kinds = sorted(memory.kinds.items(), key=lambda kind: -kind[1].bytes)
     rows = [
-        ("private (RssAnon + VmSwap), made of:", size(memory.private)),
+        ("private (RssAnon + VmSwap)", size(memory.private)),
         *((f"  {kind}", size(holding.bytes)) for kind, holding in kinds if holding.bytes),
         ("  unexplained", size(memory.unexplained)),
         ("explained", f"{memory.explained:.0%}"),
         ("growth since the start", f"{size(memory.growth)}, {memory.growth_explained:.0%} of it explained"),
-        ("ceiling, above which idle ones are unloaded", size(memory.ceiling)),
+        ("ceiling (idle conversations unload above it)", size(memory.ceiling)),
         ("resident (VmRSS)", size(memory.rss)),
         ("peak resident (VmHWM)", size(memory.peak)),
         ("threads, descriptors", f"{memory.threads}, {memory.descriptors}"),

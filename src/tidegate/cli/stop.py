@@ -1,4 +1,4 @@
-"""`tidegate stop`: asks the running gateway to stop, and waits until it has."""
+"""`tidegate stop`: asks the running gateway to stop, and waits for it."""
 
 import contextlib
 import sys
@@ -13,30 +13,30 @@ from tidegate.errors import TidegateError
 from tidegate.gateway import ControlUnanswered, Holder, ask, holder_of
 
 _POLL_SECONDS = 0.02
-_GRACE_SECONDS = 10.0  # on top of the gateway's own budget, for a machine under load
+_GRACE_SECONDS = 10.0  # added to the gateway's own time limit, for a machine under load
 
 
 @click.command("stop")
 @home_option
 @json_option
 def command(home: Path, as_json: bool) -> None:
-    """Stop the running gateway in an orderly way.
+    """Stop the running gateway gracefully.
 
-    Running turns may finish within [limits] shutdown_seconds; the others continue after the next start.
+    Running turns may finish within [limits] shutdown_seconds; the rest continue after the next start.
     """
     holder = holder_of(home)
     if holder is None:
         if as_json:
             print_json({"stopped": False, "pid": None})
         else:
-            print(f"No gateway runs for {home}.")
+            print(f"No gateway is running for {home}.")
         return
     began = time.monotonic()
     answer = ask(home, {"do": "stop"})
     deadline = began + float(answer.get("within", 0)) + _GRACE_SECONDS
     try:
         if turns := int(answer.get("turns", 0)):
-            waits = f"waiting for {counted(turns, 'turn')}; Ctrl-C leaves them for the next start"
+            waits = f"waiting for {counted(turns, 'turn')}; press Ctrl-C to resume them after a restart"
             print(waits, file=sys.stderr, flush=True)
         _wait(home, holder, deadline)
     except KeyboardInterrupt:
@@ -52,11 +52,11 @@ def command(home: Path, as_json: bool) -> None:
 
 
 def _wait(home: Path, holder: Holder, deadline: float) -> None:
-    """Wait until this gateway has released the folder (another may have taken it since), or until the deadline."""
+    """Wait until this gateway has released the home folder. Another one may have locked it since."""
     while (found := holder_of(home)) is not None and (not found.pid or found.is_same(holder)):
         if time.monotonic() > deadline:
             raise TidegateError(
-                f"The gateway ({holder}) has not stopped within its budget: look at its log, or end it with "
+                f"The gateway ({holder}) has not stopped in time: check its log, or kill it with "
                 f"`kill -9 {holder.pid}`, which loses no accepted message."
             )
         time.sleep(_POLL_SECONDS)

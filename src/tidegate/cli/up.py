@@ -14,17 +14,17 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Listen on this port instead of [server] port; 0 is any free one."
 )
-@click.option("--replace", is_flag=True, help="Take over from a gateway running on the same home folder.")
-@click.option("--record", type=_FILE, help="Record the model traffic to this new file, without keys.")
-@click.option("--replay", type=_FILE, help="Answer from such a file; no model is called and no key is needed.")
+@click.option("--replace", is_flag=True, help="Take over from the gateway that is running for this home folder.")
+@click.option("--record", type=_FILE, help="Record model traffic to this new file, without keys.")
+@click.option("--replay", type=_FILE, help="Replay answers from a recording; no model is called and no key is needed.")
 @click.option("--foreground", is_flag=True, default=True, hidden=True, help="The only mode, and the default.")
 def command(
     home: Path, port: int | None, replace: bool, record: Path | None, replay: Path | None, foreground: bool
 ) -> None:
     """Start the gateway in this terminal.
 
-    It prints `ready` with its address, and a one-time link to the chat page. Ctrl-C or `tidegate stop` stops it in an
-    orderly way; a second Ctrl-C does not wait for running turns, which then continue after the next start.
+    It prints `ready` with its address, and a one-time link to the chat page. Ctrl-C or `tidegate stop` stops it
+    gracefully; after a second Ctrl-C it no longer waits for running turns, which continue after the next start.
     """
     from tidegate.gateway import run
 

@@ -16,7 +16,7 @@ from tidegate.values import BILLION, dollars
 _BY = ("model", "agent", "principal", "channel", "session", "job", "hour", "day", "month")
 _FORMATS = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "month": "%Y-%m"}
 _BAR = 24  # characters
-_MOST = 1000  # rows that one answer may have
+_MAX_ROWS = 1000  # in one response
 _NOTHING = {"calls": 0, "input": 0, "cached": 0, "output": 0, "cost": 0}
 _WINDOWS = {"hour": "this hour", "day": "today", "month": "this month", "total": "in all"}
 
@@ -29,9 +29,9 @@ _WINDOWS = {"hour": "this hour", "day": "today", "month": "this month", "total":
 @home_option
 @json_option
 def command(by: str, since: str, until: str | None, budgets: bool, home: Path, as_json: bool) -> None:
-    """Show tokens and cost of model calls of all users. Times are UTC.
+    """Show the tokens and cost of all users' model calls. Times are UTC.
 
-    Usage of deleted conversations is still counted, without its user.
+    The usage of deleted conversations is still included, but without its user.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -40,7 +40,7 @@ def command(by: str, since: str, until: str | None, budgets: bool, home: Path, a
         found = api.call("GET", "/api/budgets")
         print_json(found) if as_json else _print_budgets(found)
         return
-    found = api.call("GET", "/api/usage", query={"by": by, "since": since, "until": until, "limit": _MOST})
+    found = api.call("GET", "/api/usage", query={"by": by, "since": since, "until": until, "limit": _MAX_ROWS})
     print_json(found) if as_json else print_usage(found)
 
 
@@ -59,9 +59,9 @@ def print_usage(found: dict[str, Any]) -> None:
     heads = (by, "calls", "input", "cached", "", "output", "cost", *((f"by {unit}",) if timed else ()))
     print_table(heads, table, empty="No model was called in this period.", numbers=range(1, 7))
     if found["more"]:
-        print(f"Only the {'latest' if timed else 'first'} {len(found['rows'])} are shown; the total includes all.")
+        print(f"Only the {'latest' if timed else 'first'} {len(found['rows'])} rows are shown; the total includes all.")
     if estimated := found["total"]["estimated"]:
-        print(f"The provider did not count the tokens of {estimated} of {found['total']['calls']} calls: estimated.")
+        print(f"Estimated for {estimated} of {found['total']['calls']} calls, whose tokens the provider did not count.")
 
 
 def _name(by: str, row: dict[str, Any]) -> str:
@@ -80,10 +80,10 @@ def _amount(row: dict[str, Any], unit: str) -> float:
 
 
 def without_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows with an empty one for each hour or day in between, up to the maximum number of rows."""
+    """Fill gaps between the rows with an empty row per hour or day, up to the maximum number of rows."""
     pattern, length = _FORMATS[by], timedelta(hours=1) if by == "hour" else timedelta(days=1)
     before: datetime | None = None
-    room, last = _MOST, ""
+    room, last = _MAX_ROWS, ""
     for row in rows:
         moment = datetime.strptime(row["key"], pattern)
         while before is not None and (before := before + length) < moment and room:
@@ -104,11 +104,11 @@ def _print_budgets(found: dict[str, Any]) -> None:
     ]  # fmt: skip
     print_table(("budget", "per", "of", "spent", "", ""), rows, empty="There are no budgets.", numbers=(4,))
     if found["more"]:
-        print(f"Only the first {len(rows)} are shown.")
+        print(f"Only the first {len(rows)} budgets are shown.")
 
 
 def spending(budget: BudgetView) -> str:
-    """The amount spent, the limit, and the window."""
+    """The amount spent, the limit, and the period."""
     parts = []
     if budget.tokens_limit is not None:
         parts.append(f"{budget.tokens:,} of {budget.tokens_limit:,} tokens")

@@ -1,6 +1,6 @@
-"""Slash commands, the same on the page and in the terminal.
+"""Slash commands, which are the same on the chat page and in the terminal.
 
-`build` returns the registry with all commands; a new package adds its commands to `COMMANDS`.
+`build` returns the registry of all commands. To add commands, add them to `COMMANDS`.
 """
 
 from tidegate.commands import approvals, context, conversation, memory, settings, skills
@@ -17,7 +17,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
     *skills.COMMANDS,
     *memory.COMMANDS,
 )
-"""All but /help, which the registry makes itself."""
+"""All commands except /help, which the registry provides."""
 
 
 def build(service: Sessions) -> Commands:

@@ -1,6 +1,7 @@
 """Commands that answer an agent's questions: approve, deny, answer.
 
-The id may be left out if only one question is open: in this conversation or, before there is one, in all of them.
+The id can be omitted if only one question is open in this conversation or, before the first message, in all of the
+user's conversations.
 """
 
 import re
@@ -11,10 +12,10 @@ from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.turns import QuestionView
 
 LISTED = 10
-"""Open questions that are listed."""
+"""Maximum number of open questions in a list."""
 
 LINE_CHARACTERS = 80
-"""Characters of each of them."""
+"""Maximum length of each line in the list."""
 
 _ID = re.compile(r"(ap_\w+)(?:\s+|$)")
 
@@ -22,7 +23,7 @@ _ID = re.compile(r"(ap_\w+)(?:\s+|$)")
 async def approve(context: CommandContext, words: str) -> CommandReply:
     id, rest = _split(words)
     if rest:
-        raise Refused("Use /approve or /approve ID; only a denial takes a reason.", code="bad_argument")
+        raise Refused("Use /approve or /approve ID; only /deny accepts a reason.", code="bad_argument")
     return await _answer(context, id, "approved", "", "Approved")
 
 
@@ -34,7 +35,7 @@ async def deny(context: CommandContext, words: str) -> CommandReply:
 async def answer(context: CommandContext, words: str) -> CommandReply:
     id, text = _split(words)
     if not text:
-        raise Refused("Add the answer: /answer TEXT, or its number.", code="missing_argument")
+        raise Refused("The answer is missing: use /answer TEXT or /answer NUMBER.", code="missing_argument")
     return await _answer(context, id, "answered", text, "Answered")
 
 
@@ -49,27 +50,27 @@ async def _answer(
 
 
 async def _find(context: CommandContext, id: str, kind: Literal["approval", "question"]) -> QuestionView:
-    """The question that is meant. If there are several, or none of this kind, the error lists the open ones."""
+    """Finds the question to answer. If it is ambiguous, or none is of this kind, the error lists the open ones."""
     questions = context.service.questions
     if id:
         return await questions.get(id, context.principal)
     found = await questions.open_for(context.principal, session=context.session)
-    fitting = [question for question in found if question.kind == kind]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
+    matching = [question for question in found if question.kind == kind]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
         raise Conflict(
-            f"Several questions are open: choose one by its id.\n{listing(fitting)}", code="several_questions"
+            f"Several questions are open: choose one by its id.\n{listing(matching)}", code="several_questions"
         )
     if found:
-        raise Conflict(
-            f"No question of that kind is open here, but this one is.\n{listing(found)}", code="answer_unfit"
-        )
+        raise Conflict(f"No question of this kind is open here. Use instead:\n{listing(found)}", code="answer_unfit")
     if others := await questions.open_for_others(context.principal, context.session):
-        return others[0]  # refused later, with the name of the right that is missing
+        return others[0]  # answering it is refused with the name of the missing permission
     elsewhere = await questions.open_for(context.principal, limit=LISTED) if context.session else []
     if elsewhere:
-        raise NotFound(f"No question is open here, but elsewhere.\n{listing(elsewhere)}", code="question_not_found")
+        raise NotFound(
+            f"No question is open in this conversation. In others:\n{listing(elsewhere)}", code="question_not_found"
+        )
     raise NotFound("No question is open.", code="question_not_found")
 
 
@@ -94,19 +95,19 @@ COMMANDS = (
     SlashCommand(
         name="approve",
         arguments="[ID]",
-        help="Approve the action that the agent asks permission for.",
+        help="Approve the action that the agent wants to take.",
         handler=approve,
     ),
     SlashCommand(
         name="deny",
         arguments="[ID] [REASON]",
-        help="Deny the action that the agent asks permission for; it is told the reason and continues.",
+        help="Deny the action that the agent wants to take. The agent sees the reason and continues.",
         handler=deny,
     ),
     SlashCommand(
         name="answer",
         arguments="[ID] TEXT|NUMBER",
-        help="Answer a question of the agent, with one of its choices or, if it has none, in your own words.",
+        help="Answer the agent's question: with one of its choices or, if it has none, in your own words.",
         handler=answer,
     ),
 )

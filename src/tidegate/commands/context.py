@@ -1,4 +1,4 @@
-"""Commands about the context window: context, compact."""
+"""Commands for the context window: context, compact."""
 
 import time
 
@@ -7,9 +7,9 @@ from tidegate.errors import Refused
 from tidegate.turns import WindowUsage
 
 BAR = 24
-"""The width of a bar for the whole window, in characters."""
+"""The width in characters of the bar that represents the window."""
 
-REBUILDS = "The model reads the whole conversation once more (its cached prefix is rebuilt)."
+REBUILDS = "The model reads the whole conversation again (its cached prefix is rebuilt)."
 
 
 async def context(context: CommandContext, words: str) -> CommandReply:
@@ -21,7 +21,7 @@ async def context(context: CommandContext, words: str) -> CommandReply:
 async def compact(context: CommandContext, words: str) -> CommandReply:
     _check_alone("compact", words)
     await context.service.operations.ask_to_compact(context.here(), context.principal)
-    text = f"Older messages are summarised with your next message; nothing is deleted. {REBUILDS}"
+    text = f"Older messages will be summarised with your next message; nothing is deleted. {REBUILDS}"
     return CommandReply(text=text, session=context.session)
 
 
@@ -34,8 +34,8 @@ def format_usage(usage: WindowUsage) -> str:
     """The usage as lines of text."""
     about = "" if usage.counted else "about "
     lines = [
-        f"{about}{usage.tokens:,} of {usage.window:,} tokens are in use, {_share(usage.tokens, usage)} of the "
-        f"window of {usage.model}",
+        f"{about}{usage.tokens:,} of {usage.window:,} tokens in use, {_share(usage.tokens, usage)} of the window of "
+        f"{usage.model}",
         _bar(usage.tokens, usage),
     ]
     width = max((len(share.name) for share in usage.parts), default=0)
@@ -46,8 +46,8 @@ def format_usage(usage: WindowUsage) -> str:
         by = "a summary or list" if usage.summaries == 1 else f"{usage.summaries} summaries or lists"
         lines.append(f"Messages 1 to {usage.summarised:,} are replaced by {by} of them.")
     lines.append(
-        f"Above {usage.soft:,} tokens a summary is prepared, above {usage.hard:,} it replaces older messages; "
-        "/compact does so with the next message."
+        f"Above {usage.soft:,} tokens a summary is prepared; above {usage.hard:,} it replaces older messages. "
+        "/compact does this with the next message."
     )
     if usage.resting:
         until = time.strftime("%H:%M", time.localtime(usage.rests_until or 0))
@@ -60,7 +60,7 @@ def _share(tokens: int, usage: WindowUsage) -> str:
 
 
 def _bar(tokens: int, usage: WindowUsage) -> str:
-    """A bar that shows how full the window is, with a mark at each threshold for summaries."""
+    """A bar that shows how full the window is, with a mark at each summary threshold."""
     full = min(BAR, round(BAR * tokens / usage.window))
     cells = ["█"] * full + ["·"] * (BAR - full)
     for mark in (usage.soft, usage.hard):
@@ -73,7 +73,7 @@ COMMANDS = (
     SlashCommand(name="context", help="Show what fills the model's context window, by part.", handler=context),
     SlashCommand(
         name="compact",
-        help="Summarise older messages for the model; the transcript stays complete.",
+        help="Replace older messages with summaries for the model; the transcript stays complete.",
         handler=compact,
         cost=REBUILDS,
         mid_turn="applies with the next turn",

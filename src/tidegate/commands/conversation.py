@@ -1,4 +1,4 @@
-"""Commands about the conversation itself: new, stop, retry, undo, reload, title, resume, sessions."""
+"""Commands for the conversation itself: new, stop, retry, undo, reload, title, resume, sessions."""
 
 import time
 
@@ -7,16 +7,18 @@ from tidegate.errors import Refused
 from tidegate.sessions import SessionView
 
 LISTED = 20
-"""Conversations that `/sessions` shows."""
+"""Number of conversations that `/sessions` lists."""
 
-REBUILDS = "The model reads the whole conversation once more (its cached prefix is rebuilt)."
+REBUILDS = "The model reads the whole conversation again (its cached prefix is rebuilt)."
 
 KEPT = " Useful notes from this conversation will be saved; /memory shows them."
 
 
 async def new(context: CommandContext, words: str) -> CommandReply:
     if words:
-        raise Refused("/new takes no arguments; /title names a conversation once it has begun.", code="bad_argument")
+        raise Refused(
+            "/new takes no arguments; use /title to name the conversation once it has begun.", code="bad_argument"
+        )
     kept = ""
     if context.session is not None:
         row = await context.service.row(context.session, context.principal)
@@ -37,29 +39,31 @@ async def retry(context: CommandContext, _: str) -> CommandReply:
 
 async def undo(context: CommandContext, _: str) -> CommandReply:
     await context.service.operations.undo(context.here(), context.principal)
-    return CommandReply(text=f"The last turn is undone. {REBUILDS}", session=context.session)
+    return CommandReply(text=f"The last turn was undone. {REBUILDS}", session=context.session)
 
 
 async def reload(context: CommandContext, _: str) -> CommandReply:
     changed = await context.service.operations.reload(context.here(), context.principal)
-    text = f"Prompt and tools are as configured now. {REBUILDS}" if changed else "Prompt and tools had not changed."
+    text = f"Prompt and tools were updated. {REBUILDS}" if changed else "Prompt and tools had not changed."
     return CommandReply(text=text, session=context.session)
 
 
 async def title(context: CommandContext, words: str) -> CommandReply:
     if not words:
-        raise Refused("Add the title: /title Holiday plans", code="missing_argument")
+        raise Refused("The title is missing: use /title WORDS, such as /title Holiday plans.", code="missing_argument")
     await context.service.operations.set_title(context.here(), context.principal, words)
-    return CommandReply(text="Titled.", session=context.session)
+    return CommandReply(text="The title was changed.", session=context.session)
 
 
 async def resume(context: CommandContext, which: str) -> CommandReply:
     if not which:
-        raise Refused("Add the conversation: /resume NUMBER from /sessions, or its id.", code="missing_argument")
+        raise Refused(
+            "The conversation is missing: use /resume with a number from /sessions or an id.", code="missing_argument"
+        )
     session, is_new = await context.service.operations.resume(await _find(context, which), context.principal)
     view = await context.service.session(session, context.principal)
     name = view.title or view.name or view.id
-    text = f"{name} had ended; a new one begins with its transcript." if is_new else f"You are back in: {name}"
+    text = f"{name} had ended; a new conversation begins with its transcript." if is_new else f"You are back in: {name}"
     return CommandReply(text=text, session=session)
 
 
@@ -69,7 +73,7 @@ async def sessions(context: CommandContext, words: str) -> CommandReply:
         text = f"No conversation mentions {words}." if words else "There are no conversations yet."
         return CommandReply(text=text, session=context.session)
     if words:
-        # Numbers refer to the plain list; here they would name other conversations.
+        # /resume counts in the list without a search, so numbers here would be misleading.
         lines = [f"{view.id}  {_line(view, view.title or view.name or '')}" for view in found]
     else:
         named = ((view, view.title or view.name or view.id) for view in found)
@@ -87,7 +91,7 @@ async def _find(context: CommandContext, which: str) -> str:
     found = await _recent(context)
     number = int(which)
     if not 1 <= number <= len(found):
-        raise Refused(f"/sessions lists {len(found)} conversations; there is no number {number}.", code="not_found")
+        raise Refused(f"There is no number {number}: /sessions lists {len(found)} conversations.", code="not_found")
     return found[number - 1].id
 
 
@@ -105,7 +109,7 @@ COMMANDS = (
         handler=new,
         mid_turn="stops the running turn first",
     ),
-    SlashCommand(name="stop", help="Stop the running turn; its text so far stays.", handler=stop),
+    SlashCommand(name="stop", help="Stop the running turn. Its text so far is kept.", handler=stop),
     SlashCommand(
         name="retry",
         help="Retry the last message.",
@@ -131,7 +135,7 @@ COMMANDS = (
     SlashCommand(
         name="sessions",
         arguments="[WORDS]",
-        help="List conversations by number, or those that mention WORDS by id.",
+        help="List recent conversations by number, or those that mention WORDS by id.",
         handler=sessions,
     ),
     SlashCommand(

@@ -1,7 +1,7 @@
-"""Time spans, as users write them (`/model NAME for 2h`) and read them.
+"""Parsing and formatting of time spans (`/model NAME for 2h`).
 
-An invalid span is refused with a sentence that shows the format. A time is shown both by the gateway's clock and as the
-time left, so that it is right in every time zone.
+An invalid span is refused with a sentence that shows the format. Times are shown both by the gateway's clock and as the
+time left, so they are correct in any time zone.
 """
 
 import time
@@ -10,37 +10,37 @@ from tidegate.config import Duration, InvalidValue
 from tidegate.errors import Refused
 
 _FOR = "for"
-_READ = Duration(at_least=1.0)
+_TYPE = Duration(at_least=1.0)
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def split(command: str, words: str) -> tuple[str, float | None]:
-    """The choice, and its number of seconds (None: to the end of the conversation)."""
+    """Splits `CHOICE for TIME` into the choice and seconds; None means until the end of the conversation."""
     chosen, _, rest = words.partition(" ")
     rest = rest.strip()
     if not rest:
         return chosen, None
-    word, _, said = rest.partition(" ")
+    word, _, text = rest.partition(" ")
     if word != _FOR:
         how = f"{chosen} for {rest}" if _seconds(rest) else "NAME for 2h"
         raise Refused(f"To choose for a limited time, use /{command} {how}.", code="bad_argument")
-    seconds = _seconds(said)
+    seconds = _seconds(text)
     if seconds is None:
-        raise Refused(f"{said[:100]!r} is not a time span; use 30m, 2h or 7d, for example.", code="bad_argument")
+        raise Refused(f"{text[:100]!r} is not a time span; use 30m, 2h or 7d, for example.", code="bad_argument")
     if chosen == "default":
-        raise Refused(f"The default has no time limit; use /{command} default.", code="bad_argument")
+        raise Refused(f"The default cannot have a time limit; use /{command} default.", code="bad_argument")
     return chosen, seconds
 
 
-def _seconds(said: str) -> float | None:
+def _seconds(text: str) -> float | None:
     try:
-        return _READ.read(said)
+        return _TYPE.read(text)
     except InvalidValue:
         return None
 
 
 def span(seconds: float) -> str:
-    """`1.5 hours`."""
+    """Formats a time span, such as `1.5 hours`."""
     unit, length = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
     count = round(seconds / length, 1)
     return f"{count:g} {unit}" if count == 1 else f"{count:g} {unit}s"

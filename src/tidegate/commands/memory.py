@@ -35,22 +35,22 @@ async def _memory(context: CommandContext, words: str) -> CommandReply:
     subject = await _subject(context, service, about_agent)
     if verb == "add":
         note = await service.put(context.principal, subject, rest)
-        return CommandReply(text=f"Remembered as note {note.id}. {_WHEN}", session=context.session)
+        return CommandReply(text=f"Saved as note {note.id}. {_WHEN}", session=context.session)
     if verb == "edit":
         number, _, text = rest.partition(" ")
         note = await service.put(context.principal, subject, text.strip(), _number(number))
-        return CommandReply(text=f"Note {note.id} is changed. {_WHEN}", session=context.session)
+        return CommandReply(text=f"Note {note.id} was changed. {_WHEN}", session=context.session)
     if verb == "forget":
-        gone = await service.drop(context.principal, subject, _number(rest))
-        return CommandReply(text=f"Forgotten: {gone.text}", session=context.session)
+        note = await service.drop(context.principal, subject, _number(rest))
+        return CommandReply(text=f"Forgotten: {note.text}", session=context.session)
     raise Refused(
-        "Use /memory, /memory add TEXT, /memory edit NUMBER TEXT or /memory forget NUMBER; the same with /memory agent "
-        "for the notes about the agent's work.",
+        "Use /memory, /memory add TEXT, /memory edit NUMBER TEXT or /memory forget NUMBER; start with /memory agent "
+        "for notes about the agent's work.",
         code="bad_argument",
     )
 
 
-_WHEN = "New conversations begin with it; running ones get it with their next message."
+_WHEN = "New conversations start with it; running ones receive it with their next message."
 
 
 async def _shown(context: CommandContext, service: "Memory", about_agent: bool) -> str:
@@ -87,12 +87,14 @@ async def _agent(context: CommandContext) -> str | None:
 
 def _service(context: CommandContext) -> "Memory":
     if context.service.memory is None:
-        raise NotFound("No agent here has a memory; give one the toolset 'memory' in tidegate.toml.", code="no_memory")
+        raise NotFound(
+            "No agent of this gateway has a memory; add the toolset 'memory' to one in tidegate.toml.", code="no_memory"
+        )
     return context.service.memory
 
 
 def _with_hint(error: NotFound) -> NotFound:
-    """The error with a hint for a user in a chat."""
+    """Adds a hint for chat users to the error."""
     if error.code != "note_not_found":
         return error
     return NotFound(f"{error.message.rstrip('.')}; /memory lists the notes.", code="no_such_note")
@@ -101,7 +103,7 @@ def _with_hint(error: NotFound) -> NotFound:
 def _number(text: str) -> int:
     digits = text.strip().strip("[]")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 15):
-        raise Refused("Give the number of the note; /memory shows it.", code="missing_argument")
+        raise Refused("The number of the note is missing; /memory shows it.", code="missing_argument")
     return int(digits)
 
 
@@ -111,6 +113,6 @@ COMMANDS = (
         arguments="[agent] [add|edit|forget …]",
         help="Show or change the notes about you or, with agent, about the agent's work.",
         handler=memory,
-        mid_turn="works at once; the agent is told with the next message",
+        mid_turn="works at once; the agent sees the change with the next message",
     ),
 )

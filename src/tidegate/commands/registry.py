@@ -1,8 +1,8 @@
 """The registry of slash commands.
 
-A command is one value: name, aliases, help, arguments, cost, when it works, who may use it, and handler. Names and
-aliases are unique. `/help`, the page's completion and the documentation are generated from it. An unknown command is
-answered with the nearest known one, and never sent to a model.
+Each command is one value with its name, aliases, help, arguments, cost, availability, permission and handler. Names and
+aliases are unique. `/help`, the completion on the page and the documentation are generated from these values. The reply
+to an unknown command suggests the closest match; it is never sent to a model.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,11 +13,11 @@ from tidegate.sessions import Sessions
 from tidegate.values import Frozen
 
 LONGEST_NAME = 100
-"""Characters of an unknown command that are compared and quoted; a long message may begin with a slash."""
+"""Maximum characters of an unknown command that are compared and quoted, since any long message may start with /."""
 
 
 class CommandContext(Frozen, frozen=True):
-    """The caller of a command, their channel and their conversation."""
+    """The context of a command: the caller, their channel and their conversation."""
 
     service: Sessions
     principal: Principal
@@ -32,8 +32,8 @@ class CommandContext(Frozen, frozen=True):
 
 
 class CommandReply(Frozen, frozen=True):
-    """The answer to a command. `session` is the user's current conversation: None if it is over and the next message
-    starts a new one. `turn` is a turn of it that the command started or continued."""
+    """The reply to a command. `session` is the user's current conversation, or None if the next message starts a new
+    one. `turn` is the turn that the command started or continued, if any."""
 
     text: str
     session: str | None = None
@@ -44,7 +44,7 @@ Handler = Callable[[CommandContext, str], Awaitable[CommandReply]]
 
 
 class CommandInfo(Frozen, frozen=True, omit_defaults=False):
-    """A command as clients see it."""
+    """The description of a command for clients."""
 
     name: str
     aliases: tuple[str, ...]
@@ -62,7 +62,7 @@ class SlashCommand(Frozen, frozen=True):
     aliases: tuple[str, ...] = ()
     arguments: str = ""
     cost: str = ""
-    """The cost for the conversation, if any; shown in the help and after the command."""
+    """What the command costs the conversation, if anything; shown in the help and after the command."""
     mid_turn: str = "works at once"
     owner_only: bool = False
 
@@ -95,7 +95,7 @@ class Commands:
 
     @staticmethod
     def is_command(text: str) -> bool:
-        """A slash, then a word: `/usr/bin` is a path and `/ ` is text."""
+        """True for a slash followed by a word; `/usr/bin` is a path and `/ ` is text."""
         word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
         return len(word) > 1 and word[1:].isalpha()
 
@@ -105,7 +105,7 @@ class Commands:
         word, _, rest = line.strip().removeprefix("/").partition(" ")
         command = self._commands.get(word.lower())
         if command is None:
-            import difflib  # only a mistake needs it
+            import difflib  # needed only for typos
 
             word = word if len(word) <= LONGEST_NAME else f"{word[:LONGEST_NAME]}…"
             near = difflib.get_close_matches(word.lower(), self._commands, n=1)
@@ -140,7 +140,7 @@ class Commands:
         lines = [
             f"/{command.name} {command.arguments}".rstrip() + also,
             command.help,
-            f"In mid-turn: {command.mid_turn}.",
+            f"During a turn: {command.mid_turn}.",
             f"Cost: {command.cost}" if command.cost else "",
         ]
         return "\n".join(line for line in lines if line)

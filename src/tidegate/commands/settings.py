@@ -16,7 +16,7 @@ EFFORTS = get_args(Reasoning)
 SOURCE = "command"
 
 PARTS = 3
-"""The parts of the window that /status lists."""
+"""Number of parts of the window that /status lists."""
 
 
 async def model(context: CommandContext, words: str) -> CommandReply:
@@ -25,7 +25,7 @@ async def model(context: CommandContext, words: str) -> CommandReply:
     name, lasts = split("model", words)
     if not name:
         lines = _model(context, await context.service.session(session, context.principal))
-        lines.append(f"There are: {', '.join(names)}.")
+        lines.append(f"Available: {', '.join(names)}.")
         return CommandReply(text="\n".join(lines), session=session)
     if name == "default":
         for key in ("model", FALLBACK):
@@ -46,7 +46,7 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
     effort, lasts = split("reasoning", words)
     if not effort:
         lines = _reasoning(context, await context.service.session(session, context.principal))
-        lines.append(f"There are: {', '.join(EFFORTS)}.")
+        lines.append(f"Available: {', '.join(EFFORTS)}.")
         return CommandReply(text="\n".join(lines), session=session)
     if effort == "default":
         await context.service.operations.clear_setting(session, context.principal, "reasoning")
@@ -64,7 +64,7 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
 
 
 def _from_when(context: CommandContext, ends: float | None) -> str:
-    """The period in which a setting is in force."""
+    """The period in which a setting applies."""
     return _when(context) if ends is None else f"{_when(context)} {until(ends, context.service.now())}"
 
 
@@ -92,7 +92,7 @@ async def status(context: CommandContext, _: str) -> CommandReply:
 
 
 async def _filled(context: CommandContext) -> list[str]:
-    """How full the model's window is, and its largest parts."""
+    """The fill level of the model's window, and its largest parts."""
     usage = await context.service.window_usage(context.here(), context.principal)
     about = "" if usage.counted else "about "
     share = f"{usage.tokens / usage.window:.0%}"
@@ -114,13 +114,13 @@ async def _used(context: CommandContext) -> str:
 
 
 async def _asked(context: CommandContext) -> list[str]:
-    """The questions that wait for this person's answer here."""
+    """The questions in this conversation that the user can answer."""
     found = await context.service.questions.open_for(context.principal, session=context.session, limit=approvals.LISTED)
     return [f"asked         {line}" for line in approvals.listing(found).splitlines()]
 
 
 def _model(context: CommandContext, view: SessionView) -> list[str]:
-    """The model that answers, why, and the model that it overrides."""
+    """The current model, the reason for it, and the model that it overrides."""
     chosen = view.settings.get("model")
     agent = context.service.agent(view.agent)
     if agent is None:
@@ -132,7 +132,7 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
     if chosen.value != view.model:
         return [
             f"model         {view.model} (the agent's own)",
-            f"              {chosen.value}, chosen here by /model, is no longer configured; /model default forgets it",
+            f"              {chosen.value}, chosen with /model, is no longer configured; /model default clears it",
         ]
     return [
         f"model         {chosen.value} ({_held(context, view, 'model')})",
@@ -141,7 +141,7 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
 
 
 def _instead(context: CommandContext, fallen: FallbackState) -> list[str]:
-    """The fallback that answers instead of the agent's own model."""
+    """The fallback that currently replaces the agent's own model."""
     now = context.service.now()
     again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
     return [
@@ -166,7 +166,7 @@ def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
 
 
 def _whose(context: CommandContext, view: SessionView) -> str:
-    """The source of the reasoning effort if no other is chosen."""
+    """The source of the default reasoning effort."""
     agent = context.service.agent(view.agent)
     return "the model's own" if agent is None or agent.reasoning is None else "the agent's own"
 
@@ -174,31 +174,31 @@ def _whose(context: CommandContext, view: SessionView) -> str:
 def _held(context: CommandContext, view: SessionView, key: str) -> str:
     """The source of a setting, and its expiry."""
     setting = view.settings[key]
-    source = f"chosen here by /{key}" if setting.source == SOURCE else f"set by {setting.source}"
+    source = f"chosen with /{key}" if setting.source == SOURCE else f"set by {setting.source}"
     ends = setting.expires
-    return f"{source}, {'to the end of the conversation' if ends is None else until(ends, context.service.now())}"
+    return f"{source}, {'until the conversation ends' if ends is None else until(ends, context.service.now())}"
 
 
 COMMANDS = (
     SlashCommand(
         name="model",
         arguments="[NAME|default] [for TIME]",
-        help="Show or choose the model of this conversation, to its end or for a time such as 30m, 2h or 7d.",
+        help="Show or choose the model of this conversation, until it ends or for a time such as 30m, 2h or 7d.",
         handler=model,
-        cost="The cached prefix is rebuilt once, and again when the time is over.",
+        cost="The cached prefix is rebuilt once, and again when the time runs out.",
         mid_turn="applies from the next turn",
     ),
     SlashCommand(
         name="reasoning",
         arguments="[EFFORT|default] [for TIME]",
-        help=f"Show or choose the reasoning effort of this conversation ({', '.join(EFFORTS)}), to its end or for a "
+        help=f"Show or choose the reasoning effort of this conversation ({', '.join(EFFORTS)}), until it ends or for a "
         "time such as 30m, 2h or 7d.",
         handler=reasoning,
         mid_turn="applies from the next turn",
     ),
     SlashCommand(
         name="status",
-        help="Show the settings and the usage of this conversation, with their source and expiry.",
+        help="Show this conversation's usage, and its settings with their source and expiry.",
         handler=status,
     ),
 )

@@ -15,12 +15,14 @@ async def skills(context: CommandContext, words: str) -> CommandReply:
     if broken := sum(not left.covered for left in skill_set.left_out):
         lines.append(f"{broken} more cannot be used; `tidegate skills` says why.")
     if skill_set.entries and context.session is not None:
-        lines.append("The agent's prompt lists those of when this conversation began; it can read all of them.")
+        lines.append(
+            "The agent's prompt lists the skills that existed when this conversation began; it can read them all."
+        )
     return CommandReply(text="\n".join(lines) or "There are no skills yet.", session=context.session)
 
 
 async def _agent(context: CommandContext) -> str:
-    """The agent of the conversation, or of the next one."""
+    """The agent of this conversation, or of the next one if there is none yet."""
     if context.session is not None:
         return (await context.service.row(context.session, context.principal)).agent
     if context.agent is None:

@@ -1,7 +1,8 @@
-"""The loader: turns the text of `tidegate.toml` into a validated `Config`.
+"""Loading `tidegate.toml` into a validated `Config`.
 
-`load` and `read` return a valid configuration or raise `Misconfigured` for any file. Every error is a sentence with the
-file and the key, the first ten are reported together, and no value that may be a secret is repeated in one.
+Whatever the file contains, `load` and `read` return a valid configuration or raise `Misconfigured`. Each error is a
+sentence with the file and the key. The first ten errors are reported together. Values that may be secrets are never
+quoted.
 """
 
 import re
@@ -32,10 +33,10 @@ from tidegate.values import Frozen
 
 FILE_NAME = "tidegate.toml"
 FILE_BYTES = 4 * 1024 * 1024
-"""A configuration is written by hand; a larger file is a mistake."""
+"""Configurations are written by hand, so a larger file is a mistake."""
 
 FAULTS_SHOWN = 10
-"""Enough to correct a file in one go; later errors are often caused by the first ones."""
+"""Enough to fix a file in one go. Later errors are often caused by the first ones."""
 
 NAMES_AT_MOST = 1000
 """Entries of each kind in one file: models, agents, budgets."""
@@ -43,21 +44,21 @@ NAMES_AT_MOST = 1000
 PRICES = ("price_input", "price_output", "price_cached", "price_written")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-_UNENCRYPTED = "over plain http to another machine, where others can read it; use https, or a tunnel to 127.0.0.1"
+_UNENCRYPTED = "to another machine over plain http, where others can read it; use https, or a tunnel to 127.0.0.1"
 DEFAULT_TOOLS = ("ask", "clock", "context", "files", "memory", "skills", "terminal")
 
 
-def home_folder(given: str | None, env: Mapping[str, str]) -> Path:
-    """The home folder: `given`, else `TIDEGATE_HOME`, else `~/.tidegate`. Always absolute."""
-    chosen = given or env.get("TIDEGATE_HOME") or "~/.tidegate"
+def home_folder(option: str | None, env: Mapping[str, str]) -> Path:
+    """The absolute path of the home folder: `option`, else `TIDEGATE_HOME`, else `~/.tidegate`."""
+    chosen = option or env.get("TIDEGATE_HOME") or "~/.tidegate"
     try:
         return Path(chosen).expanduser().absolute()
     except (RuntimeError, OSError) as error:
-        raise Misconfigured(f"the home folder {chosen} cannot be found: {error}; give one with --home DIR") from None
+        raise Misconfigured(f"the home folder {chosen} cannot be found: {error}; set one with --home DIR") from None
 
 
 def load(home: Path) -> Config:
-    """The configuration of a home folder; all defaults if it has no `tidegate.toml`."""
+    """The configuration of a home folder, or the defaults if it has no `tidegate.toml`."""
     file = home / FILE_NAME
     try:
         if not file.exists():
@@ -75,7 +76,7 @@ def load(home: Path) -> Config:
 
 
 def read(text: str, home: Path) -> Config:
-    """The configuration in `text`, the content of a `tidegate.toml`."""
+    """Parses the content of a `tidegate.toml`."""
     faults: list[str] = []
     document = _parse(text)
     tables = (*SINGLE, *NAMED)
@@ -128,7 +129,7 @@ def _parse(text: str) -> dict[str, Any]:
     except RecursionError:
         raise Misconfigured(f"{FILE_NAME}: lists or tables are nested too deeply") from None
     except ValueError:
-        # int() refuses a number of thousands of digits without a position.
+        # int() refuses numbers with thousands of digits, without giving a position.
         raise Misconfigured(f"{FILE_NAME}: a number or date in the file cannot be read") from None
 
 
@@ -139,7 +140,7 @@ def _syntax_fault(message: str, text: str) -> str:
         line, column = int(found[1]), int(found[2])
     else:
         line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-    # The parser quotes keys and characters; one that may be a secret is left out.
+    # The parser's message may quote text, which could be a secret.
     reason = "the TOML is not valid here" if looks_secret(reason) or len(reason) > 120 else reason
     return f"{FILE_NAME}: line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"
 
@@ -147,12 +148,12 @@ def _syntax_fault(message: str, text: str) -> str:
 def _report(faults: list[str]) -> str:
     lines = [f"{FILE_NAME}: {fault}" for fault in faults[:FAULTS_SHOWN]]
     if len(faults) > FAULTS_SHOWN:
-        lines[-1] = f"{FILE_NAME}: and {len(faults) - FAULTS_SHOWN + 1} more faults after these"
+        lines[-1] = f"{FILE_NAME}: and {len(faults) - FAULTS_SHOWN + 1} more errors"
     return "\n".join(lines)
 
 
 def _key(key: str) -> str:
-    """A key as it may be shown: unchanged, unless it is long or may be a secret."""
+    """A key for an error message. Keys that are long or may be secrets are not quoted."""
     if looks_secret(key) or len(key) > 64:
         return f"(a key of {len(key)} characters)"
     return key
@@ -164,7 +165,7 @@ def _join(where: str, key: str) -> str:
 
 
 def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any:
-    """One table as its type, or None with the reasons added to `faults`."""
+    """One table as an instance of `kind`. If it is invalid, returns None and adds the errors to `faults`."""
     if not isinstance(table, dict):
         faults.append(f"{where} must be a table, [{where}], not {quote(table)}")
         return None
@@ -183,12 +184,12 @@ def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any
         values[key] = MappingProxyType(read_value) if isinstance(read_value, dict) else read_value
     for setting in settings.values():
         if setting.default is msgspec.NODEFAULT and setting.name not in table:
-            faults.append(f"[{where}] needs the key {setting.name!r}, {setting.rule.shape}")
+            faults.append(f"[{where}] requires the key {setting.name!r}, {setting.rule.shape}")
     return kind(**values) if len(faults) == before else None
 
 
 def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str, Any]:
-    """The tables of a group by name. An invalid table is None, so that references to it are not reported as well."""
+    """The tables of a group by name. An invalid table is None, so that references to it cause no further errors."""
     tables = document.get(group, {})
     if not isinstance(tables, dict):
         faults.append(f"{group} must be tables, [{group}.NAME], not {quote(tables)}")
@@ -203,7 +204,8 @@ def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str,
             faults.append(f"{where} must be in a table with a name, such as [{group}.main]")
         elif not NAME.fullmatch(name):
             faults.append(
-                f"{where}: a name has at most 64 letters, digits, '.', '_', '-', and begins with a letter or digit"
+                f"{where}: a name may have up to 64 letters, digits, '.', '_' and '-', and must start with a letter or "
+                "digit"
             )
         found[name] = _table(NAMED[group], table, where, faults) if isinstance(table, dict) else None
         if not isinstance(table, dict) and name not in settings_of(NAMED[group]):
@@ -218,11 +220,11 @@ def _check_server(server: ServerSettings | None, faults: list[str]) -> None:
         faults.append(f"server.host must be an IP address or a host name, not {quote(server.host)}")
     elif (server.tls_cert is None) != (server.tls_key is None):
         missing = "tls_cert" if server.tls_cert is None else "tls_key"
-        faults.append(f"[server] needs the key {missing!r} too; a certificate and its key come together")
+        faults.append(f"[server] also requires the key {missing!r}; set both tls_cert and tls_key, or neither")
     elif not is_loopback(server.host) and server.tls_cert is None and not server.insecure:
         faults.append(
             f"server.host {quote(server.host)} can be reached from other machines; set server.tls_cert and "
-            "server.tls_key, or server.insecure = true if a proxy in front does TLS"
+            "server.tls_key, or server.insecure = true if a proxy in front of it provides TLS"
         )
 
 
@@ -231,9 +233,9 @@ def _check_web(web: WebSettings | None, faults: list[str]) -> None:
         return
     needed = "search_url" if web.search == "searxng" else "search_key"
     if not getattr(web, needed):
-        faults.append(f"[web] needs the key {needed!r} with search = {quote(web.search)}")
+        faults.append(f"[web] requires the key {needed!r} with search = {quote(web.search)}")
     if web.search_key is not None and _is_open(web.search_url):
-        faults.append(f"[web] search_url would carry 'search_key' {_UNENCRYPTED}")
+        faults.append(f"[web] search_url would send 'search_key' {_UNENCRYPTED}")
 
 
 def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) -> None:
@@ -248,24 +250,24 @@ def _model_faults(model: ModelSettings) -> Iterator[str]:
     if model.api != "demo":
         for key in ("base_url", "model"):
             if not getattr(model, key):
-                yield f"needs the key {key!r} with api = {quote(model.api)}"
+                yield f"requires the key {key!r} with api = {quote(model.api)}"
     if model.key is not None and model.keys:
-        yield "has both 'key' and 'keys'; keep one of them"
+        yield "has both 'key' and 'keys'; remove one of them"
     secret = model.key is not None or model.keys or any(map(is_reference, model.headers.values()))
     if secret and _is_open(model.base_url):
-        yield f"base_url would carry its key {_UNENCRYPTED}"
+        yield f"base_url would send its key {_UNENCRYPTED}"
     if model.cache_ttl is not None and model.api != "anthropic":
         yield f"has the key 'cache_ttl', which is only valid for api = \"anthropic\", not {quote(model.api)}; remove it"
     if model.context_window is not None and (model.max_output or 0) > model.context_window:
-        yield f"has a 'max_output' of more than its 'context_window', {model.context_window}; lower it"
-    given = [key for key in PRICES if getattr(model, key) is not None]
+        yield f"has a 'max_output' larger than its 'context_window', {model.context_window}; lower it"
+    prices = [key for key in PRICES if getattr(model, key) is not None]
     for needed in ("price_input", "price_output"):
-        if given and needed not in given:
-            yield f"needs the key {needed!r} too, since it has {given[0]!r}; prices come together"
+        if prices and needed not in prices:
+            yield f"has {prices[0]!r} and therefore also requires the key {needed!r}"
 
 
 def _is_open(url: str) -> bool:
-    """Whether requests to this address can be read by others on the network."""
+    """True if others on the network can read requests to this address."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
@@ -273,7 +275,7 @@ def _is_open(url: str) -> bool:
 def _check_agents(
     agents: dict[str, AgentSettings | None],
     models: dict[str, ModelSettings | None],
-    given: Any,
+    tables: Any,
     faults: list[str],
 ) -> None:
     for name, agent in agents.items():
@@ -283,36 +285,38 @@ def _check_agents(
         for spare in agent.fallback:
             if spare == agent.model:
                 faults.append(
-                    f"[{where}] fallback names {_key(spare)!r}, which is already its 'model'; remove it there"
+                    f"[{where}] fallback contains {_key(spare)!r}, which is already its 'model'; remove it from the "
+                    "list"
                 )
             elif spare not in models:
                 faults.append(
-                    f"[{where}] fallback names no model: there is no [models.{_key(spare)}]{nearest(spare, models)}"
+                    f"[{where}] fallback contains {_key(spare)!r}, but there is no [models.{_key(spare)}]"
+                    f"{nearest(spare, models)}"
                 )
         if agent.model in models:
             continue
-        named = "model" in given[name]
-        is_no_model = f"names no model: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
-        faults.append(f"{where}.model {'' if named else 'is not given, and its default '}{is_no_model}")
+        explicit = "model" in tables[name]
+        missing = f"does not exist: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
+        faults.append(f"{where}.model {'' if explicit else 'is not set, and its default '}{missing}")
 
 
 def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str]) -> None:
     for name, agent in agents.items():
         for other in agent.delegates if agent is not None else ():
             if other not in agents:
-                there_is_none = f"there is no [agents.{_key(other)}]{nearest(other, agents)}"
-                faults.append(f"[{_join('agents', name)}] delegates names no agent: {there_is_none}")
+                missing = f"there is no [agents.{_key(other)}]{nearest(other, agents)}"
+                faults.append(f"[{_join('agents', name)}] delegates contains {_key(other)!r}, but {missing}")
 
 
 def _check_context(parts: Mapping[str, Any], models: dict[str, ModelSettings | None], faults: list[str]) -> None:
-    """The models for summaries and notes exist, and the marks are in order."""
+    """Checks that the models for summaries and notes exist, and that the thresholds are in order."""
     for table in ("context", "memory"):
         if parts[table] is not None and (name := parts[table].model) and name not in models:
-            faults.append(f"[{table}] model names no model: there is no [models.{_key(name)}]{nearest(name, models)}")
+            faults.append(f"[{table}] model does not exist: there is no [models.{_key(name)}]{nearest(name, models)}")
     context = parts["context"]
     if context is not None and not context.keep < context.soft <= context.hard:
         faults.append(
-            "[context] needs keep < soft <= hard, not "
+            "[context] requires keep < soft <= hard, not "
             f"{context.keep:g}, {context.soft:g} and {context.hard:g}; change one of them"
         )
 
@@ -328,13 +332,13 @@ def _check_budgets(
 
 def _budget_faults(budget: BudgetSettings, agents: Mapping[str, AgentSettings | None]) -> Iterator[str]:
     if budget.tokens is None and budget.money is None:
-        yield "needs the key 'tokens' or 'money', the limit"
+        yield "requires a limit, the key 'tokens' or 'money'"
     if budget.per == "turn" and budget.each is not None:
         yield "has the key 'each', which does not apply to a budget per turn; remove it"
     if budget.per != "turn" and budget.each is None:
-        yield f'needs the key \'each\' with per = {quote(budget.per)}: "hour", "day", "month" or "total"'
+        yield f'requires the key \'each\' with per = {quote(budget.per)}: "hour", "day", "month" or "total"'
     if budget.only and budget.per not in ("principal", "agent", "job"):
-        yield f'has the key \'only\', which goes with per = "principal", "agent" or "job", not {quote(budget.per)}'
+        yield f'has the key \'only\', which requires per = "principal", "agent" or "job", not {quote(budget.per)}'
     for agent in budget.only if budget.per == "agent" else ():
         if agent not in agents:
-            yield f"only names no agent: there is no [agents.{_key(agent)}]{nearest(agent, agents)}"
+            yield f"only contains {_key(agent)!r}, but there is no [agents.{_key(agent)}]{nearest(agent, agents)}"

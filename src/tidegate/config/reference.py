@@ -1,7 +1,6 @@
-"""Settings as text: the configuration as TOML, an example to start from, and the reference for the documentation.
+"""Rendering of settings: the configuration as TOML, an example to start from, and the reference for the documentation.
 
-`read` turns the text of `show` back into the same configuration. Secrets appear in it only as the references in the
-file.
+Reading the output of `show` with `read` returns the same configuration. Secrets appear only as references.
 """
 
 import inspect
@@ -31,7 +30,7 @@ tools = ["ask", "clock", "context", "files", "memory", "skills", "terminal"]
 
 
 def example() -> str:
-    """A small `tidegate.toml` with a real model, to start from."""
+    """A minimal `tidegate.toml` with a real model."""
     return _EXAMPLE
 
 
@@ -54,7 +53,7 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
     lines = [f"[{title}]"]
     for setting in settings_of(kind).values():
         current = getattr(value, setting.name)
-        # TOML cannot express "not set"; if None is a value, its rule writes it.
+        # TOML has no null, so unset values are omitted, except where the type can write them.
         unset = current is None or current == "" or (isinstance(setting.rule, References) and not current)
         if current == setting.default and unset and isinstance(setting.rule, Plain):
             continue
@@ -63,7 +62,7 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
 
 
 def reference() -> Iterator[tuple[str, str, list[DeclaredSetting]]]:
-    """(table as written in the file, its description, its settings) for every table. Source of the documentation."""
+    """Yields every table's name in the file, its description and its settings, for the documentation."""
     for name, kind in SINGLE.items():
         yield name, inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())
     for group, kind in NAMED.items():

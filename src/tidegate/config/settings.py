@@ -1,7 +1,7 @@
-"""All settings: each with its name, type, default, validation rule and documentation in one place.
+"""All settings, each declared in one place with its name, type, default, validation rule and documentation.
 
-Values of these types are immutable. `docs/configuration.md` and the validation of `load` are derived from the same
-declarations, so neither can have a setting that the other lacks.
+Values are immutable. The validation in `load` and `docs/configuration.md` are derived from the same declarations, so
+they cannot disagree.
 """
 
 import ipaddress
@@ -45,7 +45,7 @@ DAY = 24 * HOUR
 
 
 class DeclaredSetting(NamedTuple):
-    """One declared setting. `default` is `msgspec.NODEFAULT` if it is required."""
+    """The declaration of a setting. `default` is `msgspec.NODEFAULT` if the setting is required."""
 
     name: str
     rule: ValueType
@@ -66,8 +66,8 @@ def settings_of(table: type[msgspec.Struct]) -> dict[str, DeclaredSetting]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`. A name other than `localhost` counts as
-    reachable from other machines, since its address can change."""
+    """True if a server that listens on `host` can be reached only from this machine. Names other than `localhost` are
+    assumed to be reachable from elsewhere, since their address can change."""
     if host.lower() == "localhost":
         return True
     try:
@@ -77,23 +77,23 @@ def is_loopback(host: str) -> bool:
 
 
 class ServerSettings(Frozen, frozen=True):
-    """Where the gateway listens."""
+    """The address that the gateway listens on."""
 
-    host: Annotated[str, Text(needed=True, at_most=253), "Address to listen on. Anything but loopback needs TLS."] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str, Text(needed=True, at_most=253), "Address to listen on. Addresses other than loopback require TLS."
+    ] = "127.0.0.1"
     port: Annotated[int, Integer(0, 65535), "Port to listen on; 0 is any free port."] = 8420
     tls_cert: Annotated[str | None, FilePath(), "Certificate chain (PEM), relative to the home folder."] = None
     tls_key: Annotated[str | None, FilePath(), "Private key of the certificate (PEM), relative to the home folder."] = (
         None
     )
     insecure: Annotated[
-        bool, Flag(), "Listen beyond loopback without TLS; for a gateway behind a proxy that does TLS."
+        bool, Flag(), "Listen beyond loopback without TLS, for a gateway behind a proxy that provides TLS."
     ] = False
     one_core: Annotated[
         bool,
         Flag(),
-        "Keep the gateway's threads on one core, which makes turns cheaper; false lets them use all cores.",
+        "Keep the gateway's threads on one CPU core, which makes turns cheaper; false allows all cores.",
     ] = True
     origins: Annotated[
         tuple[str, ...], Origins(), "Origins of other web pages that may call the gateway from a browser."
@@ -106,12 +106,12 @@ class StoreSettings(Frozen, frozen=True):
     durability: Annotated[
         Literal["process", "power"],
         OneOf("process", "power"),
-        "What an accepted message survives: a crash of the process, or also a power failure (slower).",
+        "What accepted messages survive: a crash of the process, or a power failure as well (slower).",
     ] = "process"
 
 
 class ModelSettings(Frozen, frozen=True):
-    """A model under a name of your choice: `[models.NAME]`. Without any, the built-in demo model is used."""
+    """A model, `[models.NAME]`, with a name of your choice. If there is none, the built-in demo model is used."""
 
     api: Annotated[
         Literal["demo", "openai-chat", "openai-responses", "anthropic"],
@@ -121,39 +121,43 @@ class ModelSettings(Frozen, frozen=True):
     base_url: Annotated[
         str,
         BaseUrl(),
-        "Base URL of the API; required for every api but demo. With a key it must be https or on this machine.",
+        "Base URL of the API; required unless `api` is demo. With a key, it must use https or be on this machine.",
     ] = ""
-    model: Annotated[str, Text(), "The provider's name of the model; required for every api but demo."] = ""
+    model: Annotated[str, Text(), "The provider's name for the model; required unless `api` is demo."] = ""
     key: Annotated[
-        str | None, Reference(), "Reference to the API key. No key is ever read from a place that is not named here."
+        str | None, Reference(), "Reference to the API key. Keys are only read from the places named here."
     ] = None
     keys: Annotated[
         tuple[str, ...],
         References(),
-        "References to several API keys, instead of `key`: when one has no quota left, the next is used.",
+        "References to several API keys, instead of `key`. When one has used up its quota, the next one is used.",
     ] = ()
     headers: Annotated[
         Mapping[str, str],
         Headers(),
-        "Extra HTTP headers; a value that is a reference is replaced by its secret.",
+        "Extra HTTP headers. A value that is a reference is replaced with its secret.",
     ] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     connect_timeout: Annotated[float, Duration(0.1), "Time limit for making a connection."] = 10.0
     first_byte_timeout: Annotated[float, Duration(0.1), "Time limit for the first byte of an answer."] = 120.0
-    idle_timeout: Annotated[float, Duration(0.1), "Longest pause within an answer."] = 60.0
-    retries: Annotated[int, Integer(0, 20), "How often a failed call is retried, as long as no text was shown."] = 3
+    idle_timeout: Annotated[float, Duration(0.1), "Time limit for a pause within an answer."] = 60.0
+    retries: Annotated[int, Integer(0, 20), "How often a failed call is retried, unless text was already shown."] = 3
     context_window: Annotated[
-        int | None, Integer(1024, 2**30), "Tokens of a request and its answer together; default: from the catalogue."
+        int | None,
+        Integer(1024, 2**30),
+        "Maximum tokens of a request and its answer together; default: from the catalogue.",
     ] = None
-    max_output: Annotated[int | None, Integer(16, 2**30), "Tokens of an answer; default: from the catalogue."] = None
+    max_output: Annotated[
+        int | None, Integer(16, 2**30), "Maximum tokens of an answer; default: from the catalogue."
+    ] = None
     vision: Annotated[
-        bool | None, Flag(), "Whether it accepts images and PDF documents; default: from the catalogue."
+        bool | None, Flag(), "Whether the model accepts images and PDF documents; default: from the catalogue."
     ] = None
-    audio: Annotated[bool | None, Flag(), "Whether it accepts audio; default: from the catalogue."] = None
+    audio: Annotated[bool | None, Flag(), "Whether the model accepts audio; default: from the catalogue."] = None
     thinking: Annotated[
         Literal["none", "effort", "adaptive", "budget"] | None,
         OneOf("none", "effort", "adaptive", "budget"),
-        "How reasoning is controlled: not at all, by an effort level, by an effort level with adaptive thinking, or by "
-        "a token budget; default: from the catalogue.",
+        "How reasoning is controlled: not at all, with an effort level, with an effort level and adaptive thinking, or "
+        "with a token budget; default: from the catalogue.",
     ] = None
     efforts: Annotated[
         tuple[str, ...] | None,
@@ -163,7 +167,7 @@ class ModelSettings(Frozen, frozen=True):
     price_input: Annotated[
         float | None,
         Price(),
-        "Dollars per million input tokens; with `price_output` it replaces all prices of the catalogue.",
+        "Dollars per million input tokens. Together with `price_output`, replaces all prices from the catalogue.",
     ] = None
     price_output: Annotated[float | None, Price(), "Dollars per million output tokens."] = None
     price_cached: Annotated[
@@ -175,24 +179,24 @@ class ModelSettings(Frozen, frozen=True):
     cache_ttl: Annotated[
         Literal["5m", "1h"] | None,
         OneOf("5m", "1h"),
-        "How long the provider keeps its cache, 5m if not set; only for api anthropic.",
+        "How long the provider keeps its cache; default: 5m. Only for `api` anthropic.",
     ] = None
 
     @property
     def references(self) -> tuple[str, ...]:
-        """References to the API keys, in order of use; empty for an endpoint without keys."""
+        """References to the API keys in order of use; empty if the endpoint needs no key."""
         return self.keys if self.key is None else (self.key,)
 
 
 class AgentSettings(Frozen, frozen=True):
-    """An agent under a name of your choice, which callers use as `model`: `[agents.NAME]`."""
+    """An agent, `[agents.NAME]`, with a name of your choice, which callers use as `model`."""
 
-    model: Annotated[str, Text(needed=True), "Name of one of `[models.…]`."] = "main"
+    model: Annotated[str, Text(needed=True), "Name of a model in `[models.…]`."] = "main"
     fallback: Annotated[
-        tuple[str, ...], NameList(once=True), "Names of models that are tried in this order when `model` fails."
+        tuple[str, ...], NameList(once=True), "Names of models to try in this order if `model` fails."
     ] = ()
     fallback_for: Annotated[
-        float, Duration(0), "How long a conversation stays with a fallback before `model` is tried again."
+        float, Duration(0), "How long a conversation uses a fallback before `model` is tried again."
     ] = 900.0
     reasoning: Annotated[
         Literal["off", "minimal", "low", "medium", "high", "max"] | None,
@@ -202,28 +206,30 @@ class AgentSettings(Frozen, frozen=True):
     prompt: Annotated[str, Text(one_line=False, at_most=1_000_000), "The system prompt."] = (
         "You are a helpful assistant. Answer briefly and truthfully."
     )
-    tools: Annotated[tuple[str, ...], NameList(), "Names of toolsets that the agent may use."] = ()
+    tools: Annotated[tuple[str, ...], NameList(), "Names of the toolsets that the agent may use."] = ()
     caller_tools: Annotated[
         Literal["merge", "only", "ignore", "refuse"],
         OneOf("merge", "only", "ignore", "refuse", flags=("only", "refuse")),
-        "`tools` in an API request: offer them after the agent's own, offer only them, ignore them, or answer 400.",
+        "How to treat `tools` in an API request: offer them after the agent's own, offer only them, ignore them, or "
+        "respond with 400.",
     ] = "merge"
     workspace: Annotated[
         str | None,
         FilePath(),
-        "Your folder in which all its conversations work, not a user's home folder or a folder of the gateway; by "
-        "default each conversation gets its own folder, which is removed with it.",
+        "A folder of yours in which all conversations of the agent work. It must not be a user's home folder or a "
+        "folder of the gateway. By default, each conversation has its own folder, which is removed with it.",
     ] = None
-    description: Annotated[str, Text(), "One line for users who choose an agent."] = ""
+    description: Annotated[str, Text(), "One line that helps users choose an agent."] = ""
     approvals: Annotated[
         Literal["strict", "balanced", "autonomous"],
         OneOf("strict", "balanced", "autonomous"),
-        "What its tools may do without approval, unless a rule says otherwise.",
+        "What the agent's tools may do without approval, unless a rule says otherwise.",
     ] = "balanced"
     rules: Annotated[
         tuple[str, ...],
         TextLines(),
-        'Rules that take precedence, first match wins: `"ask terminal command=git push*"`; see docs/approvals.md.',
+        'Rules that override `approvals`, such as `"ask terminal command=git push*"`. The first match wins; '
+        "see docs/approvals.md.",
     ] = ()
     recall: Annotated[
         Literal["session", "person"],
@@ -233,26 +239,26 @@ class AgentSettings(Frozen, frozen=True):
     skills: Annotated[
         tuple[str, ...],
         NameList(),
-        "Names of its skills, with the toolset `skills`; default: all that are found.",
+        "Names of the skills that the toolset `skills` offers; default: all that are found.",
     ] = ()
     project_files: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Files in its `workspace`, by relative path, that are added to the prompt; see docs/skills.md.",
+        "Files in the agent's `workspace` to add to the prompt, by relative path; see docs/skills.md.",
     ] = ("AGENTS.md", "CLAUDE.md")
     delegates: Annotated[
-        tuple[str, ...], NameList(), "Names of agents that it may give tasks to, with the toolset `delegate`."
+        tuple[str, ...], NameList(), "Names of agents to which it may delegate tasks with the toolset `delegate`."
     ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
         OneOf("go_on", "end"),
-        "What a turn does when its question was not answered in time: continue and know that, or end.",
+        "What a turn does if its question is not answered in time: continue without an answer, or end.",
     ] = "go_on"
 
 
 class BudgetSettings(Frozen, frozen=True):
-    """A limit for spending on models, under a name of your choice: `[budgets.NAME]`. At 80% users are warned; at 100%
-    their turns are refused until the next period begins. See docs/usage.md."""
+    """A spending limit for models, `[budgets.NAME]`, with a name of your choice. At 80% users are warned; at 100% their
+    turns are refused until the next period begins. See docs/usage.md."""
 
     per: Annotated[
         Literal["gateway", "principal", "agent", "session", "turn", "job"],
@@ -262,77 +268,83 @@ class BudgetSettings(Frozen, frozen=True):
     each: Annotated[
         Literal["hour", "day", "month", "total"] | None,
         OneOf("hour", "day", "month", "total"),
-        "The period, in UTC, or `total` for no period; required except per turn.",
+        'The period (UTC), or `total` for a limit that never renews; required unless `per` is "turn".',
     ] = None
     tokens: Annotated[int | None, Integer(1), "Limit in tokens, input and output together."] = None
-    money: Annotated[float | None, Dollars(), "Limit in dollars; every model then needs a known price."] = None
+    money: Annotated[float | None, Dollars(), "Limit in dollars; requires a known price for every model."] = None
     only: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Names of the agents, users or jobs that it applies to; default: each of them.",
+        "Names of the agents, users or jobs that the budget applies to; default: all of them.",
     ] = ()
 
 
 class LimitSettings(Frozen, frozen=True):
-    """All limits of the process. An error names the limit that was exceeded; nothing is cut silently."""
+    """The limits of the process. If one is exceeded, the error names it; nothing is cut silently."""
 
-    residents: Annotated[int, Integer(1), "Conversations kept in memory; the others are in the store."] = 128
-    resident_bytes: Annotated[int, Size(64 * KiB), "Memory of those conversations together."] = 64 * MiB
+    residents: Annotated[int, Integer(1), "Maximum number of conversations in memory; the others are in the store."] = (
+        128
+    )
+    resident_bytes: Annotated[int, Size(64 * KiB), "Maximum memory of these conversations together."] = 64 * MiB
     memory_bytes: Annotated[
         int | None,
         Size(32 * MiB, auto=True),
-        "Memory of the process above which idle conversations are unloaded; auto is three quarters of the limit of its "
-        "control group or of the machine's memory.",
+        "Process memory above which idle conversations are unloaded; auto is three quarters of its control group's "
+        "limit or of the machine's memory.",
     ] = None
     idle_ttl: Annotated[float, Duration(1), "How long an unused conversation stays in memory."] = HOUR
-    turns: Annotated[int, Integer(1, 10_000), "Turns that run at once; further turns wait."] = 64
+    turns: Annotated[int, Integer(1, 10_000), "Turns that may run at once; further turns wait."] = 64
     queue_length: Annotated[int, Integer(1, 10_000), "Turns that may wait in one conversation."] = 16
     waiting_total: Annotated[int, Integer(1), "Turns that may wait in all conversations together."] = 4096
-    waiting_each: Annotated[int, Integer(1), "Turns that may wait in all conversations of one user."] = 1024
+    waiting_each: Annotated[int, Integer(1), "Turns that may wait in all conversations of one user together."] = 1024
     day_tokens: Annotated[
         int,
         Integer(0),
-        "Tokens of all models together per day (UTC); above it, turns fail until the next day. 0: no limit.",
+        "Tokens of all models together per day (UTC). Above this, turns fail until the next day. 0 means no limit.",
     ] = 20_000_000
     turn_steps: Annotated[int, Integer(1, 10_000), "Model calls in one turn."] = 32
     turn_seconds: Annotated[float, Duration(1), "Time limit of one turn."] = 1800.0
-    repeats: Annotated[
-        int, Integer(1, 1000), "How often a turn may repeat the same tool call with the same result."
-    ] = 3
+    repeats: Annotated[int, Integer(1, 1000), "How often a turn may repeat a tool call that has the same result."] = 3
     resumes: Annotated[int, Integer(0, 1000), "How often a turn is resumed after a crash of the process."] = 3
     call_messages: Annotated[
-        int, Integer(1, 1_000_000), "Messages in one call that contains its whole conversation."
+        int, Integer(1, 1_000_000), "Messages in a single call that contains a whole conversation."
     ] = 4096
     body_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest body of an HTTP request."] = 16 * MiB
     message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest text of one message."] = 12 * MiB
-    answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model, as it streams in."] = 4 * MiB
-    tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool's result that the model sees."] = 16 * KiB
-    tool_output_lines: Annotated[int, Integer(3), "Lines of a tool's result that the model sees."] = 400
-    spool_bytes: Annotated[int, Size(1 * MiB), "Disk space for long results of one conversation."] = 1024 * MiB
+    answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model."] = 4 * MiB
+    tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool result that the model sees."] = 16 * KiB
+    tool_output_lines: Annotated[int, Integer(3), "Lines of a tool result that the model sees."] = 400
+    spool_bytes: Annotated[int, Size(1 * MiB), "Disk space for the long results and media of one conversation."] = (
+        1024 * MiB
+    )
     questions: Annotated[int, Integer(1, 100_000), "Turns that may wait for a user's answer at once."] = 256
     questions_each: Annotated[int, Integer(1, 100_000), "Turns of one user that may wait for an answer at once."] = 64
     event_streams: Annotated[int, Integer(1, 100_000), "Event streams that may be open at once."] = 512
     event_streams_each: Annotated[
         int,
         Integer(1, 100_000),
-        "Event streams that one user may have open; as many, up to half of all, are reserved for the owner.",
+        "Event streams that one user may have open. The same number, up to half of all, is reserved for the owner.",
     ] = 64
-    answer_within: Annotated[float, Duration(1), "How long a question or an approval waits for its answer."] = DAY
-    tools_parallel: Annotated[int, Integer(1, 1000), "Tool calls of one turn that run at once."] = 8
-    delegates: Annotated[int, Integer(1, 1000), "Tasks of one turn that other agents work on at once."] = 4
-    delegate_depth: Annotated[int, Integer(1, 16), "How many levels deep agents may delegate tasks."] = 2
-    receipts: Annotated[int, Integer(1), "Stored message ids, by which a repeated delivery is recognised."] = 100_000
-    connections: Annotated[int, Integer(1, 100_000), "Open connections to all model endpoints."] = 128
-    connections_per_host: Annotated[int, Integer(1, 100_000), "Open connections to one model endpoint."] = 64
-    connection_idle: Annotated[float, Duration(0), "How long an unused connection to an endpoint is kept."] = 30.0
-    readers: Annotated[int, Integer(1, 64), "Connections for reading from the store."] = 2
+    answer_within: Annotated[float, Duration(1), "How long a question or approval request waits for an answer."] = DAY
+    tools_parallel: Annotated[int, Integer(1, 1000), "Tool calls of one turn that may run at once."] = 8
+    delegates: Annotated[int, Integer(1, 1000), "Delegated tasks of one turn that may run at once."] = 4
+    delegate_depth: Annotated[int, Integer(1, 16), "Depth to which agents may delegate tasks."] = 2
+    receipts: Annotated[int, Integer(1), "Stored message ids, which are used to recognise repeated deliveries."] = (
+        100_000
+    )
+    connections: Annotated[int, Integer(1, 100_000), "Connections to all model endpoints together."] = 128
+    connections_per_host: Annotated[int, Integer(1, 100_000), "Connections to one model endpoint."] = 64
+    connection_idle: Annotated[float, Duration(0), "How long an unused connection to an endpoint stays open."] = 30.0
+    readers: Annotated[int, Integer(1, 64), "Number of connections for reading from the store."] = 2
     snapshot_seconds: Annotated[float, Duration(0.1), "Time limit of one read from the store."] = 10.0
-    wal_bytes: Annotated[int, Size(64 * KiB), "Size to which the store's write-ahead log is truncated."] = 64 * MiB
+    wal_bytes: Annotated[int, Size(64 * KiB), "Size of the store's write-ahead log above which it is truncated."] = (
+        64 * MiB
+    )
     shutdown_seconds: Annotated[float, Duration(0.1), "Time limit for running turns when the gateway stops."] = 20.0
 
 
 class ContextSettings(Frozen, frozen=True):
-    """How long conversations are made to fit their model's window. The transcript is never cut."""
+    """How long conversations are reduced to fit the model's window. The transcript is never cut."""
 
     soft: Annotated[
         float,
@@ -348,7 +360,7 @@ class ContextSettings(Frozen, frozen=True):
         float, Fraction(0.02, 0.9), "Fraction of the window for the newest messages, which are kept verbatim."
     ] = 0.2
     least: Annotated[
-        float, Fraction(0.01, 0.9), "Fraction by which a request must shrink; otherwise nothing is replaced."
+        float, Fraction(0.01, 0.9), "Minimum fraction by which a request must shrink; otherwise nothing is replaced."
     ] = 0.2
     model: Annotated[
         str, Text(), "Name of the model in `[models.…]` that writes the summaries; default: the conversation's."
@@ -356,40 +368,41 @@ class ContextSettings(Frozen, frozen=True):
     index: Annotated[
         str,
         Text(),
-        "Name of a search index of your own for the toolset `context`; default: full-text search only. See "
-        "docs/recall.md.",
+        "Name of your own search index for the toolset `context`; default: only full-text search. See docs/recall.md.",
     ] = ""
     summary_seconds: Annotated[float, Duration(1), "Time limit of one summary."] = 120.0
-    cooldown: Annotated[float, Duration(0), "Pause after a useless summary before the next one."] = 600.0
+    cooldown: Annotated[float, Duration(0), "Pause after a useless summary before another one is attempted."] = 600.0
 
 
 class MemorySettings(Frozen, frozen=True):
-    """Notes that agents with the toolset `memory` keep between conversations."""
+    """Notes that agents with the toolset `memory` keep across conversations."""
 
-    prompt_bytes: Annotated[int, Size(256, 1 * MiB), "Size of the notes of each kind that a new conversation gets."] = (
-        4 * KiB
-    )
-    notes_bytes: Annotated[int, Size(1 * KiB, 16 * MiB), "Size of the stored notes about one user or one agent."] = (
-        64 * KiB
-    )
-    at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes once a conversation has ended."] = True
-    model: Annotated[str, Text(), "Name of the model in `[models.…]` that does so; default: the agent's."] = ""
+    prompt_bytes: Annotated[
+        int,
+        Size(256, 1 * MiB),
+        "Maximum size of the notes of each kind (about the user, about the agent's work) in a new conversation.",
+    ] = 4 * KiB
+    notes_bytes: Annotated[
+        int, Size(1 * KiB, 16 * MiB), "Maximum size of the stored notes about one user or one agent."
+    ] = 64 * KiB
+    at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes when a conversation ends."] = True
+    model: Annotated[str, Text(), "Name of the model in `[models.…]` that extracts notes; default: the agent's."] = ""
     provider: Annotated[
         str,
         Text(at_most=64),
-        "Memory provider that replaces the gateway's own store: a file `memories/NAME.py` in the home folder, or a "
-        "package; see docs/memory.md.",
+        "Memory provider that replaces the built-in store: a file `memories/NAME.py` in the home folder, or a package; "
+        "see docs/memory.md.",
     ] = ""
 
 
 class SkillSettings(Frozen, frozen=True):
-    """Folders with skills, besides `skills` in the gateway's home folder and in an agent's project folder; see
+    """Folders with skills, in addition to those in the gateway's home folder and in an agent's project folder; see
     docs/skills.md."""
 
     folders: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Your folders with skills; each skill is a subfolder with a SKILL.md.",
+        "Further folders with skills. Each skill is a subfolder with a SKILL.md.",
     ] = ()
 
 
@@ -399,58 +412,59 @@ class WorkspaceSettings(Frozen, frozen=True):
     backend: Annotated[
         Literal["auto", "bubblewrap", "local", "ssh", "none"],
         OneOf("auto", "bubblewrap", "local", "ssh", "none"),
-        "How commands are isolated; auto is bubblewrap if it works, else none. local has no isolation: use it only on "
-        "a machine that the agent may control.",
+        "How commands are isolated. auto means bubblewrap if it works, else none. local has no isolation: use it only "
+        "on a machine that the agent may control.",
     ] = "auto"
     user: Annotated[
         str,
         UserName(),
-        "User name or id for commands and file tools if root runs the gateway; default: the owner of the project "
-        "folder or, if that is root or there is none, an id that no other user has.",
+        "User name or id for commands and file tools if the gateway runs as root; default: the owner of the project "
+        "folder or, if that is root or there is no such folder, an unused id.",
     ] = ""
     network: Annotated[
         bool,
         Flag(),
-        "Whether commands in a sandbox can reach public addresses and those of web.private. Needs the packages passt "
-        "and nftables.",
+        "Whether commands in a sandbox can reach public addresses and those in web.private. Requires the packages "
+        "passt and nftables.",
     ] = False
-    memory_bytes: Annotated[int, Size(16 * MiB), "Memory of all commands of one conversation."] = 1024 * MiB
-    processes: Annotated[int, Integer(4, 100_000), "Processes of one conversation at once."] = 256
+    memory_bytes: Annotated[int, Size(16 * MiB), "Memory for all commands of one conversation together."] = 1024 * MiB
+    processes: Annotated[int, Integer(4, 100_000), "Processes that one conversation may run at once."] = 256
     disk_bytes: Annotated[int, Size(1 * MiB), "Disk space of one conversation's folder."] = 2048 * MiB
     files: Annotated[int, Integer(100), "Files and folders in one conversation's folder."] = 1_000_000
     file_bytes: Annotated[int, Size(1 * MiB), "Largest file that a command may write."] = 1024 * MiB
-    cpu_seconds: Annotated[float, Duration(1), "Processor time of one command."] = HOUR
-    command_seconds: Annotated[float, Duration(1), "Longest time limit of a terminal command."] = 600.0
+    cpu_seconds: Annotated[float, Duration(1), "CPU time of one command."] = HOUR
+    command_seconds: Annotated[float, Duration(1), "Longest time limit that a terminal command can have."] = 600.0
     kept_processes: Annotated[int, Integer(1, 1000), "Finished background processes that stay listed."] = 20
     process_seconds: Annotated[
         float,
         Duration(0),
-        "Time limit of a background process, after which it is ended and its agent notified; 0: no limit.",
+        "Time limit of a background process. When it is reached, the process is ended and its agent notified. 0 means "
+        "no limit.",
     ] = 7 * DAY
     process_log_bytes: Annotated[int, Size(64 * KiB), "Stored output of one background process."] = 4 * MiB
     trash: Annotated[float, Duration(0), "How long the folder of an ended conversation can be restored."] = 7 * DAY
     trash_bytes: Annotated[
-        int, Size(1 * MiB), "Disk space of those folders together; above it the oldest are removed earlier."
+        int, Size(1 * MiB), "Disk space of these folders together; above it, the oldest are removed early."
     ] = 8192 * MiB
     environment: Annotated[
         tuple[str, ...],
         NameList(),
-        "Variables of the gateway's environment that commands can see; none may contain a secret.",
+        "Environment variables of the gateway that commands can see. None may contain a secret.",
     ] = ("LANG", "TZ")
     read_only: Annotated[tuple[str, ...], TextLines(), "Further folders that commands in a sandbox may read."] = ()
     ssh_host: Annotated[str, Text(), "Where commands run with the backend ssh: `host` or `user@host`."] = ""
     ssh_options: Annotated[
-        tuple[str, ...], TextLines(), 'Options for ssh, one each: `"Port=2222"`, `"IdentityFile=~/.ssh/agent"`.'
+        tuple[str, ...], TextLines(), 'Options for ssh, such as `"Port=2222"` or `"IdentityFile=~/.ssh/agent"`.'
     ] = ()
 
 
 class WebSettings(Frozen, frozen=True):
-    """What agents' web tools may access."""
+    """What agents may access with web tools."""
 
     private: Annotated[
         tuple[str, ...],
         Networks(),
-        "Private addresses and networks that may be fetched, such as your own server's.",
+        "Private addresses and networks that agents may access, such as those of your own servers.",
     ] = ()
     fetch_bytes: Annotated[
         int, Size(1 * KiB, 64 * MiB), "Largest page or file that is fetched, after decompression."
@@ -459,12 +473,14 @@ class WebSettings(Frozen, frozen=True):
     search: Annotated[
         Literal["none", "searxng", "brave", "tavily"],
         OneOf("none", "searxng", "brave", "tavily"),
-        "Search engine.",
+        "The search engine.",
     ] = "none"
     search_url: Annotated[
-        str, BaseUrl(), "Base URL of the search engine's API; required for searxng, the others have a default."
+        str, BaseUrl(), "Base URL of the search engine's API; required for searxng, while the others have a default."
     ] = ""
-    search_key: Annotated[str | None, Reference(), "Reference to its API key; required for brave and tavily."] = None
+    search_key: Annotated[
+        str | None, Reference(), "Reference to the search engine's API key; required for brave and tavily."
+    ] = None
 
 
 class ExpirySettings(Frozen, frozen=True):
@@ -475,7 +491,7 @@ class ExpirySettings(Frozen, frozen=True):
     retention: Annotated[
         float | None, Duration(60, never=True), "How long the transcript of an ended conversation is kept."
     ] = 90 * DAY
-    audit: Annotated[float, Duration(DAY), "How long the rows of the audit log are kept."] = 365 * DAY
+    audit: Annotated[float, Duration(DAY), "How long entries of the audit log are kept."] = 365 * DAY
 
 
 class LogSettings(Frozen, frozen=True):
@@ -492,7 +508,7 @@ class LogSettings(Frozen, frozen=True):
 
 
 class Config(Frozen, frozen=True):
-    """All settings of one gateway. `demo` is true if no model is configured and the demo model is used."""
+    """All settings of a gateway. `demo` is true if the demo model is used because no model is configured."""
 
     home: Path
     server: ServerSettings = ServerSettings()
@@ -511,16 +527,17 @@ class Config(Frozen, frozen=True):
     demo: bool = False
 
     def project(self, agent: str) -> Path | None:
-        """The agent's `workspace` folder, if one is set. It may not exist."""
-        given = self.agents[agent].workspace
-        return None if given is None else self.path(given)
+        """The agent's `workspace` folder, which may not exist, or None if it is not set."""
+        folder = self.agents[agent].workspace
+        return None if folder is None else self.path(folder)
 
     def path(self, text: str) -> Path:
-        """A path in the configuration: `~` is the user's home, a relative path starts at the gateway's home folder."""
+        """Resolves a path in the configuration: `~` is the user's home, and relative paths start at the gateway's home
+        folder."""
         try:
             return self.home / Path(text).expanduser()
         except RuntimeError:
-            raise Misconfigured(f"the path {text} starts with the home of an unknown user") from None
+            raise Misconfigured(f"the path {text} starts with the home folder of an unknown user") from None
 
 
 SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(

@@ -1,7 +1,7 @@
-"""The types of settings: each reads and validates a TOML value, describes itself, and writes a value as TOML.
+"""The types of settings. Each reads and validates a TOML value, describes itself, and writes a value as TOML.
 
-A type either returns a value or raises `InvalidValue` with the end of a sentence ("must be …"). An invalid value is
-quoted only if it cannot be a secret.
+Reading returns a value or raises `InvalidValue` with the end of a sentence ("must be …"). Invalid values are quoted
+only if they cannot be secrets.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 QUOTED_AT_MOST = 40
-"""Longer values are described instead of quoted: an error is one sentence, and a long value may be a secret."""
+"""Longer values are described instead of quoted, since an error is one sentence and a long value may be a secret."""
 
 SECRET = re.compile(
     r"(?i)\bbearer\s+\S{6,}"
@@ -23,10 +23,10 @@ SECRET = re.compile(
     r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{8,}\."
 )
-"""Text that looks like a credential, anywhere in a value."""
+"""Matches text that looks like a credential anywhere in a value."""
 
 DENSE = re.compile(r"(?=[^\s]*[0-9])(?=[^\s]*[A-Za-z])[A-Za-z0-9+/=_~.-]{24,}")
-"""One long word of letters and digits: possibly a key of an unknown format."""
+"""Matches a long word of letters and digits, which may be a key of unknown format."""
 
 ENV_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 FILE_REFERENCE = re.compile(r"file:[^\x00-\x1f\x7f]+")
@@ -46,13 +46,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB)\s*")
 BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 LONGEST = 100 * 366 * 86400.0
-"""A century: more is a typing error, and overflows dates."""
+"""A century. More is a typing error, and overflows dates."""
 REFERENCES_AT_MOST = 100
 """Keys for one endpoint."""
 HIGHEST_PRICE = 1_000_000
-"""Dollars per million tokens: more is a typing error."""
+"""Dollars per million tokens. More is a typing error."""
 LARGEST_BUDGET = 1_000_000_000
-"""Dollars; in billionths of a dollar it still fits the store's integers."""
+"""Dollars. Converted to billionths of a dollar, it still fits into the store's integers."""
 
 
 class InvalidValue(Exception):
@@ -60,20 +60,20 @@ class InvalidValue(Exception):
 
 
 def is_reference(text: str) -> bool:
-    """Whether `text` has the form of a reference to a secret: `env:NAME` or `file:PATH`."""
+    """True if `text` has the form of a reference to a secret: `env:NAME` or `file:PATH`."""
     return bool(ENV_REFERENCE.fullmatch(text) or FILE_REFERENCE.fullmatch(text))
 
 
 def looks_secret(text: str) -> bool:
-    """Whether `text` may contain a credential and must not be repeated in a message."""
+    """True if `text` may contain a credential and must not be quoted in a message."""
     return bool(SECRET.search(text) or DENSE.search(text))
 
 
 def quote(value: Any) -> str:
-    """A value for an error message."""
+    """Formats a value for an error message."""
     if isinstance(value, str):
         if looks_secret(value) or len(value) > QUOTED_AT_MOST:
-            return f"a text of {len(value)} characters"
+            return f"text of {len(value)} characters"
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -88,14 +88,14 @@ def quote(value: Any) -> str:
 
 
 def _number(value: int | float) -> str:
-    # Python refuses to convert an integer of thousands of digits to text.
+    # Python refuses to convert integers with thousands of digits to text.
     if isinstance(value, int) and value.bit_length() > 512:
         return "9" * (QUOTED_AT_MOST + 1)
     return repr(value)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean 'x'?` with the closest valid word, else a list of the valid words."""
+    """`; did you mean 'x'?` for a close match, else a list of the valid words."""
     known = sorted(words)
     import difflib  # imported only for an error
 
@@ -106,7 +106,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 class ValueType(Protocol):
-    """One type of setting: `read` validates a value, `shape` describes it in errors and docs, `write` formats it."""
+    """The type of a setting. `read` validates a value, `write` formats it as TOML, and `shape` describes valid values
+    in errors and documentation."""
 
     @property
     def shape(self) -> str: ...
@@ -115,10 +116,10 @@ class ValueType(Protocol):
 
 
 class Plain:
-    """Base of most types: a JSON scalar or list of scalars is valid TOML."""
+    """Base class of types whose values are scalars or lists of scalars, which are written as JSON."""
 
     def write(self, value: Any) -> str:
-        # DEL is the one character that JSON does not escape and TOML requires to be escaped.
+        # DEL is the only character that must be escaped in TOML but not in JSON.
         return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False).replace(
             "\x7f", "\\u007f"
         )
@@ -153,7 +154,7 @@ class Integer(Plain):
 
 
 class Fraction(Plain):
-    """A fraction, within two bounds."""
+    """A fraction between two bounds."""
 
     def __init__(self, at_least: float, at_most: float) -> None:
         self.at_least, self.at_most = at_least, at_most
@@ -171,7 +172,7 @@ class Fraction(Plain):
 
 
 class Price(Plain):
-    """Dollars; an integer is read as a float."""
+    """A price in dollars. An integer is read as a float."""
 
     shape = "a price in dollars, a number of at least 0"
 
@@ -184,7 +185,7 @@ class Price(Plain):
 
 
 class Dollars(Plain):
-    """An amount of money that may be spent."""
+    """A spending limit in dollars."""
 
     shape = "dollars, a number above 0"
 
@@ -197,7 +198,7 @@ class Dollars(Plain):
 
 
 class Size:
-    """A number of bytes: an integer, or text such as "64 MiB"; "auto" if the gateway can choose it."""
+    """A number of bytes: an integer, or text such as "64 MiB". With `auto`, "auto" lets the gateway choose."""
 
     def __init__(self, at_least: int, at_most: int = 2**40, *, auto: bool = False) -> None:
         self.at_least, self.at_most, self.auto = at_least, at_most, auto
@@ -229,7 +230,7 @@ class Size:
 
 
 class Duration:
-    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d"; "never" if allowed."""
+    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d". With `never`, also "never"."""
 
     def __init__(self, at_least: float = 0.0, *, never: bool = False) -> None:
         self.at_least, self.never = at_least, never
@@ -268,7 +269,7 @@ def _bounded(number: int | float) -> float:
 
 
 class Text(Plain):
-    """Any text; `one_line` refuses control characters, `needed` the empty text."""
+    """Any text. `one_line` refuses control characters, and `needed` refuses empty text."""
 
     def __init__(self, *, needed: bool = False, one_line: bool = True, at_most: int = 4096) -> None:
         self.needed, self.one_line, self.at_most = needed, one_line, at_most
@@ -314,7 +315,7 @@ class FilePath(Text):
 
 
 class OneOf(Plain):
-    """One of some words. `flags` are the words for true and false if the setting used to be a flag."""
+    """One of several words. If the setting used to be a flag, `flags` are the words for true and false."""
 
     def __init__(self, *words: str, flags: tuple[str, str] | None = None) -> None:
         self.words = words
@@ -334,7 +335,7 @@ class OneOf(Plain):
 
 
 class Subset(Plain):
-    """A list of at least one of the words, in the order of the words."""
+    """A list of one or more of the words, returned in the order of the declaration."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
@@ -353,7 +354,7 @@ class Subset(Plain):
 
 
 class NameList(Plain):
-    """A list of names in the order of the file, without duplicates; with `once`, a duplicate is an error."""
+    """A list of names in the order of the file. Duplicates are removed or, with `once`, refused."""
 
     shape = "a list of names"
 
@@ -384,7 +385,7 @@ class TextLines(Plain):
 
 
 class Networks(Plain):
-    """A list of IP addresses and networks, each in its canonical form."""
+    """A list of IP addresses and networks in canonical form."""
 
     shape = 'a list of addresses or networks like "192.168.1.10" or "10.0.0.0/8"'
 
@@ -419,7 +420,8 @@ def _is_origin(text: str) -> bool:
 
 
 def _split_url(text: str) -> tuple[str, str, str] | None:
-    """(host, path, query and fragment) of an http or https address without user and password, else None."""
+    """Splits an http or https address into host, path, and query with fragment. Returns None if it is invalid or
+    contains a user name or password."""
     if any(ord(c) <= 32 or ord(c) == 127 for c in text):
         return None
     try:
@@ -433,8 +435,8 @@ def _split_url(text: str) -> tuple[str, str, str] | None:
 
 
 class BaseUrl(Plain):
-    """The base URL of an HTTP API. User, password and query are refused: a URL is shown and logged, so it must contain
-    no secret. An invalid one is never quoted, for the same reason."""
+    """The base URL of an HTTP API. URLs are shown and logged and must not contain secrets, so a user name, password or
+    query is refused, and invalid URLs are never quoted."""
 
     shape = 'an address like "https://api.example.org/v1"'
 
@@ -443,12 +445,12 @@ class BaseUrl(Plain):
         if not isinstance(value, str) or parts is None or parts[2] or len(value) > 2000:
             raise InvalidValue(f"must be {self.shape}, without a user name, password or query")
         if looks_secret(value.split("://", 1)[1].partition("/")[2]) and SECRET.search(value):
-            raise InvalidValue("must contain no secret; put it where `key` refers to")
+            raise InvalidValue("must not contain a secret; use a reference in `key` instead")
         return value.rstrip("/")
 
 
 class Reference(Plain):
-    """A reference to a secret, never the secret itself. An invalid value is never quoted."""
+    """A reference to a secret, never the secret itself. Invalid values are never quoted."""
 
     shape = 'a reference, "env:NAME" or "file:PATH"'
 
@@ -459,13 +461,13 @@ class Reference(Plain):
 
 
 class References(Plain):
-    """A list of at least one reference, without duplicates. An invalid value is never quoted."""
+    """A list of one or more references, without duplicates. Invalid values are never quoted."""
 
     shape = 'a list of references, "env:NAME" or "file:PATH"'
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not value or len(value) > REFERENCES_AT_MOST:
-            raise InvalidValue(f"must be {self.shape}, one to {REFERENCES_AT_MOST} of them")
+            raise InvalidValue(f"must be {self.shape}, with 1 to {REFERENCES_AT_MOST} entries")
         if not all(isinstance(each, str) and is_reference(each) for each in value):
             raise InvalidValue(f"must be {self.shape}; the secret itself must not be in this file")
         if len(set(value)) < len(value):
@@ -474,9 +476,9 @@ class References(Plain):
 
 
 class Headers:
-    """Extra HTTP headers. A possible credential must be a reference; an invalid value is never quoted."""
+    """Extra HTTP headers. Anything that may be a credential must be a reference; invalid values are never quoted."""
 
-    shape = "a table of header names and values (credentials only as references)"
+    shape = "a table of header names and values (with credentials only as references)"
 
     def read(self, value: Any) -> dict[str, str]:
         if not isinstance(value, dict):

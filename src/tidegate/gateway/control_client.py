@@ -54,7 +54,9 @@ def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[st
             raise ControlUnanswered(
                 f"The gateway of {home} ({holder}) runs, but its {SOCKET_NAME} is gone: replace it with {replace}."
             ) from None
-        raise ControlUnanswered(f"No gateway runs for {home}: start one with {command_hint(home, 'up')}.") from None
+        raise ControlUnanswered(
+            f"No gateway is running for {home}: start one with {command_hint(home, 'up')}."
+        ) from None
     except OSError as error:
         raise ControlUnanswered(silent) from error
     try:

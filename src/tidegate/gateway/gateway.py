@@ -164,7 +164,9 @@ class Gateway:
         if turns and not self._hurry.is_set():
             # The reader may have left with the terminal; the stop continues.
             with contextlib.suppress(OSError):
-                self._say(f"waiting for {turns} turn{'s' * (turns != 1)}; Ctrl-C again leaves them for the next start")
+                self._say(
+                    f"waiting for {turns} turn{'s' * (turns != 1)}; press Ctrl-C again to resume them after a restart"
+                )
         share = self.budget * (1 - _CLOSE_SHARE)
         async with Scope("drain") as scope:
             drained = scope.start(self.sessions.drain, share - min(_PARKING_SECONDS, share / 2), name="drain")

@@ -44,7 +44,7 @@ async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) 
         taken = False
         raise
     finally:
-        await arrivals.close(taken=taken)
+        await arrivals.close(committed=taken)
 
 
 async def _ready(inbound: Inbound, arrivals: UploadFolder) -> Inbound:

@@ -1,7 +1,7 @@
 """The spool: long results and media on disk, and their excerpts.
 
-Models are shown bounded excerpts. The rest can be read for as long as the transcript refers to it. Memory never holds
-more of a result than the excerpt.
+Models see bounded excerpts, and can read the rest for as long as the transcript refers to it. Memory never contains
+more of a result than its excerpt.
 """
 
 from tidegate.spool.excerpts import bound_text

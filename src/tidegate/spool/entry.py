@@ -1,8 +1,8 @@
-"""One result that is being written to the spool: first its file, then its row.
+"""Writing one result to the spool: first its file, then its row.
 
-A result is kept completely or not at all. Its row is written only when the file is complete. If the disk refuses it, or
-it exceeds the session's quota, no file is left, `lost` gives the reason, and the writer can continue. A cancelled entry
-leaves nothing behind, or a file that the sweep finds. The writer owns the entry and must end it with `keep` or `drop`.
+A result is stored completely or not at all, and its row is written only once the file is complete. If the disk refuses
+it or it exceeds the session's quota, the file is removed, `lost` gives the reason, and the caller can continue. If it
+is cancelled, it leaves at most a file that the next sweep removes. The caller must end an entry with `keep` or `drop`.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ log = Log(__name__)
 QUOTA = "this conversation has used up its limits.spool_bytes"
 
 UNSPOOLED_BYTES = 2 * 1024 * 1024
-"""Bytes of media that go into messages because the spool refused them, per turn or per message of a caller: a
-photograph of the size of a screen, or two minutes of speech. They are in memory with their conversation, so all turns
-together (limits.turns) hold at most 128 MiB of them."""
+"""Maximum bytes of media stored in messages because the spool refused them, per turn or per message of a caller: enough
+for a photograph that fills a screen, or two minutes of speech. They stay in memory with their conversation, at most 128
+MiB in all turns together (limits.turns)."""
 
 
 FILE_MODE = 0o600
@@ -31,12 +31,11 @@ FOLDER_MODE = 0o700
 
 
 class FileWriter:
-    """One file of the spool while it is written.
+    """Writes one file of the spool.
 
-    The file is new, accessible to the gateway only, and reached through no link. The methods block and are called in
-    threads. In any order of calls, and even if a cancelled caller leaves a thread behind, the descriptor is closed once
-    and a dropped file is removed. The writer must end it with `close` or `drop`.
-    """
+    The file is always new, private to the gateway, and opened without following links. The methods block and are called
+    in threads. In any order of calls, even if a cancelled caller leaves a thread behind, the descriptor is closed
+    exactly once and a dropped file is removed. The caller must end it with `close` or `drop`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +45,7 @@ class FileWriter:
         self._ended = False
 
     def open(self) -> None:
-        """Creates the file, and the folder if it is the session's first."""
+        """Creates the file, and the session's folder if it does not exist."""
         with self._lock:
             if self._ended:
                 return
@@ -66,7 +65,7 @@ class FileWriter:
                 view = view[os.write(self._fd, view) :]
 
     def close(self) -> None:
-        """Keeps the file. Raises OSError if the disk reports a late failure."""
+        """Closes the file and keeps it. Raises OSError if the disk reports a delayed error."""
         with self._lock:
             self._end()
 
@@ -87,7 +86,7 @@ class FileWriter:
 
 
 class InlineAllowance:
-    """The part of `UNSPOOLED_BYTES` that one turn or message has left."""
+    """The remaining part of `UNSPOOLED_BYTES` for one turn or message."""
 
     __slots__ = ("left",)
 
@@ -102,29 +101,29 @@ class InlineAllowance:
 
 
 class EntryFolder(Protocol):
-    """The destination of an entry: the session's folder, with the rest of its quota."""
+    """The destination of an entry: a session's folder and its remaining quota."""
 
     unspooled: InlineAllowance
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """Returns a new id, its file, and the bytes it may use. From now on the sweep ignores it."""
+        """Returns a new id, its file, and the maximum size. From now on, the sweep ignores the file."""
         ...
 
     async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
-        """Writes the row. Returns the reason if that was not possible, otherwise an empty string."""
+        """Writes the row. Returns an empty string, or the reason if it was refused."""
         ...
 
     def refuse(self, error: OSError | None) -> None:
-        """Counts an entry that was not kept because of `error` or the quota."""
+        """Counts an entry that was lost because of `error` or the quota."""
         ...
 
     def leave(self, id: str) -> None:
-        """Reports that the entry is no longer being written."""
+        """Marks the entry as no longer being written."""
         ...
 
 
 class SpoolEntry:
-    """`id` is set once the entry is kept; `lost` is the reason if it was not."""
+    """A result that is being written. `id` is set once it is stored; `lost` is the reason if it could not be."""
 
     def __init__(self, folder: EntryFolder) -> None:
         self._folder = folder
@@ -161,8 +160,8 @@ class SpoolEntry:
         except OSError as error:
             await self._refuse(error)
             return
-        # From here on the row may be committed even if we are cancelled, so the file must stay. If the row is not
-        # committed, the sweep finds a file without a row.
+        # From here on the row may be committed even if we are cancelled, so the file must not be removed. If the row is
+        # not committed, the sweep removes the file.
         sink, self._sink = self._sink, None
         why = ""
         try:
@@ -180,8 +179,8 @@ class SpoolEntry:
             self.id = self._name
 
     async def drop(self) -> None:
-        """Removes the file if it was not kept. This completes before the caller continues, however often it is
-        cancelled."""
+        """Removes the file unless it was kept. Runs to completion even if the caller is cancelled, any number of
+        times."""
         sink, self._sink = self._sink, None
         interrupted: asyncio.CancelledError | None = None
         while sink is not None:
@@ -192,7 +191,7 @@ class SpoolEntry:
                 interrupted = error
                 continue
             except OSError as error:
-                log.warning("a file of the spool is left to the sweep", id=self._name, error=error.strerror)
+                log.warning("a spool file could not be removed yet", id=self._name, error=error.strerror)
             self._folder.leave(self._name)
             break
         if interrupted is not None:

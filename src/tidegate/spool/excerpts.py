@@ -1,17 +1,17 @@
-"""Excerpts of long text: its beginning, its end, and between them one line about the omission.
+"""Excerpts of long text: its beginning and its end, with a line between them about the omission.
 
-Text within both bounds is returned unchanged. Longer text is returned within both bounds, including the line that says
-how much was left out and how to get it. No character is split. An invalid byte is shown as a question mark, so that the
+Text within both limits is returned unchanged. Longer text is cut to fit both limits, including the line that says how
+much was left out and how to get it. Characters are never split. Invalid bytes are replaced with question marks, so the
 text keeps its length and the counts are correct.
 """
 
 HOW_TO_GET = "ask for a smaller part to see it"
 HEAD_SHARE = 0.6
-"""The beginning shows what a text is; the end often holds the result or the error."""
+"""The share of the beginning, which shows what the text is. The end often contains the result or the error."""
 
 
 def clean(data: bytes) -> bytes:
-    """The data as valid UTF-8 of the same length."""
+    """Returns the data as valid UTF-8 of the same length."""
     return data.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
 
 
@@ -20,9 +20,9 @@ def count_lines(data: bytes) -> int:
 
 
 def bound_text(text: str, max_bytes: int, max_lines: int, *, hint: str = HOW_TO_GET) -> str:
-    """Returns `text` in at most `max_bytes` of UTF-8 and `max_lines` lines. If even the line about the omission does
-    not fit, that line alone is returned."""
-    # A lone surrogate has no UTF-8 form. It is replaced instead of refused, so that the text can be sent to a model.
+    """Cuts `text` to `max_bytes` of UTF-8 and `max_lines` lines. If even the line about the omission does not fit, only
+    that line is returned."""
+    # A lone surrogate cannot be encoded as UTF-8. It is replaced, so that the text can be sent to a model.
     data = text.encode("utf-8", "replace")
     total = count_lines(data)
     if len(data) <= max_bytes and total <= max_lines:
@@ -40,13 +40,13 @@ def excerpt(
     *,
     hint: str = HOW_TO_GET,
 ) -> str:
-    """Returns the excerpt of a text that is longer than the bounds. `beginning` and `end` are all of it or at least
-    `max_bytes` long. Both are valid UTF-8, except where they were cut."""
+    """Returns the excerpt of a text that exceeds the limits. `beginning` and `end` are either the whole text or at
+    least `max_bytes` long. Both are valid UTF-8, except where they were cut."""
     space = max_bytes - len(_notice(total, total_lines, total, total_lines, hint).encode())
     lines = max(0, max_lines - 1)
     head_lines = min(lines, int(lines * HEAD_SHARE) + 1)
     head = _head(beginning, int(space * HEAD_SHARE), head_lines)
-    # `end` may overlap the part of the beginning that is already shown.
+    # `end` may overlap the part of the beginning that is already in the excerpt.
     overlap = max(0, len(head) - (total - len(end)))
     tail = _tail(end[overlap:], space - len(head), lines - head_lines)
     left = max(1, total - len(head) - len(tail))
@@ -61,7 +61,7 @@ def _notice(left: int, left_lines: int, total: int, total_lines: int, hint: str)
 
 
 def _head(data: bytes, space: int, lines: int) -> bytes:
-    """The longest beginning within both bounds; complete lines if that loses less than half of it."""
+    """The longest beginning within both limits; complete lines only, unless that loses more than half of it."""
     if space <= 0 or lines <= 0:
         return b""
     end = 0
@@ -81,12 +81,12 @@ def _head(data: bytes, space: int, lines: int) -> bytes:
 
 
 def _tail(data: bytes, space: int, lines: int) -> bytes:
-    """The longest end within both bounds; complete lines if that loses less than half of it."""
+    """The longest end within both limits; complete lines only, unless that loses more than half of it."""
     if space <= 0 or lines <= 0:
         return b""
     start = len(data)
     for _ in range(lines):
-        # A line's final line break belongs to it; the search starts before it.
+        # Each line includes its final line break, so the search starts before it.
         preceding = data.rfind(b"\n", 0, max(0, start - 1)) + 1
         if len(data) - preceding > space:
             break

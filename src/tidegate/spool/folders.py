@@ -1,7 +1,7 @@
-"""The folders of the spool: listing, sharing, and removing orphans. All functions block: call them in threads.
+"""The folders of the spool: listing and sharing files, and removing orphans. All functions block: call them in threads.
 
-Only files with the spool's own names are touched, so that files of an operator or a file system stay. A file that
-cannot be removed is logged and left to the next sweep. No link is followed.
+Only files with names made by the spool are touched, so files of an operator or a file system stay in place. A file that
+cannot be removed is logged and left to the next sweep. Links are not followed.
 """
 
 import math
@@ -16,11 +16,11 @@ log = Log(__name__)
 
 _FOLDER = re.compile(r"s_\w+")
 _FILE = re.compile(r"((?:sp|pr)_\w+)(?:\.\w+)*")
-"""Results are named by their own id; the output of a process by the id of the process."""
+"""Results are named after their own id, and output of a process after the id of the process."""
 
 
 def folders(root: Path) -> dict[str, float]:
-    """Sessions that have a folder, each with the time of the last change in it."""
+    """The sessions that have a folder, each with the time of its last change."""
     found: dict[str, float] = {}
     try:
         with os.scandir(root) as entries:
@@ -33,7 +33,7 @@ def folders(root: Path) -> dict[str, float]:
 
 
 def files(folder: Path, before: float) -> dict[str, str]:
-    """Files in the folder that were last written before that time, each with the id that it belongs to."""
+    """The files in the folder that were last written before that time, each with the id it belongs to."""
     found: dict[str, str] = {}
     try:
         with os.scandir(folder) as entries:
@@ -47,7 +47,7 @@ def files(folder: Path, before: float) -> dict[str, str]:
 
 
 def link(source: Path, target: Path) -> None:
-    """Links the results of one folder into another. Logs of processes are not linked: they are not results."""
+    """Hard-links the results in one folder into another. Process logs are not results, and are skipped."""
     names = [name for name, id in files(source, math.inf).items() if id.startswith("sp_")]
     if names:
         target.mkdir(mode=0o700, exist_ok=True)
@@ -62,17 +62,17 @@ def remove_files(folder: Path, names: list[str]) -> int:
             (folder / name).unlink()
             removed += 1
         except OSError as error:
-            log.warning("a file of the spool cannot be removed", file=str(folder / name), error=error.strerror)
+            log.warning("a spool file cannot be removed", file=str(folder / name), error=error.strerror)
     return removed
 
 
 def remove_folder(folder: Path) -> bool:
-    """Returns whether the folder is gone."""
+    """Returns True if the folder no longer exists."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return True
     except OSError as error:
-        log.warning("a folder of the spool cannot be removed", folder=str(folder), error=error.strerror)
+        log.warning("a spool folder cannot be removed", folder=str(folder), error=error.strerror)
         return False
     return True

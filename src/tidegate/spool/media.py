@@ -1,12 +1,11 @@
-"""Pictures, sounds and documents for models, within the limits of every provider: small ones inline, larger ones in the
-spool.
+"""Preparing pictures, sounds and documents for models, within the limits of all providers.
 
-The same bounds apply to media from files, servers and callers. The first bytes decide the type, never the name. The
-gateway never decodes media and never holds more than a chunk: a child process reads it from a descriptor and leaves the
-result in an anonymous file in memory. Pictures may be scaled down; sounds and documents are passed unchanged or not at
-all. Documents are not parsed. Media that the spool refuses goes into its message, up to UNSPOOLED_BYTES per turn, with
-a note about it. A refusal is one sentence for the model.
-"""
+Small media is stored inline, larger media in the spool. The same limits apply to media from files, servers and callers.
+The type is detected from the first bytes, never from the name. The gateway itself never decodes media and never holds
+more than a chunk: a child process reads it from a descriptor and writes the result to an anonymous file in memory.
+Pictures may be scaled down. Sounds and documents are passed unchanged or not at all, and documents are not parsed.
+Media that the spool refuses is stored in its message with a note, up to UNSPOOLED_BYTES per turn. Errors are one
+sentence for the model."""
 
 import contextlib
 import importlib.util
@@ -25,46 +24,46 @@ from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import PDF, Media
 
 SIDE = 2000
-"""The longest side of a picture in pixels: every provider accepts it without scaling."""
+"""The longest side of a picture in pixels, which every provider accepts without scaling."""
 
 SHOWN_BYTES = 4_500_000
-"""The largest picture that is sent: the strictest provider accepts 5 MB."""
+"""The largest picture that is sent. The strictest provider accepts 5 MB."""
 
 SOUND_BYTES = 20_000_000
-"""The largest sound: what providers accept, and what one request can hold (agent/conversation.py)."""
+"""The largest sound that providers accept and that fits into a request (agent/conversation.py)."""
 
 SOUND_SECONDS = 3600
-"""The longest sound: most of what models with audio input can hold."""
+"""The longest sound, which takes up most of the window of models with audio input."""
 
 DOCUMENT_BYTES = 20_000_000
-"""The largest document: the strictest provider accepts requests of 32 MB, and base64 adds a third. One request can hold
-it (agent/conversation.py)."""
+"""The largest document. The strictest provider accepts requests of 32 MB, and base64 adds a third. It fits into a
+request (agent/conversation.py)."""
 
 INLINE_BYTES = 256 * 1024
-"""The largest picture, sound or document that is stored in its message, and held in memory with it."""
+"""The largest picture, sound or document that is stored, and kept in memory, with its message."""
 
 PIXELS = 50_000_000
-"""The largest picture that is decoded: that of the largest cameras; more is a mistake or an attack."""
+"""The largest picture that is decoded. The largest cameras produce this; more is a mistake or an attack."""
 
 SOURCE_BYTES = 256 * 1024 * 1024
 """The largest picture file that is read."""
 
 MEMORY_BYTES = 768 * 1024 * 1024
-"""Memory of the child process: that many pixels decoded, and again while they are converted."""
+"""Memory limit of the child process: enough for two copies of that many pixels, since conversion needs a second one."""
 
 SECONDS = 30.0
-"""The deadline for one job, on a slow machine too."""
+"""The deadline for one job, sufficient for slow machines."""
 
 CHUNK_BYTES = 256 * 1024
-"""Bytes that are copied at once."""
+"""Bytes copied at a time."""
 
 NAME_CHARACTERS = 200
-"""Characters of a name in a message about it, and of the name that a document keeps."""
+"""Maximum length of a name in error messages, and of the name stored with a document."""
 
 LOADED_BYTES = max(SHOWN_BYTES, SOUND_BYTES, DOCUMENT_BYTES)
-"""The largest media that is ever kept."""
+"""The largest media that is ever stored."""
 
-CONVERT = 'a command like "ffmpeg -i IN -ac 1 OUT.mp3" makes a small one that can be'
+CONVERT = 'convert it with a command such as "ffmpeg -i IN -ac 1 OUT.mp3"'
 """Advice for a sound that is not accepted."""
 
 
@@ -73,15 +72,15 @@ _DOCUMENT = b"%PDF-"
 
 
 def seems_media(head: bytes) -> bool:
-    """Whether a file that begins so should be passed as a picture or a sound instead of being read as text. This
-    includes audio formats that models are not given: the error says what to do."""
+    """True if a file that starts with `head` should be handled as a picture or sound and not be read as text. This
+    includes unsupported audio formats, for which the error says what to do."""
     return (
         bool(audio_header.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
     )
 
 
 def media_type_of(data: bytes) -> str:
-    """The media type by the first bytes; empty for types that are not given to models."""
+    """The media type according to the first bytes, or an empty string for unsupported types."""
     if data.startswith(_DOCUMENT):
         return PDF
     sound = audio_header.kind(data[: audio_header.HEAD_BYTES])
@@ -98,15 +97,16 @@ class MediaPreparer:
         self._workers = workers
 
     async def media(self, name: str, source: bytes | int, place: EntryFolder, *, filename: str) -> Media:
-        """`source` is the content, or a descriptor of its file, which the caller still owns. `place` is the destination
-        of large media. `name` is used in error messages, `filename` is the name that a document keeps."""
+        """Checks, converts and stores media. `source` is the content, or a file descriptor that the caller still owns.
+        `place` is the destination of large media. `name` is used in error messages; `filename` is stored with a
+        document."""
         named = f'"{name[:NAME_CHARACTERS]}"'
         async with _described(source) as input:
             head = os.pread(input, audio_header.HEAD_BYTES, 0)
             if head.startswith(_DOCUMENT):
-                return await self._document(input, f"The document {named} cannot be given", place, filename)
+                return await self._document(input, f"The document {named} cannot be sent", place, filename)
             if audio_header.kind(head):
-                return await self._sound(input, f"The sound {named} cannot be heard", place)
+                return await self._sound(input, f"The sound {named} cannot be sent", place)
             return await self._picture(input, f"The picture {named} cannot be shown", place)
 
     async def _picture(self, input: int, shown: str, place: EntryFolder) -> Media:
@@ -124,7 +124,7 @@ class MediaPreparer:
             made = await self._scaled(input, output, space, f"{shown} ({lost})")
             size = os.fstat(output).st_size
             if size > INLINE_BYTES and not place.unspooled.take(size):
-                raise _left_out(shown, lost, size)  # other media took the space in the meantime
+                raise _left_out(shown, lost, size)  # other media used up the space in the meantime
             return _inline(made, output, size, f"small, since {lost}")
 
     async def _sound(self, input: int, heard: str, place: EntryFolder) -> Media:
@@ -140,7 +140,7 @@ class MediaPreparer:
     async def _document(self, input: int, given: str, place: EntryFolder, filename: str) -> Media:
         size = os.fstat(input).st_size
         if size > DOCUMENT_BYTES:
-            raise ToolFailed(f"{given}: it has {size} bytes, more than the {DOCUMENT_BYTES} that a model can be given.")
+            raise ToolFailed(f"{given}: it has {size} bytes, and at most {DOCUMENT_BYTES} can be sent to a model.")
         with _anonymous() as output:
             # A copy, since the file may change while it is stored.
             for start in range(0, size, CHUNK_BYTES):
@@ -167,14 +167,14 @@ class MediaPreparer:
                 job, order, within=SECONDS, memory=MEMORY_BYTES, written=order["bytes"], input=input, output=output
             )
         except TimeoutError:
-            raise ToolFailed(f"{failed}: it takes longer than {SECONDS:g} s to read.") from None
+            raise ToolFailed(f"{failed}: reading it takes longer than {SECONDS:g} s.") from None
         if why := made.get("refused"):
             raise ToolFailed(f"{failed}: it {why}{advice}.")
         return msgspec.convert(made, Media)
 
 
 async def _kept(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
-    """The media with its bytes or its name in the spool, and the reason if it could not be kept."""
+    """Stores the result of a job. Returns the media with its bytes or spool id, and the reason if it was not stored."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
         return _inline(made, output, size), ""
@@ -195,14 +195,14 @@ def _printable(name: str) -> str:
 
 def _left_out(what: str, lost: str, size: int) -> MediaLeftOut:
     return MediaLeftOut(
-        f"{what}: {lost}, and its {size} bytes are more than may go into the messages of one turn instead "
-        f"({UNSPOOLED_BYTES} bytes in all); make it smaller, or free some space."
+        f"{what}: {lost}, and it is too large ({size} bytes) to be stored in its message instead ({UNSPOOLED_BYTES} "
+        "bytes per turn in all); make it smaller, or free some space."
     )
 
 
 async def _spooled(output: int, size: int, media_type: str, place: EntryFolder) -> SpoolEntry:
-    """Writes an entry in chunks that are read here: a thread left behind by a cancelled caller must not use a
-    descriptor that is closed in the meantime."""
+    """Writes an entry in chunks. They are read here and not in the thread, since a cancelled caller may leave a thread
+    behind, which must not use a descriptor that has been closed."""
     entry = SpoolEntry(place)
     try:
         await entry.begin()
@@ -229,7 +229,7 @@ async def _described(source: bytes | int) -> AsyncIterator[int]:
 
 @contextlib.contextmanager
 def _anonymous() -> Iterator[int]:
-    """An anonymous file in memory, which vanishes when it is closed."""
+    """An anonymous file in memory, which disappears when it is closed."""
     fd = os.memfd_create("media")
     try:
         yield fd
@@ -238,6 +238,6 @@ def _anonymous() -> Iterator[int]:
 
 
 def _pillow() -> str:
-    """The folder that Pillow is imported from, or an empty string."""
+    """The folder from which Pillow can be imported, or an empty string."""
     found = importlib.util.find_spec("PIL")
     return "" if found is None or found.origin is None else str(Path(found.origin).parent.parent)

@@ -1,10 +1,9 @@
 """A recorder for output that streams in.
 
-Memory holds the beginning of the output, its end and one buffer, however long it is. As soon as the output is longer
-than what a model is shown, all of it goes to the session's spool, byte for byte. At the threshold it is inline, one
-byte above it is spooled. If the disk refuses or the session's quota is used up, the excerpt is kept and says so, and
-recording continues. A recorder that is exited without `finish` leaves nothing behind. The sizes of the pieces in which
-the output arrives make no difference.
+However long the output is, memory contains only its beginning, its end and one buffer. Output that a model can see in
+full stays inline; as soon as it is one byte longer, all of it is written to the session's spool, byte for byte. If the
+disk refuses or the session's quota is used up, recording continues, and the excerpt says so. A recorder that is exited
+without `finish` leaves nothing behind. The result does not depend on the sizes of the pieces in which output arrives.
 """
 
 from types import TracebackType
@@ -13,11 +12,11 @@ from tidegate.spool.entry import EntryFolder, SpoolEntry
 from tidegate.spool.excerpts import clean, excerpt
 
 BUFFER_BYTES = 256 * 1024
-"""Bytes written at once: few enough to hold, enough that a gigabyte costs only four thousand writes."""
+"""Bytes written at a time. Small enough to keep in memory, and large enough that a gigabyte takes only 4,000 writes."""
 
 
 class OutputRecorder:
-    """One output. `bytes` and `lines` count all of it."""
+    """Records one output. `bytes` and `lines` count the complete output."""
 
     def __init__(self, place: EntryFolder, *, max_bytes: int, max_lines: int) -> None:
         self._entry = SpoolEntry(place)
@@ -37,7 +36,7 @@ class OutputRecorder:
 
     @property
     def spooled(self) -> str:
-        """The id of the complete output once it is finished; empty if it is inline or was not kept."""
+        """The id of the complete output after `finish`, or an empty string if it is inline or was lost."""
         return self._entry.id
 
     async def __aenter__(self) -> "OutputRecorder":
@@ -72,15 +71,15 @@ class OutputRecorder:
             await self._entry.put(data)
 
     async def finish(self) -> str:
-        """Returns the excerpt that a model is shown. If the output is longer, the excerpt names its id in the spool."""
+        """Returns the text for the model: the complete output, or an excerpt with the id of the rest in the spool."""
         if self._inline:
             return clean(bytes(self._head)).decode()
         await self._flush()
         await self._entry.keep(bytes=self.bytes, lines=self.lines)
         if self._entry.lost:
-            hint = f"the rest was not kept: {self._entry.lost}"
+            hint = f"the rest was not stored: {self._entry.lost}"
         else:
-            hint = f"the full text is {self._entry.id}, read it with the tool output"
+            hint = f"the full text is {self._entry.id}; read it with the tool output"
         head, tail = clean(bytes(self._head)), clean(bytes(self._tail))
         return excerpt(head, tail, self.bytes, self.lines, self._max_bytes, self._max_lines, hint=hint)
 

@@ -1,8 +1,7 @@
-"""Pages of a spooled result.
+"""Reading a spooled result page by page.
 
-Every byte of the file is on some page, and each page says how to get the next one: by lines, or by bytes within a line
-that is longer than a page. A page is bounded in bytes and lines; finding it takes at most one chunk of memory.
-"""
+Every byte of the file is on some page. Each page says how to get the next one: by line, or by byte within a line that
+is longer than a page. Pages are bounded in bytes and lines, and finding one takes at most one chunk of memory."""
 
 import os
 from pathlib import Path
@@ -17,8 +16,8 @@ CHUNK = 256 * 1024
 
 
 class PageRequest(Frozen, frozen=True):
-    """The requested part: `lines` lines after `offset` lines or, if given, from the byte `byte` on; at most
-    `max_bytes`."""
+    """The requested part of a result: up to `lines` lines and `max_bytes` bytes. It starts after `offset` lines, or at
+    `byte` if that is set."""
 
     offset: int
     lines: int
@@ -27,7 +26,7 @@ class PageRequest(Frozen, frozen=True):
 
 
 def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
-    """Reads a page. Blocks: call it in a thread that anyio started. Raises FileNotFoundError if the file is gone."""
+    """Reads a page. Blocks: call it in a thread started by anyio. Raises FileNotFoundError if the file is gone."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if wanted.byte is None:
@@ -35,7 +34,7 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
         elif wanted.byte < size:
             start = wanted.byte
         else:
-            raise ToolFailed(f"The byte {wanted.byte} is past the end: it has {size} bytes.")
+            raise ToolFailed(f"Byte {wanted.byte} is past the end: the result has {size} bytes.")
         # One byte more than fits, to see whether anything follows.
         data = os.pread(file.fileno(), wanted.max_bytes + 1, start)
     end, lines = _cut(data, wanted.lines, wanted.max_bytes)
@@ -45,11 +44,11 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
 
 
 def _seek(fd: int, offset: int, total_lines: int) -> int:
-    """The start of the line after `offset` lines."""
+    """The byte position after `offset` lines."""
     if offset == 0:
         return 0
     if offset >= total_lines:
-        raise ToolFailed(f"The offset {offset} is past the end: it has {total_lines} lines.")
+        raise ToolFailed(f"Offset {offset} is past the end: the result has {total_lines} lines.")
     passed = place = 0
     while chunk := os.pread(fd, CHUNK, place):
         from_thread.check_cancelled()
@@ -62,11 +61,11 @@ def _seek(fd: int, offset: int, total_lines: int) -> int:
             return place + start
         passed += breaks
         place += len(chunk)
-    raise ToolFailed(f"The offset {offset} is past the end.")
+    raise ToolFailed(f"Offset {offset} is past the end.")
 
 
 def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
-    """The end of the page, and its number of lines: complete ones, or the beginning of one that is too long."""
+    """The end of the page and its number of lines. A page has complete lines, or the beginning of one long line."""
     end = count = 0
     while count < lines:
         following = data.find(b"\n", end) + 1
@@ -80,7 +79,7 @@ def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
     if end or not data:
         return end, count
     end = min(most, len(data))
-    for _ in range(3):  # does not split a character
+    for _ in range(3):  # avoids splitting a character
         if end < len(data) and end > 1 and data[end] & 0xC0 == 0x80:
             end -= 1
     return end, 1
@@ -93,7 +92,7 @@ def _place(wanted: PageRequest, start: int, end: int, size: int, lines: int, tot
         first, last = wanted.offset + 1, wanted.offset + lines
         where = f"line {first} of {total_lines}" if lines == 1 else f"lines {first} to {last} of {total_lines}"
     if end >= size:
-        return f"{where}; it ends here"
+        return f"{where}; the result ends here"
     if wanted.byte is not None:
         return f"{where}; continue with byte={end}"
     if not whole:

@@ -1,8 +1,8 @@
-"""Searches in spooled results and in texts.
+"""Searching spooled results and texts.
 
-`search` searches one result for a model; `search_files` and `search_texts` search several results, or texts in memory.
-Time, memory and output are bounded, whatever the pattern: a search runs in a child process, which is killed if the
-pattern takes too long. A search that did not cover everything says where to continue.
+`search` searches one result for a model. `search_files` and `search_texts` search several results, or texts in memory.
+Time, memory and output are bounded whatever the pattern, since a search runs in a child process that is killed if it
+takes too long. An incomplete search reports where to continue.
 """
 
 import os
@@ -18,21 +18,21 @@ from tidegate.spool.jobs.search_job import LENGTH_BYTES
 from tidegate.values import Frozen
 
 SECONDS = 10.0
-"""The time after which a search reports how far it got: a gigabyte of short lines takes about that long."""
+"""The time after which a search stops and reports its position. A gigabyte of short lines takes about that long."""
 
 GRACE = 5.0
-"""Further seconds for the child process to start, and to notice that its time is up; after that the pattern is taken to
-run without end."""
+"""Additional seconds for the child process to start and to notice that its time is up. After that, the pattern is
+assumed never to finish."""
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""Memory of the child process, which holds a piece of a line at a time."""
+"""Memory limit of the child process, which reads one piece of a line at a time."""
 
 PATTERN_CHARACTERS = 1000
 
 
 class ResultQuery(Frozen, frozen=True):
-    """A search in one result: `pattern` as plain text or as a regular expression, after `offset` lines or `byte` bytes;
-    at most `limit` matches, in `max_bytes` and `max_lines`."""
+    """A search of one result for `pattern`, which is plain text or a regular expression. It starts after `offset` lines
+    or `byte` bytes, and returns at most `limit` matches within `max_bytes` and `max_lines`."""
 
     pattern: str
     regex: bool
@@ -46,7 +46,7 @@ class ResultQuery(Frozen, frozen=True):
 async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
     """Searches one result. Raises FileNotFoundError if the file is gone."""
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
-        raise ToolFailed(f"A search needs a text of 1 to {PATTERN_CHARACTERS} characters.")
+        raise ToolFailed(f"The search text must have 1 to {PATTERN_CHARACTERS} characters.")
     order = {
         "path": str(path),
         "pattern": query.pattern,
@@ -60,7 +60,7 @@ async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
     try:
         found = await workers.run("search_job", order, within=SECONDS + GRACE, memory=MEMORY_BYTES)
     except TimeoutError:
-        raise ToolFailed("This regular expression takes too long; use a simpler one, or a plain text.") from None
+        raise ToolFailed("This regular expression takes too long; use a simpler one, or plain text.") from None
     if "gone" in found:
         raise FileNotFoundError(path)
     if "wrong" in found:
@@ -75,9 +75,9 @@ def _shown(found: dict[str, Any]) -> str:
     if "more" in found:
         lines.append(f"[{count}, and there are more; continue with byte={found['more']}]")
     elif "stopped" in found:
-        lines.append(f"[{count} in {SECONDS:g} s, and not all was searched; continue with byte={found['stopped']}]")
+        lines.append(f"[{count}, but the time of {SECONDS:g} s ran out; continue with byte={found['stopped']}]")
     else:
-        lines.append(f"[{count}, up to the end]")
+        lines.append(f"[{count}; searched to the end]")
     return "\n".join(lines)
 
 
@@ -85,8 +85,8 @@ def _shown(found: dict[str, Any]) -> str:
 
 
 class SearchTerms(Frozen, frozen=True):
-    """A search in several results: for all of the `words`, or else for the regular expression `pattern`; at most
-    `limit` matches, in `max_bytes`, in about `seconds`."""
+    """A search of several results, either for all of the `words` or for the regular expression `pattern`. Returns at
+    most `limit` matches within `max_bytes`, and takes about `seconds`."""
 
     limit: int
     max_bytes: int
@@ -101,7 +101,7 @@ class SearchTerms(Frozen, frozen=True):
 
 
 class SearchMatch(Frozen, frozen=True):
-    """A match in the n-th of the searched items; in a file, with its line and byte."""
+    """A match in the item with this `number`. A match in a file has a line and a byte."""
 
     number: int
     text: str
@@ -110,8 +110,8 @@ class SearchMatch(Frozen, frozen=True):
 
 
 class SearchMatches(Frozen, frozen=True):
-    """`next` is where to continue: the n-th of the searched items, and the byte in it; None if all were searched.
-    `late` says that the time was up. `gone` are the files that do not exist."""
+    """The result of a search. `next` is the position to continue from, an item number and a byte, or None if everything
+    was searched. `late` is true if the time ran out. `gone` lists files that do not exist."""
 
     found: tuple[SearchMatch, ...]
     next: tuple[int, int] | None = None
@@ -120,7 +120,8 @@ class SearchMatches(Frozen, frozen=True):
 
 
 async def search_files(workers: JobRunner, paths: Sequence[Path], terms: SearchTerms, byte: int = 0) -> SearchMatches:
-    """Searches these files, from a byte of the first on. Raises TimeoutError if a regular expression takes too long."""
+    """Searches these files, starting at `byte` of the first. Raises TimeoutError if a regular expression takes too
+    long."""
     order = {**terms.order, "paths": list(map(str, paths)), "byte": byte}
     found = await _run_job(workers, order, terms.seconds)
     end = found.get("more", found.get("stopped"))
@@ -136,7 +137,7 @@ async def search_files(workers: JobRunner, paths: Sequence[Path], terms: SearchT
 
 
 async def search_texts(workers: JobRunner, texts: Iterable[str], terms: SearchTerms) -> SearchMatches:
-    """Searches these texts, for at most one match in each. Raises TimeoutError if a regular expression takes too
+    """Searches these texts for at most one match in each. Raises TimeoutError if a regular expression takes too
     long."""
     fd = os.memfd_create("texts")
     try:

@@ -1,8 +1,8 @@
 """A session's folder in the spool, with its quota and its rows.
 
-A row is written only within the session's quota. Uploads of a message (`UploadFolder`) get their rows in the
-transaction that accepts the message. Otherwise their files are removed, or left to the sweep if it is unknown whether
-that transaction was committed.
+Rows are written only within the session's quota. The rows of a message's uploads (`UploadFolder`) are written in the
+transaction that accepts the message. If it is not committed, their files are removed; if that is unknown, they are left
+to the sweep.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class SessionFolder:
         self._spool.store.problems.resolve("spool")
 
     def _add(self, db: Db, id: str, bytes: int, lines: int, media_type: str) -> bool:
-        """Returns False if other results have used up the quota in the meantime."""
+        """Adds the row. Returns False if other results have used up the quota in the meantime."""
         if spooled.total(db, self.session) + bytes > self._spool.quota:
             return False
         spooled.add(
@@ -86,18 +86,18 @@ class _Upload(NamedTuple):
 
 
 class UploadFolder(SessionFolder):
-    """The uploads of one message. The owner must call `close`."""
+    """The destination for the uploads of one message. The owner must call `close`."""
 
     def __init__(self, spool: "Spool", session: str, *, is_new: bool) -> None:
         super().__init__(spool, session, None, "message", InlineAllowance())
         self.is_new = is_new
-        """Whether the session is created with the message, under this id."""
+        """True if the session will be created with the message, under this id."""
         self._uploads: list[_Upload] = []  # lint: allow a message's parts are bounded by its bytes
         self._refused: OSError | None = None
 
     async def media(self, name: str, data: bytes, filename: str = "") -> Media:
-        """Prepares media for the message. `name` is its position in the request, `filename` the caller's name for it.
-        Raises `Refused` with the reason if it cannot be accepted."""
+        """Prepares media for the message. `name` is its position in the request, `filename` is the caller's name for
+        it. Raises `Refused` with the reason if it cannot be accepted."""
         try:
             return await self._spool.media_preparer.media(name, data, self, filename=filename)
         except ToolFailed as error:
@@ -109,7 +109,7 @@ class UploadFolder(SessionFolder):
             raise Refused(error.message, param=name) from error
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """Other uploads of the same message count towards the quota, although they have no row yet."""
+        """Like the base method, but counts the message's other uploads, which have no rows yet, towards the quota."""
         id, sink, space = await super().begin()
         return id, sink, space - sum(upload.bytes for upload in self._uploads)
 
@@ -122,26 +122,28 @@ class UploadFolder(SessionFolder):
         self._refused = error
 
     def leave(self, id: str) -> None:
-        """The sweep still ignores an upload that waits for its row."""
+        """Like the base method, except for uploads that are waiting for their row, which the sweep must ignore."""
         if all(upload.id != id for upload in self._uploads):
             super().leave(id)
 
     def commit(self, db: Db, session: str) -> None:
-        """Writes the rows, in the transaction that accepts the message into this session."""
+        """Writes the rows in the transaction that accepts the message into this session."""
         if session != self.session:
             raise SessionChanged
         for upload in self._uploads:
             if not self._add(db, upload.id, upload.bytes, 0, upload.media_type):
                 limit = "limits.spool_bytes"
-                raise TooLarge(f"This is too much: {QUOTA}.", limit=limit, value=self._spool.quota, param="messages")
+                raise TooLarge(
+                    f"The media cannot be stored: {QUOTA}.", limit=limit, value=self._spool.quota, param="messages"
+                )
 
-    async def close(self, *, taken: bool | None) -> None:
-        """Ends the uploads. `taken` says whether the rows were committed; None means unknown."""
+    async def close(self, *, committed: bool | None) -> None:
+        """Ends the uploads. `committed` says whether the rows were committed; None means unknown."""
         for upload in self._uploads:
             super().leave(upload.id)
-            if taken:
+            if committed:
                 self._count(upload.bytes)
-        if taken is False:
+        if committed is False:
             with CancelScope(shield=True):
                 await to_thread.run_sync(self._remove)
 
@@ -150,8 +152,8 @@ class UploadFolder(SessionFolder):
             try:
                 self._spool.file(self.session, upload.id).unlink(missing_ok=True)
             except OSError as error:
-                log.warning("a file of the spool is left to the sweep", id=upload.id, error=error.strerror)
-        with contextlib.suppress(OSError):  # it has other files
+                log.warning("a spool file could not be removed yet", id=upload.id, error=error.strerror)
+        with contextlib.suppress(OSError):  # the folder contains other files
             (self._spool.root / self.session).rmdir()
 
 
@@ -160,8 +162,10 @@ def _failure(error: OSError) -> StoreFailed:
 
 
 class SessionChanged(Busy):
-    """The media was written for another session than the one the message goes to: a session of that name began or ended
-    in the meantime."""
+    """The media was stored for a different session than the message, because a session with this name began or ended in
+    the meantime."""
 
     def __init__(self) -> None:
-        super().__init__("Conversations of this name begin and end faster than media can be stored; send it again.")
+        super().__init__(
+            "The conversation with this name changed while media was being stored; send the message again."
+        )

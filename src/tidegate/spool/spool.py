@@ -1,9 +1,8 @@
 """The spool: long results and media on disk, one folder per session.
 
-A session's folder is deleted with its transcript and not before; nothing that a live transcript refers to is deleted.
-Files that belong to no session are swept at start and on the timer. Files are private to the gateway (0600, in folders
-0700) and named by generated ids. The spool owns its folder; opening it creates nothing.
-"""
+A session's folder is deleted together with its transcript, so nothing that a transcript refers to is ever missing.
+Files that belong to no session are removed by a sweep at start and on a timer. Files are private to the gateway (0600,
+in folders 0700) and named after generated ids. The spool owns its folder; opening it creates nothing."""
 
 import contextlib
 import io
@@ -31,23 +30,23 @@ from tidegate.store import Db, SpooledRow, Store, processes, sessions, spooled
 from tidegate.values import Frozen, Media, media_kind
 
 RESERVE = 512
-"""Bytes that are reserved for further lines beside an excerpt."""
+"""Bytes reserved for additional text next to an excerpt."""
 
 RESERVED_LINES = 4
-"""Lines that are reserved beside an excerpt."""
+"""Lines reserved for additional text next to an excerpt."""
 
 YOUNG_SECONDS = 600.0
-"""The sweep ignores files younger than this: their row may be about to be written."""
+"""The sweep ignores files younger than this, since their rows may be about to be written."""
 
 BATCH = 200
-"""Names that one read looks up in the store."""
+"""Names looked up in the store at a time."""
 
 _ID = re.compile(r"sp_\w{1,64}")
 
 
 class SpoolStats(Frozen, frozen=True):
-    """Figures for status and metrics; all but `writing` count since the start. `swept_at` is the time of the last
-    sweep, 0.0 before the first."""
+    """Statistics for status and metrics. All except `writing` are totals since the start. `swept_at` is the time of the
+    last sweep, or 0.0 before the first one."""
 
     writing: int
     kept: int
@@ -58,8 +57,8 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """The spool of a gateway. `cores` are all CPU cores of the gateway; the child processes that scale pictures and
-    search results may use them."""
+    """The spool of a gateway. `cores` are the CPU cores that child processes, which scale pictures and search results,
+    may use."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class Spool:
         self.workers = JobRunner(cores)
         self.media_preparer = MediaPreparer(self.workers)
         self.writing: set[str] = set()
-        """Ids whose files are being written: they have no row yet, and are not orphans."""
+        """Ids of files that are being written. They have no row yet, but are not orphans."""
         self.kept = self.kept_bytes = self.refused = 0
         self._swept = 0
         self._swept_at = 0.0
@@ -90,11 +89,11 @@ class Spool:
         return SessionSpool(self, session, turn)
 
     def upload_folder(self, session: str, *, is_new: bool) -> UploadFolder:
-        """The folder for uploads of a message to this session, which may be created with the message."""
+        """The destination for uploads of a message to this session, which may be created together with the message."""
         return UploadFolder(self, session, is_new=is_new)
 
     def file(self, session: str, id: str) -> Path:
-        """The path of a result. Both names are generated ids, which contain no separator."""
+        """The path of a result. Both arguments are generated ids, which contain no separators."""
         return self.root / session / id
 
     def temporary_file(self) -> BinaryIO:
@@ -103,22 +102,22 @@ class Spool:
         return tempfile.TemporaryFile(dir=self.root, buffering=0)
 
     async def load(self, session: str, id: str) -> bytes:
-        """Reads media that is to be sent with a request. Raises OSError if it cannot be read."""
+        """Reads media for a request. Raises OSError if it cannot be read."""
         if not _ID.fullmatch(id):
             raise FileNotFoundError(id)
         return await to_thread.run_sync(_read_whole, self.file(session, id), LOADED_BYTES)
 
     async def share(self, source: str, target: str) -> None:
-        """Shares one session's results with another: both have the same files, until the last of them is deleted."""
+        """Shares the results of one session with another. A shared file exists until both sessions are deleted."""
         await to_thread.run_sync(folders.link, self.root / source, self.root / target)
 
     async def remove(self, session: str) -> None:
-        """Removes everything of a deleted session."""
+        """Removes the folder of a deleted session."""
         await to_thread.run_sync(folders.remove_folder, self.root / session)
 
     async def sweep(self) -> int:
-        """Removes folders that belong to no session, and files in the sessions' folders that have no row. Returns the
-        number of files and folders removed. After the first time it reads only folders that have changed since."""
+        """Removes folders without a session and files without a row, and returns their number. After the first sweep,
+        only folders that have changed are read."""
         begun = self.clock()
         if self.store.problems.is_current("spool"):
             await to_thread.run_sync(self._try_writing)
@@ -137,15 +136,16 @@ class Spool:
         return removed
 
     def _try_writing(self) -> None:
-        """Resolves the problem if the disk accepts a file again, even if there is no result to keep."""
+        """Checks whether the disk accepts a file again, and resolves the problem if it does. Otherwise, the problem
+        would stay open until the next long result."""
         with contextlib.suppress(OSError):
             with self.temporary_file() as file:
                 file.write(bytes(io.DEFAULT_BUFFER_SIZE))
             self.store.problems.resolve("spool")
 
     async def _sweep_files(self, session: str, before: float) -> int:
-        """Removes files without a row. The rows are read after the files were listed and after `writing` was checked: a
-        file that got its row in the meantime has it by then."""
+        """Removes files without a row. The rows are read after the files were listed and `writing` was checked, so the
+        row of a file that was completed in the meantime is seen."""
         found = await to_thread.run_sync(folders.files, self.root / session, before)
         orphans: list[str] = []
         for names in _batches([name for name, id in found.items() if id not in self.writing]):
@@ -165,7 +165,7 @@ class Spool:
 
 
 class SessionSpool:
-    """One session's part of the spool, for one turn. It owns nothing, and counts the media that it could not keep."""
+    """The spool of one session, for one turn. It owns nothing, and counts media that could not be stored."""
 
     def __init__(self, spool: Spool, session: str, turn: str | None) -> None:
         self._spool = spool
@@ -176,8 +176,8 @@ class SessionSpool:
     # -- writing --
 
     def record(self, name: str, *, max_bytes: int | None = None, reserve: int = RESERVE) -> OutputRecorder:
-        """Returns a recorder for streaming output. `name` is its origin; `max_bytes` lowers the limit of the excerpt,
-        of which `reserve` bytes are left for text beside it."""
+        """Returns a recorder for streamed output. `name` is the origin of the output, and `max_bytes` lowers the size
+        limit of the excerpt. `reserve` bytes of it are left for additional text."""
         limit = max_bytes or self._spool.excerpt_bytes
         lines = self._spool.excerpt_lines
         return OutputRecorder(
@@ -187,7 +187,7 @@ class SessionSpool:
         )
 
     async def text(self, name: str, text: str, *, max_bytes: int | None = None) -> str:
-        """Returns the text if it may be shown completely; otherwise its excerpt, and all of it goes to the spool."""
+        """Returns the text if it fits the limits. Otherwise, stores it in the spool and returns an excerpt."""
         limit = max_bytes or self._spool.excerpt_bytes
         data = text.encode("utf-8", "replace")
         if len(data) <= limit and count_lines(data) <= self._spool.excerpt_lines:
@@ -197,10 +197,10 @@ class SessionSpool:
             return await recorder.finish()
 
     async def media(self, name: str, source: bytes | int) -> Media:
-        """Prepares a picture, a sound (WAV, MP3) or a document (PDF) for a model; the first bytes decide which it is.
-        Only pictures are converted. `source` is the content, or a descriptor of its file, which the caller still owns.
-        The last part of `name` is the name that a document keeps. Raises `ToolFailed` with the reason if it cannot be
-        used."""
+        """Prepares a picture, a sound (WAV, MP3) or a document (PDF) for a model. The type is detected from the first
+        bytes. Only pictures are converted. `source` is the content, or a file descriptor that the caller still owns.
+        The last part of `name` is stored as the name of a document. Raises `ToolFailed` with the reason if the media
+        cannot be used."""
         return await self._spool.media_preparer.media(name, source, self._place(name), filename=Path(name).name)
 
     def _place(self, name: str) -> SessionFolder:
@@ -216,7 +216,8 @@ class SessionSpool:
         return found
 
     async def page(self, id: str, *, offset: int = 0, lines: int = 200, byte: int | None = None) -> str:
-        """Lines of a result, after `offset` lines or from a byte on, and a last line that says how to continue."""
+        """Returns a page of a result that starts after `offset` lines, or at `byte`. Its last line says how to
+        continue."""
         row = await self._text(id)
         wanted = PageRequest(offset=offset, lines=min(lines, self._lines), byte=byte, max_bytes=self._bytes)
         path = self._spool.file(self.session, row.id)
@@ -228,7 +229,7 @@ class SessionSpool:
     async def search(
         self, id: str, pattern: str, *, limit: int = 50, regex: bool = False, offset: int = 0, byte: int = 0
     ) -> str:
-        """Matches of `pattern`, each with its line and byte, and a last line that says how to continue."""
+        """Returns the matches of `pattern`, each with its line and byte. The last line says how to continue."""
         row = await self._text(id)
         query = ResultQuery(
             pattern=pattern,
@@ -248,13 +249,13 @@ class SessionSpool:
         row = await self.row(id)
         if row.kind != "text":
             raise ToolFailed(
-                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}), which came with its result."
+                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}) and was returned with its result."
             )
         return row
 
     @property
     def _bytes(self) -> int:
-        """The size of a page: with the line about its position it is shown completely."""
+        """The size of a page, which leaves space for the line about its position."""
         return max(self._spool.excerpt_bytes - RESERVE, self._spool.excerpt_bytes // 2)
 
     @property
@@ -281,4 +282,4 @@ def _read_whole(path: Path, most: int) -> bytes:
 
 
 def _gone(row: SpooledRow) -> ToolFailed:
-    return ToolFailed(f"The file of {row.id} no longer exists; run the call that produced it again.")
+    return ToolFailed(f"The file of {row.id} no longer exists; repeat the call that produced it.")

@@ -1,1 +1,1 @@
-"""The terminal client: reading lines, printing answers, asking the user."""
+"""The terminal client: line input, output, and agents' questions."""

@@ -1,6 +1,6 @@
 """The greeting of `tidegate chat`: the current conversation, its agent and model, and its last exchange.
 
-It is read from the gateway when it is printed, and is short for any conversation.
+It is read from the gateway when it is printed, and is short whatever the length of the conversation.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from tidegate.errors import TidegateError
 from tidegate.gateway import ask
 from tidegate.status_report import AgentModel
 
-_ROWS = 50  # at the end of a transcript, searched for the last exchange
-_SHOWN = 300  # characters of each of its messages
+_ROWS = 50  # read from the end of the transcript to find the last exchange
+_MESSAGE_CHARACTERS = 300  # printed of each of its messages
 
 
 def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | None) -> str:
-    """Title, agent and model, in one line."""
+    """One line with title, agent and model."""
     if session is None:
         agents = {view["name"]: view for view in api.call("GET", "/api/agents")["agents"]}
         name = agent or ("main" if "main" in agents else next(iter(agents), ""))
@@ -30,7 +30,7 @@ def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | N
 
 
 def _model(home: Path, setting: str) -> str:
-    """The model with this name in the configuration, if the gateway answers."""
+    """The display name of a configured model; its name in the configuration if the gateway cannot be reached."""
     try:
         agents = msgspec.convert(ask(home, {"do": "status"})["agents"], list[AgentModel])
     except TidegateError:
@@ -39,7 +39,7 @@ def _model(home: Path, setting: str) -> str:
 
 
 def last_exchange(api: GatewayClient, session: str) -> Iterator[str]:
-    """The last message of the user, and its answer."""
+    """Yields the user's last message and its answer, one line each."""
     rows = api.call("GET", f"{api.session(session)}/messages", query={"limit": _ROWS})["messages"]
     answer = ""
     for row in reversed(rows):
@@ -56,4 +56,4 @@ def last_exchange(api: GatewayClient, session: str) -> Iterator[str]:
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
+    return line if len(line) <= _MESSAGE_CHARACTERS else line[: _MESSAGE_CHARACTERS - 1] + "…"

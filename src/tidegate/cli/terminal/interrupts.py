@@ -1,7 +1,8 @@
-"""Ctrl-C while a turn runs.
+"""Handling of Ctrl-C while a turn runs.
 
-The first press asks the gateway to stop the turn, and the client follows it to its end, even if the press comes before
-the gateway has named the turn. The second press leaves. Before and after, Ctrl-C has its usual effect.
+The first press asks the gateway to stop the turn, and the client follows the turn to its end. This also works if the
+press comes before the gateway has returned the turn's id. The second press leaves. Outside of a turn, Ctrl-C has its
+usual effect.
 """
 
 import signal
@@ -11,11 +12,11 @@ from typing import Any
 
 
 class LeftTurn(KeyboardInterrupt):
-    """The user does not want to wait for the end of the turn."""
+    """The user left without waiting for the end of the turn."""
 
 
 class InterruptHandler:
-    """Counts presses inside its `with` block; `on_press` sets the action of the first."""
+    """Counts presses of Ctrl-C inside its `with` block. `on_press` sets the action for the first."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
@@ -30,7 +31,7 @@ class InterruptHandler:
         signal.signal(signal.SIGINT, self._before)
 
     def on_press(self, stop: Callable[[], None]) -> None:
-        """Call `stop` at the first press, or now if it has already come."""
+        """Call `stop` at the first press, or now if Ctrl-C was already pressed."""
         self._stop = stop
         if self._presses:
             stop()

@@ -1,18 +1,18 @@
 """Line input at the terminal: prompt_toolkit if it is installed (extra `chat`), else readline.
 
-With both, earlier lines are available from a bounded history file that only its owner can read, a paste of several
-lines is one entry, and at the beginning of a line Ctrl-D raises EOFError and Ctrl-C KeyboardInterrupt.
+Both have a bounded history file that only its owner can read, and treat pasted lines as one entry. Ctrl-D at the
+beginning of a line raises EOFError, Ctrl-C raises KeyboardInterrupt.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_KEPT_LINES = 2000  # of history
+_HISTORY_LINES = 2000
 
 
 def line_reader(history: Path) -> Callable[[str], str]:
-    """A function that shows a prompt and returns a line."""
+    """Returns a function that shows a prompt and reads a line."""
     os.close(os.open(history, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     _shorten(history)
     try:
@@ -25,11 +25,11 @@ def line_reader(history: Path) -> Callable[[str], str]:
 
 
 def _with_readline(history: Path) -> Callable[[str], str]:
-    """The history file has prompt_toolkit's format, so that both share it: each line of an entry begins with `+`, and
-    any other line ends the entry."""
+    """Returns a function that reads lines with readline. The history file has prompt_toolkit's format, so that both can
+    share it: each line of an entry starts with `+`, and any other line ends the entry."""
     import readline
 
-    # A paste of several lines is one entry. Python switches this off for its own prompt.
+    # Makes pasted lines one entry. Python disables this for its own prompt.
     readline.parse_and_bind("set enable-bracketed-paste on")
     for entry in _entries(history):
         readline.add_history(entry)
@@ -60,7 +60,7 @@ def _entries(history: Path) -> Iterator[str]:
 
 def _shorten(history: Path) -> None:
     lines = history.read_text(errors="replace").splitlines(keepends=True)
-    if len(lines) > 3 * _KEPT_LINES:
-        kept = lines[-3 * _KEPT_LINES :]
-        whole = next((place for place, line in enumerate(kept) if not line.startswith("+")), len(kept))
-        history.write_text("".join(kept[whole:]))
+    if len(lines) > 3 * _HISTORY_LINES:
+        recent = lines[-3 * _HISTORY_LINES :]
+        first = next((index for index, line in enumerate(recent) if not line.startswith("+")), len(recent))
+        history.write_text("".join(recent[first:]))

@@ -1,7 +1,7 @@
 """The output of the terminal client: answers, notes, and the output of tools.
 
-In a pipe, standard output has only answers and standard error has the notes. At a terminal everything is printed there,
-with notes and tool output faint if colours are enabled. Nothing that is printed can move the cursor.
+In a pipe, answers go to standard output and notes to standard error. At a terminal, everything goes to standard output,
+with notes and tool output in faint text if colours are enabled. Printed text cannot move the cursor.
 """
 
 import os
@@ -16,7 +16,7 @@ class Printer:
         self._dim = interactive and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self._fresh = True
         self._of_tool = False
-        """Whether the current line is a tool's output."""
+        """True if the current line is tool output."""
 
     def text(self, text: str) -> None:
         if text := plain(text):
@@ -24,7 +24,7 @@ class Printer:
             self._write(text)
 
     def end_line(self, *, typed: bool = False) -> None:
-        """Go to the beginning of a line; `typed` if the user has ended the line with Enter."""
+        """Ensure that the cursor is at the beginning of a line. `typed` means that the user has just pressed Enter."""
         if not self._fresh and not typed:
             self._write("\n")
         self._fresh = True
@@ -39,7 +39,7 @@ class Printer:
         self._write(text)
 
     def note(self, text: str) -> None:
-        """A remark that is not part of the answer."""
+        """Print a remark that is not part of the answer."""
         shown = plain(text).replace("\n", " ")
         if not self._interactive:
             print(shown, file=sys.stderr)
@@ -49,14 +49,14 @@ class Printer:
         self._write("\n")
 
     def progress(self, text: str) -> None:
-        """The output of a running tool, as it comes. Not printed in a pipe."""
-        # A program that overwrites its line shows a new state: each state is printed as a line.
+        """Print output of a running tool as it arrives, except in a pipe."""
+        # Programs with a progress display overwrite their line; each state is printed on a line of its own.
         if self._interactive and (shown := plain(text.replace("\r\n", "\n").replace("\r", "\n"))):
             self._switch_to(tool=True)
             self._write(shown, faint=True)
 
     def _switch_to(self, *, tool: bool) -> None:
-        """Start a new line when the output changes between answer and tool."""
+        """Start a new line when the output switches between answer and tool."""
         if tool != self._of_tool:
             self.end_line()
         self._of_tool = tool

@@ -1,8 +1,8 @@
 """Agents' questions and approval requests at the terminal.
 
-A question is shown in full and stays open until it is closed here or elsewhere: an answer from another client, a stop
-or an expiry ends the prompt within moments. Ambiguous replies are ignored. A slash and a word is a command, as
-everywhere. A short absence of the gateway loses neither the question nor the answer.
+A question is shown in full and stays open until it is answered, stopped or expires. If this happens elsewhere, the
+prompt ends within moments. Ambiguous replies are ignored. As everywhere, a slash followed by a word is a command.
+Neither the question nor the answer is lost if the gateway is unavailable for a short time.
 """
 
 import os
@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tidegate.cli.client import GatewayClient, GatewayUnanswered
+from tidegate.cli.client import GatewayClient, GatewayUnreachable
 from tidegate.cli.output import plain, when
 from tidegate.cli.terminal.printer import Printer
 from tidegate.errors import TidegateError
 
-_POLL_SECONDS = 1.0  # between two checks whether the question was answered elsewhere
+_POLL_SECONDS = 1.0  # interval for checking whether the question was answered elsewhere
 _LINE_BYTES = 65536
 _YES = ("y", "yes", "approve", "approved")
 _NO = ("n", "no", "deny", "denied")
@@ -33,7 +33,7 @@ class QuestionPrompt:
         self._command = command
 
     def ask(self, id: str, agent: str = "") -> bool:
-        """Ask until the question is closed; returns whether it was answered here. `agent` is set if the question comes
+        """Ask until the question is closed. Returns True if it was answered here. `agent` is set if the question comes
         from another agent that works on a delegated task. Raises EOFError if the user leaves."""
         question = self._api.call("GET", self._api.approval(id))
         if question["state"] != "open":
@@ -43,31 +43,32 @@ class QuestionPrompt:
         for line in described(question):
             self._printer.line(f"    {line}")
         while self._is_open(id):
-            said = self._read(id, f"{hint(question)} ? ")
-            if said is None:
+            line = self._read(id, f"{hint(question)} ? ")
+            if line is None:
                 break
-            if said and self._say(question, said):
+            if line and self._answer(question, line):
                 return True
         return False
 
-    def _say(self, question: dict[str, Any], line: str) -> bool:
-        """Whether the line was an answer."""
+    def _answer(self, question: dict[str, Any], line: str) -> bool:
+        """Send the line as an answer or command. Returns True if it was accepted as an answer."""
         try:
             if _COMMAND.match(line):
                 self._command(line)
                 return False
-            said = answer_of(question, line)
-            if said is None:
+            answer = answer_of(question, line)
+            if answer is None:
                 self._printer.line(f"Not understood: {hint(question)}; /stop ends the turn.")
                 return False
-            self._api.call("POST", self._api.approval(question["id"]), said)
+            self._api.call("POST", self._api.approval(question["id"]), answer)
         except TidegateError as error:
             self._printer.line(error.message)
             return False
         return True
 
     def _read(self, id: str, prompt: str) -> str | None:
-        """A line, or None if the question was closed meanwhile. The terminal delivers complete lines, one at a time."""
+        """Read a line, or return None if the question was closed in the meantime. The terminal delivers complete lines,
+        one at a time."""
         self._printer.prompt(prompt)
         stdin = sys.stdin.fileno()
         while not select.select([stdin], [], [], _POLL_SECONDS)[0]:
@@ -81,15 +82,15 @@ class QuestionPrompt:
         return data.decode(errors="replace").strip()
 
     def _is_open(self, id: str) -> bool:
-        """Assumed to be open while the gateway does not answer."""
+        """True if the question is open, or if the gateway cannot be reached."""
         try:
             return bool(self._api.call("GET", self._api.approval(id))["state"] == "open")
-        except GatewayUnanswered:
+        except GatewayUnreachable:
             return True
 
 
 def described(question: dict[str, Any]) -> list[str]:
-    """The question in full, its choices numbered."""
+    """The lines of the complete question, with numbered choices."""
     lines = plain(question["summary"]).split("\n")
     return [*lines, *(f"{number}. {plain(choice)}" for number, choice in enumerate(question.get("choices", ()), 1))]
 
@@ -109,7 +110,7 @@ def hint(question: dict[str, Any]) -> str:
 
 
 def answer_of(question: dict[str, Any], text: str) -> dict[str, str] | None:
-    """The answer as the API takes it; None if the text is not an answer. The gateway checks choices."""
+    """The request body for an answer, or None if the text is not one. Choices are checked by the gateway."""
     text = text.strip()
     if question["kind"] == "question":
         return {"decision": "answered", "text": text} if text else None

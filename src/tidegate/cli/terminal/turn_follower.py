@@ -1,8 +1,8 @@
-"""Following a turn in the terminal: prints the events of its session's stream.
+"""Following a turn in the terminal by printing the events of its session.
 
-The answer of a turn is printed once and in full, whenever the client connects: text as it streams, and the rest from
-the outcome if the stream was opened too late or broke. A tool's output is printed up to a bound. Each question that the
-turn waits for is put to the user once.
+The answer is printed exactly once and in full, no matter when the client connects: text is printed as it streams, and
+anything missed is taken from the outcome. Tool output is printed up to a limit. The user is asked each question of the
+turn once.
 """
 
 import json
@@ -12,25 +12,25 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
-from tidegate.cli.client import GatewayClient, GatewayUnanswered
+from tidegate.cli.client import GatewayClient, GatewayUnreachable
 from tidegate.cli.output import plain
 from tidegate.cli.terminal.printer import Printer
 from tidegate.cli.terminal.questions import QuestionPrompt
 
 _RECONNECTS = 5  # broken streams before giving up
 _PAUSE_SECONDS = 0.5  # multiplied by the number of breaks
-_NO_ROWS = 1 << 53  # an event id beyond every row: committed rows are in the outcome
-_PROGRESS_CHARACTERS = 4000  # of the output of one call: some screens; the rest is in its result
-_ROWS = 100  # the newest, of a turn that was over before the stream was open
-_EXCERPT_CHARACTERS = 400  # of a call or a failure, as in the stream
+_NO_ROWS = 1 << 53  # an event id above that of any row, since committed rows are in the outcome
+_PROGRESS_CHARACTERS = 4000  # printed per call, a few screens; the rest is in the result
+_ROWS = 100  # rows read for a turn that was over before the stream was open
+_EXCERPT_CHARACTERS = 400  # printed of a call or a failure, as in the stream
 _OVER = ("answered", "failed", "stopped", "refused")
 
 
 class TurnFollower:
     """Follows one turn of one session.
 
-    The gateway's stream always repeats a running turn from its beginning. The printed text, notes and progress are
-    counted, so that a stream that is reopened after a break continues where the last one stopped.
+    The gateway's stream always repeats a running turn from its beginning. Printed text, notes and progress are counted,
+    so after a reconnect the output continues where it stopped.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class TurnFollower:
         self._turn = turn
         self._questions = questions
         self._path = api.session(session)
-        self._shown = ""  # of the model answer in progress
-        self._printed = [0, 0, 0]  # on the screen: characters of text, notes, characters of progress
-        self._received = [0, 0, 0]  # the same, of the current stream
-        self._output: dict[str, int] = {}  # characters of progress, by running call
-        # lint: allow it ends with the turn; question ids, and whether the user knows their outcome
+        self._shown = ""  # the printed part of the current model answer
+        self._printed = [0, 0, 0]  # characters of text, notes, characters of progress
+        self._received = [0, 0, 0]  # the same for the current stream
+        self._output: dict[str, int] = {}  # characters of progress by running call
+        # lint: allow it ends with the turn; question ids, with True once the user knows the outcome
         self._asked: dict[str, bool] = {}
         self._ours = False
         self._noticed: set[str] = set()  # lint: allow it ends with the turn
 
     def follow(self) -> bool:
-        """Print the turn until it has ended; returns True if it was answered or stopped by a user."""
+        """Print the turn until it has ended. Returns True if it was answered, or stopped by a user."""
         return self._ended(self._outcome())
 
     def _outcome(self) -> dict[str, Any]:
         for again in range(_RECONNECTS + 1):
-            # The stream is opened before the turn is read: a turn that is still live then ends on the stream, and
-            # one that is over has an outcome.
+            # The stream is opened before the turn is read, so the end of the turn cannot be missed: it is either on the
+            # stream or in the outcome.
             with closing(self._events()) as events:
                 try:
                     next(events)
@@ -68,18 +68,18 @@ class TurnFollower:
                         if event.get("type") == "turn_ended" and event["outcome"]["turn"] == self._turn:
                             return dict(event["outcome"])
                         self._event(event)
-                except GatewayUnanswered:
+                except GatewayUnreachable:
                     if again == _RECONNECTS:
                         raise
             self._received, self._shown, self._ours = [0, 0, 0], "", False
             self._output.clear()
             time.sleep(again * _PAUSE_SECONDS)
-        raise GatewayUnanswered(
-            f"The stream of the turn {self._turn} broke {_RECONNECTS} times: see its answer with /resume."
+        raise GatewayUnreachable(
+            f"The stream of turn {self._turn} broke {_RECONNECTS} times: see its answer with /resume."
         )
 
     def _events(self) -> Generator[dict[str, Any], None, None]:
-        """The session's events from now on. The first item is empty and means that the stream is open."""
+        """Yield the session's events from now on. The first item is empty and means that the stream is open."""
         opened = False
         for line in self._api.lines(f"{self._path}/events", headers={"Last-Event-ID": str(_NO_ROWS)}):
             if not opened:
@@ -96,13 +96,13 @@ class TurnFollower:
                 self._printed, self._shown = [0, 0, 0], ""
                 self._printer.note("the turn continues after a restart of the gateway")
         elif kind == "asked":
-            self._question(event)  # also of a turn that ours waits for
+            self._question(event)  # may belong to a turn that ours is waiting for
         elif kind == "answered":
             if self._asked.get(event["id"]) is False:
                 self._asked[event["id"]] = True
                 self._printer.note(f"answered elsewhere: {event['state']}")
         elif not self._ours:
-            return  # another turn of this conversation, which ours waits for
+            return  # another turn of this conversation that ours is waiting for
         elif kind == "text":
             self._text(event["text"])
         elif kind == "text_reset":
@@ -141,17 +141,17 @@ class TurnFollower:
             self._printer.progress(text[-new:])
             self._printed[2] = self._received[2]
         if before <= _PROGRESS_CHARACTERS < self._output[call]:
-            self._note("more of its output is not shown here")
+            self._note("further output of this call is not shown")
 
     def _question(self, event: dict[str, Any]) -> None:
-        """Ask the user once. Questions repeated after a break, or answered before, are skipped."""
+        """Ask the user once. Questions that are repeated after a reconnect or already answered are skipped."""
         if event["id"] in self._asked:
             return
         if self._questions is not None:
             self._asked[event["id"]] = self._questions.ask(event["id"], event.get("agent", ""))
         else:
             self._asked[event["id"]] = False
-            self._printer.note(f"the conversation waits for an answer: {event['id']}")
+            self._printer.note(f"the conversation is waiting for an answer: {event['id']}")
 
     def _note(self, text: str) -> None:
         self._received[1] += 1
@@ -160,7 +160,7 @@ class TurnFollower:
             self._printed[1] = self._received[1]
 
     def _print_calls(self) -> None:
-        """Print the tool calls from the turn's rows, if it was over before the stream was open."""
+        """Print the tool calls from the transcript, for a turn that was over before the stream was open."""
         rows = self._api.call("GET", f"{self._path}/messages", query={"limit": _ROWS})["messages"]
         for message in (row["message"] for row in rows if row.get("turn") == self._turn):
             for call in message.get("calls", ()):
@@ -187,5 +187,5 @@ class TurnFollower:
 
 
 def _failure(event: dict[str, Any], text: str) -> str:
-    """One line about a failed call. The text of an interrupted call explains itself."""
+    """One line about a failed call. The text of an interrupted call already says what happened."""
     return f"{event['name']}: {text}" if event.get("interrupted") else f"{event['name']} failed: {text}"

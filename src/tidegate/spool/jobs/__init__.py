@@ -1,1 +1,1 @@
-"""Jobs on untrusted bytes (pictures, sounds, patterns), run in short-lived child processes."""
+"""Jobs that process untrusted data (pictures, sounds, search patterns) in short-lived child processes."""

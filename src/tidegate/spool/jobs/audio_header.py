@@ -1,27 +1,27 @@
-"""The type and duration of a sound, read from its header without decoding anything.
+"""Reading the type and duration of a sound from its header, without decoding it.
 
-The number of reads is small, whatever the file contains. A file that is not a WAV or MP3, or whose header is invalid,
-raises `UnknownAudio` with the reason as the end of a sentence. The duration never exceeds what the file's bytes can
-hold. The module also runs in a child process, so it uses the standard library only.
+The number of reads is small whatever the file contains. If the file is not a WAV or MP3 or its header is invalid,
+`UnknownAudio` is raised with the end of a sentence. The duration is never longer than the size of the file allows. The
+module also runs in a child process, so it uses only the standard library.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
-"""(number of bytes, offset)."""
+"""A function that reads (number of bytes, offset)."""
 
 HEAD_BYTES = 12
 """Bytes that identify a sound."""
 
 CHUNKS = 64
-"""Chunks of a WAV that are skipped before its sound: notes of recorders and editors, a handful each."""
+"""Maximum number of chunks before the sound of a WAV. Recorders and editors write a handful of chunks each."""
 
 TAGS = 4
-"""Tags of an MP3 that are skipped: some programs put theirs in front of another's."""
+"""Maximum number of tags before an MP3. Some programs add theirs in front of an existing one."""
 
 SEARCHED_BYTES = 4096
-"""Bytes after the tags in which the first frame of an MP3 must begin: tags may be padded with zeros."""
+"""Bytes after the tags within which the first frame of an MP3 must begin, since tags may be padded with zeros."""
 
 _FRAME_BYTES = 1441
 """The longest frame of layer III."""
@@ -33,12 +33,12 @@ _BITRATES = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 )
-"""Bit rates of layer III in kilobits per second: of MPEG 1, and of the lower rates of MPEG 2 and 2.5."""
+"""Bit rates of layer III in kilobits per second, for MPEG 1 and for MPEG 2 and 2.5."""
 _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _SLOWEST, _FASTEST = 8_000, 320_000
 """Bits per second of layer III."""
 
-# Long enough that no text begins like this.
+# Each is long enough that no text starts with it.
 _OTHERS = (
     (0, b"OggS\0", "Ogg (Vorbis or Opus)"),
     (0, b"fLaC\0\0\0\x22", "FLAC"),
@@ -61,7 +61,7 @@ class AudioHeader(NamedTuple):
 
 
 class UnknownAudio(Exception):
-    """The reason why the sound is not accepted, as the end of a sentence that begins with "it"."""
+    """The sound is not accepted. The message is the end of a sentence that begins with "it"."""
 
 
 class _Frame(NamedTuple):
@@ -75,8 +75,8 @@ class _Frame(NamedTuple):
 
 
 def kind(head: bytes) -> str:
-    """The type of a file that begins so: `audio/wav`, `audio/mpeg`, the name of another audio format that models are
-    not given, or an empty string if it is not a sound."""
+    """The type of a file that starts with `head`: `audio/wav`, `audio/mpeg`, the name of an unsupported audio format,
+    or an empty string if it is not a sound."""
     if head[8:12] == b"WAVE" and head[:4] in (b"RIFF", b"RIFX"):
         return "audio/wav"
     if _is_tag(head) or _frame(head) is not None:
@@ -87,7 +87,7 @@ def kind(head: bytes) -> str:
 
 
 def sniff(read: Read, size: int) -> AudioHeader:
-    """Reads the header; `size` is that of the file. Raises `UnknownAudio`."""
+    """Reads the header of a file of this size. Raises `UnknownAudio`."""
     found = kind(read(HEAD_BYTES, 0))
     if found == "audio/wav":
         seconds = _wav(read, size)
@@ -118,7 +118,7 @@ def _wav(read: Read, size: int) -> float:
         elif head[:4] == b"data":
             if not bytes_a_second:
                 raise UnknownAudio("does not describe its sample format")
-            # A program that writes to a pipe cannot fill in the length: then it is the rest of the file.
+            # A program that writes to a pipe cannot fill in the length. The sound is then the rest of the file.
             stated = length if length not in (0, 0xFFFFFFFF) else size
             return min(stated, max(0, size - place)) / bytes_a_second
         place += length + length % 2
@@ -137,7 +137,7 @@ def _format(data: bytes) -> int:
         codec = _CODECS.get(tag, f"sound of format {tag}")
         raise UnknownAudio(f"is a WAV that contains {codec}, and only PCM is accepted")
     if bits not in _WIDTHS or not channels or not rate or block != channels * bits // 8:
-        raise UnknownAudio("is damaged: its header is invalid")
+        raise UnknownAudio("is damaged: it has an invalid header")
     return rate * block
 
 
@@ -156,7 +156,7 @@ def _mp3(read: Read, size: int) -> float:
     one = frame.samples / frame.rate
     if sound * 8 / _FASTEST - one <= counted <= sound * 8 / _SLOWEST + one:
         return counted or steady
-    return steady  # a count that contradicts the size is ignored
+    return steady  # the stated count contradicts the size
 
 
 def _behind_tags(read: Read) -> int:
@@ -173,12 +173,12 @@ def _behind_tags(read: Read) -> int:
 
 
 def _is_tag(head: bytes) -> bool:
-    """Whether an ID3 tag begins here; no text begins like this."""
+    """True if `head` is the beginning of an ID3 tag. No text starts with these bytes."""
     return head[:3] == b"ID3" and len(head) >= 10 and head[3] in (2, 3, 4) and all(byte < 0x80 for byte in head[6:10])
 
 
 def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
-    """Finds the first frame: one that is followed by another of its kind, or by the end."""
+    """Finds the first frame, which must be followed by another one of the same kind or by the end of the file."""
     start = data.find(b"\xff")
     while 0 <= start < SEARCHED_BYTES:
         frame = _frame(data[start : start + 4])
@@ -189,11 +189,11 @@ def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
             if ends or (following is not None and following[:1] + following[2:3] == frame[:1] + frame[2:3]):
                 return start, frame
         start = data.find(b"\xff", start + 1)
-    raise UnknownAudio("is not an MP3, or is damaged: no frame was found where one should be")
+    raise UnknownAudio("is not an MP3 or is damaged: it has no frame where one is expected")
 
 
 def _frame(head: bytes) -> _Frame | None:
-    """The frame of layer III with this header."""
+    """Parses the header of a layer III frame. Returns None if it is invalid."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
     version, bitrate, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
@@ -207,7 +207,7 @@ def _frame(head: bytes) -> _Frame | None:
 
 
 def _counted(data: bytes, frame: _Frame) -> int:
-    """The number of frames if the first one states it, otherwise 0."""
+    """The number of frames according to the first one, or 0 if it is not stated there."""
     side = (17 if frame.mono else 32) if frame.version == 3 else (9 if frame.mono else 17)
     if data[36:40] == b"VBRI":
         return int.from_bytes(data[50:54], "big")

@@ -1,6 +1,6 @@
-"""A job for a child process: checks that a file is a sound that a model can be given.
+"""A job for a child process: checks whether a file is a sound that can be sent to a model.
 
-The output is the unchanged WAV or MP3, if it is within the bounds of size and duration; otherwise the result gives the
+The output is the unchanged WAV or MP3 if its size and duration are within the limits. Otherwise the result contains the
 reason. Nothing is decoded.
 """
 
@@ -15,7 +15,7 @@ _COPIED = 1024 * 1024
 def work(order: dict[str, Any]) -> dict[str, Any]:
     """Runs the job. The order has the limits `bytes` and `seconds`. The sound is read from descriptor 0 and written to
     descriptor 1."""
-    # By its bare name: in the child process the module is in no package.
+    # Imported by its bare name, since the child process does not import the package.
     sounds = importlib.import_module("audio_header")
     size, most, longest = os.fstat(_INPUT).st_size, order["bytes"], order["seconds"]
     try:
@@ -23,9 +23,9 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     except sounds.UnknownAudio as why:
         return {"refused": str(why)}
     if size > most:
-        return {"refused": f"has {size} bytes, more than the {most} that a model can be given"}
+        return {"refused": f"has {size} bytes, and at most {most} can be sent to a model"}
     if found.seconds > longest:
-        return {"refused": f"lasts {found.seconds:.0f} s, longer than the {longest} s that a model can be given"}
+        return {"refused": f"lasts {found.seconds:.0f} s, and at most {longest} s can be sent to a model"}
     place = 0
     while place < size and (copied := os.sendfile(_OUTPUT, _INPUT, place, min(_COPIED, size - place))):
         place += copied

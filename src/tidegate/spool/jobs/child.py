@@ -1,10 +1,10 @@
 """The main program of a child process that runs one job.
 
-Before the job begins, the child limits its own memory, time and output, and gives up the right to start processes. It
-exceeds its time by no more than a second, even if the gateway is gone. It imports nothing but the job, and the gateway
-never imports it.
+Before the job starts, the child limits its own memory, time and output, and gives up the right to start processes. Even
+if the gateway is gone, it exceeds its time by at most a second. It imports only the job, and the gateway never imports
+it.
 
-    python -I -S child.py JOB MEMORY SECONDS WRITTEN ORDER    JOB is its file without the `.py`, ORDER is JSON
+    python -I -S child.py JOB MEMORY SECONDS WRITTEN ORDER    JOB is a file name without `.py`, ORDER is JSON
 """
 
 import importlib
@@ -34,7 +34,9 @@ def main() -> None:
     sys.path.append(folder)
     job = importlib.import_module(name)
     report = json.dumps(job.work(json.loads(order)), ensure_ascii=False)
-    sys.stderr.buffer.write(b"\n" + report.encode("utf-8", "replace"))  # on a new line, after any output of a library
+    sys.stderr.buffer.write(
+        b"\n" + report.encode("utf-8", "replace")
+    )  # on a line of its own, since libraries may write to stderr
 
 
 if __name__ == "__main__":

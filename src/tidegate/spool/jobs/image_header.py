@@ -1,17 +1,17 @@
-"""The type and size in pixels of a picture, read from its header without decoding anything.
+"""Reading the type and size in pixels of a picture from its header, without decoding it.
 
-The number of reads is small, whatever the file contains. The result is None for a file that is not a PNG, JPEG, GIF or
-WebP, or that ends within its header. The module also runs in a child process, so it uses the standard library only.
+The number of reads is small whatever the file contains. The result is None if the file is not a PNG, JPEG, GIF or WebP,
+or ends within its header. The module also runs in a child process, so it uses only the standard library.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 SEGMENTS = 4096
-"""Segments of a JPEG that are skipped before its size: profiles and thumbnails come in pieces of 64 KiB."""
+"""Maximum number of segments before the size of a JPEG. Profiles and thumbnails come in segments of 64 KiB."""
 
 Read = Callable[[int, int], bytes]
-"""(number of bytes, offset)."""
+"""A function that reads (number of bytes, offset)."""
 
 
 class ImageHeader(NamedTuple):
@@ -48,7 +48,7 @@ def _jpeg(read: Read) -> ImageHeader | None:
             place += 2
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             return ImageHeader("image/jpeg", _big(head[7:9]), _big(head[5:7])) if len(head) == 9 else None
-        elif marker in (0xD9, 0xDA):  # the end, or the content: the size should have come before
+        elif marker in (0xD9, 0xDA):  # the end or the content, before which the size is required
             return None
         else:
             place += 2 + max(2, _big(head[2:4]))

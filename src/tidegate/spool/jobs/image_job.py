@@ -1,10 +1,10 @@
-"""A job for a child process: converts a file to a picture that a model can be shown.
+"""A job for a child process: converts a file to a picture that can be sent to a model.
 
-The output is a PNG, JPEG, GIF or WebP within the bounds of side and size; otherwise the result gives the reason. The
-size in pixels is read from the header and checked before anything is decoded. With Pillow the picture is decoded once,
-so that a damaged one is found here and not by a provider, which would refuse the conversation forever; a picture that
-fits and is upright is then passed unchanged. Without Pillow, a picture that fits is passed unchanged, and any other is
-refused.
+The output is a PNG, JPEG, GIF or WebP within the limits for dimensions and size. Otherwise the result contains the
+reason. The dimensions are read from the header and checked before anything is decoded. With Pillow, every picture is
+decoded once, so that damage is detected here and not by a provider, which would refuse every later request of the
+conversation as well. A picture that fits and is upright is then passed on unchanged. Without Pillow, pictures that fit
+are passed on unchanged and others are refused.
 """
 
 import importlib
@@ -24,12 +24,12 @@ _ORIENTATION = 0x0112
 
 
 class ImageRefused(Exception):
-    """The reason why the picture cannot be shown, as the end of a sentence."""
+    """The picture cannot be sent. The message is the end of a sentence that begins with "it"."""
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order has the limits `side`, `bytes` and `pixels`, and `pillow`, the folder to import it from,
-    or an empty string. The picture is read from descriptor 0 and written to descriptor 1."""
+    """Runs the job. The order contains the limits `side`, `bytes` and `pixels`, and in `pillow` the folder that
+    contains Pillow, or an empty string. The picture is read from descriptor 0 and written to descriptor 1."""
     try:
         return _work(order)
     except ImageRefused as why:
@@ -38,20 +38,20 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
 
 def _work(order: dict[str, Any]) -> dict[str, Any]:
     side, most, pixels = order["side"], order["bytes"], order["pixels"]
-    # By its bare name: in the child process the module is in no package.
+    # Imported by its bare name, since the child process does not import the package.
     found = importlib.import_module("image_header").sniff(lambda count, place: os.pread(_INPUT, count, place))
     if found is None:
         raise ImageRefused("is not a PNG, JPEG, GIF or WebP picture")
     kind, width, height = found
     size = os.fstat(_INPUT).st_size
     if width * height > pixels:
-        raise ImageRefused(f"has {width} x {height} pixels, more than the {pixels} that are decoded here")
+        raise ImageRefused(f"has {width} x {height} pixels, and at most {pixels} are decoded")
     fits = width <= side and height <= side and size <= most
     if not order["pillow"]:
         if not fits:
             raise ImageRefused(
-                f"has {width} x {height} pixels and {size} bytes, more than the {side} per side and {most} bytes that "
-                "a model can be shown; it could be scaled down if the operator installed tidegate[images]"
+                f"has {width} x {height} pixels and {size} bytes, and at most {side} pixels per side and {most} bytes "
+                "can be sent to a model; it could be scaled down if the operator installed tidegate[images]"
             )
         _copy()
         return {"media_type": kind, "width": width, "height": height, "note": ""}
@@ -68,7 +68,7 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
             moves = kind != "image/jpeg" and getattr(image, "is_animated", False)
             upright = image.getexif().get(_ORIENTATION, 1) == 1
             if not fits:
-                image.draft(None, (side, side))  # a JPEG can be decoded smaller
+                image.draft(None, (side, side))  # a JPEG can be decoded at a smaller size
             image.load()
             if fits and upright and not moves and image.mode in _PLAIN_MODES:
                 _copy()
@@ -78,19 +78,19 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
             lossless = kind in ("image/png", "image/gif")
             kind, (width, height), data = _encode(ImageOps.exif_transpose(small), most, lossless=lossless)
     except MemoryError:
-        raise ImageRefused(f"has {stated[0]} x {stated[1]} pixels, and takes too much memory to decode") from None
+        raise ImageRefused(f"has {stated[0]} x {stated[1]} pixels and takes too much memory to decode") from None
     except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError) as error:
-        raise ImageRefused(f"is damaged, or is not a picture ({type(error).__name__})") from None
+        raise ImageRefused(f"is damaged or not a picture ({type(error).__name__})") from None
     _write(data)
-    notes = ["the first picture of an animation"] if moves else []
+    notes = ["the first frame of an animation"] if moves else []
     if sorted((width, height)) != sorted(stated):
         notes.append(f"scaled from {stated[0]} x {stated[1]}")
     return {"media_type": kind, "width": width, "height": height, "note": ", ".join(notes)}
 
 
 def _plain(image: Any) -> Any:
-    """The image in a mode that can be scaled and saved; unchanged if it already is, so that a large picture is not held
-    twice."""
+    """Converts the image to a mode that can be scaled and saved. An image in such a mode is returned unchanged, so that
+    a large picture is not in memory twice."""
     if "transparency" in image.info or image.mode in ("LA", "PA", "RGBa"):
         return image.convert("RGBA")
     if image.mode in ("L", "RGB", "RGBA"):
@@ -99,7 +99,7 @@ def _plain(image: Any) -> Any:
 
 
 def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, int], bytes]:
-    """Encodes as PNG if the source was lossless and the result fits, otherwise as JPEG, in decreasing sizes."""
+    """Encodes the image in decreasing sizes until it fits: as PNG if the source was lossless, otherwise as JPEG."""
     side = max(image.size)
     while side >= _LEAST_SIDE:
         image.thumbnail((side, side), reducing_gap=2.0)
@@ -114,12 +114,12 @@ def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, i
 
 
 def _flat(image: Any) -> Any:
-    """The image on white: a JPEG has no transparency."""
+    """Puts the image on a white background, since a JPEG has no transparency."""
     from PIL import Image
 
-    ground = Image.new("RGB", image.size, "white")
-    ground.paste(image, mask=image.getchannel("A"))
-    return ground
+    background = Image.new("RGB", image.size, "white")
+    background.paste(image, mask=image.getchannel("A"))
+    return background
 
 
 def _saved(image: Any, format: str, **options: Any) -> bytes:

@@ -1,10 +1,9 @@
-"""Runs jobs on untrusted data (pictures, patterns) in child processes, so that they can neither block nor fill the
-gateway.
+"""Running jobs that process untrusted data (pictures, search patterns) in child processes, where they can neither block
+the gateway nor use up its memory.
 
-When `run` returns, the job has ended and its process is reaped, even if the caller was cancelled or the time was up. At
-most `AT_ONCE` jobs run at a time; the others wait. The child gets an empty environment and only the descriptors it
-needs. Its report is bounded. Nothing here waits in a thread.
-"""
+When `run` returns, the job has ended and its process has been reaped, even if the caller was cancelled or the job timed
+out. At most `AT_ONCE` jobs run at a time; others wait. The child gets an empty environment and only the descriptors
+that it needs. The size of its report is limited. No thread is blocked while a job runs."""
 
 import asyncio
 import contextlib
@@ -23,17 +22,17 @@ from tidegate.log import Log
 log = Log(__name__)
 
 AT_ONCE = 2
-"""Jobs that run at once: each may use as much memory as a large picture."""
+"""Jobs that run at a time. Each may use as much memory as a large picture."""
 
 REPORT_BYTES = 256 * 1024
-"""The largest report of a job: many times what a model is shown of it, since it is JSON."""
+"""The largest report of a job. It is JSON, and many times larger than the part shown to a model."""
 
 _HERE = Path(__file__).parent
 _SCRIPT = str(_HERE / "child.py")
 
 
 class JobRunner:
-    """`cores` are all cores of the gateway: it may restrict itself to one of them, and jobs should not."""
+    """Runs jobs. They may use all of `cores`, even if the gateway restricts itself to one of them."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
         self._starter = ProcessStarter(cores)
@@ -51,28 +50,30 @@ class JobRunner:
         output: int | None = None,
         folder: Path = _HERE,
     ) -> Any:
-        """Runs `work(order)` of the file of that name in `folder`, and returns its report. `input` and `output` become
-        descriptors 0 and 1; the caller still owns them. Raises TimeoutError if it takes longer than `within` seconds,
-        and ToolFailed if it crashes."""
+        """Runs `work(order)` of the module `job` in `folder` and returns its report. `input` and `output` become
+        descriptors 0 and 1; the caller still owns them. Raises TimeoutError if the job takes longer than `within`
+        seconds, and ToolFailed if it crashes."""
         async with self._places:
             try:
                 limits = (memory, int(within), max(written, REPORT_BYTES))
                 code, report = await self._run(folder / job, order, limits, within, input, output)
             except OSError as error:
-                raise ToolFailed(f"The {job} could not be started ({error.strerror}); try again later.") from error
+                raise ToolFailed(
+                    f"The {job.replace('_', ' ')} could not be started ({error.strerror}); try again later."
+                ) from error
         if code is None:
             raise TimeoutError
         if code != 0:
             log.warning("a job crashed", job=job, code=code, said=report[-1000:].decode("utf-8", "replace"))
             raise ToolFailed(
-                f"The {job.replace('_', ' ')} crashed, perhaps for lack of memory; the operator's log has details."
+                f"The {job.replace('_', ' ')} crashed, perhaps because it ran out of memory; the log has details."
             )
         return msgspec.json.decode(report.rpartition(b"\n")[2])
 
     async def _run(
         self, job: Path, order: Any, limits: tuple[int, int, int], within: float, input: int | None, output: int | None
     ) -> tuple[int | None, bytes]:
-        """Its exit code, None if its time was up and it was killed; and its report."""
+        """Runs the child process. Returns its exit code, or None if it timed out and was killed, and its report."""
         command = [sys.executable, "-I", "-S", "-W", "ignore", _SCRIPT, str(job), *map(str, limits)]
         command.append(msgspec.json.encode(order).decode())
         report = os.memfd_create("report")

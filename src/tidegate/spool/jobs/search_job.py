@@ -1,8 +1,8 @@
-"""A job for a child process: searches files by line, or texts one by one, for a text, words or a regular expression.
+"""A job for a child process: searches files line by line, or texts one by one, for text, words or a regular expression.
 
-At most the requested number of matches is found, in order, each with its line, its byte and its surroundings. The
-search stops when its time is up and reports its position. It reads a file in blocks; a line that is longer than a block
-is searched in overlapping pieces, so that memory is bounded. The parent kills the child if a pattern takes too long.
+Matches are found in order, up to the requested number, each with its line, byte and context. When the time is up, the
+search stops and reports its position. To limit memory, files are read in blocks, and a line longer than a block is
+searched in overlapping pieces. The parent kills the child if a pattern takes too long.
 """
 
 import os
@@ -14,34 +14,34 @@ from typing import Any, BinaryIO
 BLOCK = 256 * 1024
 
 OVERLAP = 4 * 1024
-"""Bytes of the previous piece that are searched again, so that a match across two pieces of a line is found if it is no
-longer than this."""
+"""Bytes of the previous piece that are searched again. A match across two pieces of a line is found if it is not longer
+than this."""
 
 AROUND = 120
-"""Bytes that are shown before and after a match."""
+"""Bytes of context before and after a match."""
 
 PLACE_BYTES = 32
-"""Bytes for the numbers before a match."""
+"""Bytes reserved for the line and byte numbers of a match."""
 
 LENGTH_BYTES = 4
-"""Bytes before each input text that give its length."""
+"""Size of the length prefix of each input text."""
 
 Find = Callable[[bytes, int], tuple[int, int] | None]
-"""(a line, an offset) to (start, end) of the next match."""
+"""Maps (line, offset) to the (start, end) of the next match."""
 
 Hits = Callable[[bytes], list[int]]
-"""The numbers of the lines of a block with matches, counted from 0."""
+"""Returns the numbers of the lines of a block that contain matches, counted from 0."""
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order has `words`, or `pattern` and `regex`; `limit`, `bytes` (of all that is shown),
+    """Runs the job. The order contains `words`, or `pattern` and `regex`; and `limit`, `bytes` (for all matches) and
     `seconds`.
 
-    For one file: `path`, `offset` (lines to skip), `byte` (bytes to skip). The result has `places`, and `more` or
-    `stopped`: the byte to continue from. For several files: `paths`, `byte` (of the first); each place has its `file`,
-    `more` or `stopped` is [file, byte], and `gone` are files that do not exist. With neither, the texts of the input
-    are searched for at most one match each; each place has its `text_at`, and `more` or `stopped` is the text to
-    continue from.
+    For one file, it also contains `path`, `offset` (lines to skip) and `byte` (bytes to skip). The result contains
+    `places`, and `more` or `stopped` with the byte to continue from. For several files, it contains `paths` and `byte`
+    (in the first file). Each place then has a `file`, `more` or `stopped` is [file, byte], and `gone` lists files that
+    do not exist. Otherwise, the input consists of texts, which are searched for at most one match each. Each place then
+    has a `text_at`, and `more` or `stopped` is the text to continue from.
     """
     try:
         if "words" in order:
@@ -87,12 +87,12 @@ def _regex(pattern: str) -> tuple[Find, Hits]:
 
 
 def _words(words: Sequence[str]) -> tuple[Find, Hits]:
-    """Finds lines that contain all of the words; the match is the first of them."""
+    """Finds lines that contain all of the words. The match is the first word."""
     searches = [re.compile(pattern).search for pattern in map(word_pattern, words)]
     plain = [word.rstrip("*").encode() for word in words if word.isascii()]
 
     def hits(block: bytes) -> list[int]:
-        # A word without accents also matches accented spellings, but not in a block that has only ASCII.
+        # A word without accents also matches accented spellings, but a block of ASCII contains none.
         if block.isascii() and (len(plain) < len(words) or not all(word in block.lower() for word in plain)):
             return []
         lines = block.decode("utf-8", "surrogateescape").split("\n")
@@ -109,7 +109,7 @@ def _words(words: Sequence[str]) -> tuple[Find, Hits]:
 
 def _finding(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
     def find(line: bytes, start: int) -> tuple[int, int] | None:
-        # Undecodable bytes count one each, so that positions in the text can be converted to bytes.
+        # An undecodable byte becomes one character, so positions in the text can be converted to bytes.
         text = line.decode("utf-8", "surrogateescape")
         found = search(text, len(line[:start].decode("utf-8", "surrogateescape")))
         if found is None:
@@ -121,19 +121,19 @@ def _finding(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
 
 
 def word_pattern(word: str) -> str:
-    """A regular expression for a word as the search index defines it: case-insensitive, with any accents, as a complete
-    word; a word that ends in * is a prefix. Its time is linear in the text."""
+    """A regular expression that matches a word like the search index does: complete words only, ignoring case and
+    accents. A word that ends in * is a prefix. Matching takes linear time."""
     letters = "".join(f"{_variants(letter)}[\u0300-\u036f]*" for letter in word.rstrip("*"))
     end = "" if word.endswith("*") else r"(?![^\W_])"
     return rf"(?i)(?<![^\W_]){letters}{end}"
 
 
 def _variants(letter: str) -> str:
-    import unicodedata  # large, and needed for words only
+    import unicodedata  # large, and needed only for words
 
     if not ("a" <= letter <= "z"):
         return re.escape(letter)
-    # Latin letters with accents are in these two blocks.
+    # Unicode has Latin letters with accents in these two blocks.
     accented = (chr(code) for block in (range(0xC0, 0x250), range(0x1E00, 0x1F00)) for code in block)
     return f"[{letter}{''.join(each for each in accented if unicodedata.normalize('NFD', each)[0].lower() == letter)}]"
 
@@ -166,8 +166,9 @@ def _search(file: BinaryIO, find: Find, hits: Hits, order: dict[str, Any]) -> di
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes, int]]:
-    """Yields (number of the first line from 0, offset, complete lines without the last line break or a piece of one
-    line, bytes of the beginning that were in the previous piece)."""
+    """Yields the blocks of a file as (number of the first line, counted from 0; offset; block; overlap). A block
+    consists of complete lines without the last line break, or is a piece of one line that begins with `overlap` bytes
+    of the previous piece."""
     line = byte = seen = 0
     buffer = b""
     while data := file.read(BLOCK):
@@ -189,8 +190,8 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def _in_line(find: Find, line: bytes, first: int, seen: int) -> Iterator[tuple[int, int]]:
-    """Matches in one line, from `first` on, that were not found in the previous piece. Text shown with a match is not
-    matched again."""
+    """Yields the matches in one line from `first` on that were not found in the previous piece. Text shown with one
+    match is not searched for the next."""
     start = max(0, first)
     while start <= len(line) and (found := find(line, start)) is not None:
         if found[1] > seen or not seen:
@@ -199,9 +200,9 @@ def _in_line(find: Find, line: bytes, first: int, seen: int) -> Iterator[tuple[i
 
 
 def _around(line: bytes, start: int, end: int) -> str:
-    """The match with its surroundings."""
+    """The match with its context."""
     first, last = max(0, start - AROUND), min(len(line), min(end, start + AROUND) + AROUND)
-    for _ in range(3):  # does not split a character
+    for _ in range(3):  # avoids splitting a character
         first -= first > 0 and line[first] & 0xC0 == 0x80
         last -= last < len(line) and last > start and line[last] & 0xC0 == 0x80
     text = line[first:last].decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
