@@ -10,8 +10,6 @@ import pytest
 
 from tests.store.rows import OWNER, answered, ask, complete_turn, new_session, new_turn, user_message
 from tidegate.recall import recall as recalling
-from tidegate.recall import search as seeking
-from tidegate.recall import search_index
 from tidegate.store import (
     Db,
     Store,
@@ -187,8 +185,9 @@ def recall(db: apsw.Connection, session: str) -> None:
     search.sessions_below(db, OWNER, 1 << 30, 10)
     search.session_of(db, OWNER, 0)
     search.results_below(db, OWNER, session, 1 << 30, 10, 10)
-    seeking._is_behind(db, "t_1")
-    search_index._next_messages(db, "indexed:mine")
+    search.is_behind(db, "t_1")
+    search.unfed(db, "mine", 10, 1000)
+    search.mark_fed(db, "mine", 1)
     summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
     summaries.apply(db, session, [summary])
     row = summaries.get(db, session, summary)

@@ -208,7 +208,7 @@ class Writer:
             self._refusal(db)
 
     def _open(self) -> apsw.Connection:
-        _files.refuse_unsafe_library(apsw.sqlite_lib_version())
+        _files.refuse_unsafe_library()
         self.note = _files.examine(self._path)
         db = connect(self._path, self._durability, self._wal_limit)
         try:

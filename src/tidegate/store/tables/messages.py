@@ -174,6 +174,12 @@ def is_shown(db: Db, session: str, place: int) -> bool:
     return found is not None
 
 
+def count_shown(db: Db, session: str, first: int, last: int) -> int:
+    """The number of messages from position `first` to `last` that were not undone."""
+    counted = "SELECT count(*) FROM messages WHERE session = ? AND seq >= ? AND seq <= ? AND undone IS NULL"
+    return int(db.execute(counted, (session, first, last)).get)
+
+
 def count_user_messages(db: Db, session: str, most: int) -> int:
     """The number of messages that people sent in this conversation and did not undo, up to `most`. Copied messages of
     an earlier conversation do not count, as they belong to no turn; nor do notices of the gateway, which have no

@@ -18,7 +18,7 @@ import msgspec
 
 from tidegate.store.rows import Db, Row, SpooledRow, decode_message, decompress, unpack
 from tidegate.store.tables.spooled import SHOWN
-from tidegate.values import Message
+from tidegate.values import Message, Role
 
 T = TypeVar("T")
 
@@ -83,6 +83,15 @@ def count_unindexed(db: Db) -> int:
     """The approximate number of rows that wait to be indexed."""
     mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - mark)
+
+
+def is_behind(db: Db, turn: str) -> bool:
+    """True if messages that a search of this turn may find are not indexed yet."""
+    waiting = db.execute(
+        "SELECT 1 FROM messages WHERE id > (SELECT value FROM meta WHERE key = 'indexed') AND turn IS NOT ? LIMIT 1",
+        (turn,),
+    ).get
+    return waiting is not None
 
 
 async def catch_up(store: Searchable) -> int:
@@ -322,6 +331,56 @@ def matching(db: Db, query: str) -> str:
 def words(db: Db, query: str) -> list[str]:
     """The words of the query; prefixes end in *."""
     return [word.replace('"', "") for word in matching(db, query).split()]
+
+
+# -- plug-in indexes ---------------------------------------------------------------------------------------------------
+
+
+class UnfedMessage(Row, frozen=True):
+    """A message that a plug-in index has not received yet."""
+
+    id: int
+    session: str
+    principal: str
+    role: Role
+    at: float
+    text: str
+
+
+def unfed(db: Db, index: str, batch: int, characters: int) -> tuple[list[UnfedMessage], int | None]:
+    """The next messages with text for that plug-in index, and the mark after them; None if there are none. At most
+    `batch` messages are read and, apart from the last, `characters` of text. Ephemeral sessions are left out."""
+    mark = db.execute("SELECT value FROM meta WHERE key = ?", (_mark_of(index),)).get or 0
+    found: list[UnfedMessage] = []
+    last: int | None = None
+    size = 0
+    for id, session, principal, kind, role, at, body, packed in db.execute(_FOLLOWING, (mark, batch)):
+        last = id
+        text = searchable(unpack(body, packed)) if kind == "named" else ""
+        if text:
+            found.append(UnfedMessage(id, session, principal, role, at, text))
+            size += len(text)
+        if size > characters:
+            break
+    return found, last
+
+
+_FOLLOWING = (
+    "SELECT messages.id, session, principal, kind, role, at, body, packed FROM messages"
+    " JOIN sessions ON sessions.id = session WHERE messages.id > ? ORDER BY messages.id LIMIT ?"
+)
+
+
+def mark_fed(db: Db, index: str, mark: int) -> None:
+    """Records that the plug-in index has received all messages up to that mark."""
+    db.execute(
+        "INSERT INTO meta(key, value) VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
+        (_mark_of(index), mark),
+    )
+
+
+def _mark_of(index: str) -> str:
+    return f"indexed:{index}"
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
