@@ -16,6 +16,7 @@ from tidegate.store import (
     SummaryRow,
     approvals,
     audit,
+    dialect,
     intents,
     maintenance,
     messages,
@@ -244,7 +245,7 @@ def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -
         migrations.migrate(db)
         results = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + search._RESULTS, (1, 2, "p", "s", 3))]
         assert not any("TEMP B-TREE" in line or "SCAN" in line for line in results), results
-        for sql in (search._SAID, search._ENTRIES):
+        for sql in (search._SAID, dialect.FIND_ENTRIES):
             plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, ("x", 1, 2, 3))]
             (index,) = (line for line in plan if "messages_text" in line)
             assert re.search(r"VIRTUAL TABLE INDEX \d+:M\d?><$", index), plan

@@ -7,6 +7,7 @@ per noun; no other code knows the tables.
 
 from tidegate.store import maintenance
 from tidegate.store.database import Store, StoreStats
+from tidegate.store.interface import Db
 from tidegate.store.rows import (
     About,
     ApprovalAnswer,
@@ -14,7 +15,6 @@ from tidegate.store.rows import (
     ApprovalRow,
     AuditKind,
     AuditRow,
-    Db,
     Decision,
     DeliveryRow,
     ElisionKind,
