@@ -64,7 +64,7 @@ def command(context: click.Context, home: Path, as_json: bool) -> None:
 def _findings(home: Path) -> Iterator[Finding]:
     holder = holder_of(home) if home.is_dir() else None
     checks: tuple[Callable[[Path, Holder | None], Finding], ...] = (
-        _home, _key, _config, _gateway, _port, _sqlite, _database, _disk, _commands,
+        _home, _key, _config, _gateway, _port, _library, _database, _disk, _commands,
     )  # fmt: skip
     for check in checks:
         yield check(home, holder)
@@ -180,13 +180,13 @@ def _port(home: Path, holder: Holder | None) -> Finding:
     return Finding("port", "ok", f"{server.host} port {server.port} is free.")
 
 
-def _sqlite(_home: Path, _holder: Holder | None) -> Finding:
-    import apsw
+def _library(_home: Path, _holder: Holder | None) -> Finding:
+    from tidegate.store import database_library
 
-    version = apsw.sqlite_lib_version()
-    if tuple(int(part) for part in version.split(".")) < (3, 51, 3):
-        return Finding("SQLite", "fail", f"{version} can damage a database in WAL mode: install apsw 3.51.3 or newer.")
-    return Finding("SQLite", "ok", version)
+    library = database_library()
+    if library.problem is not None:
+        return Finding(library.name, "fail", library.problem)
+    return Finding(library.name, "ok", library.version)
 
 
 def _database(home: Path, holder: Holder | None) -> Finding:

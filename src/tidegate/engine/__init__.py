@@ -1,7 +1,7 @@
 """The engine: runs the turns of each session one at a time and keeps their journal.
 
 `Engine` is the interface that the sessions package uses; `agent.Turn` is the interface that the agent loop uses.
-Another engine can be put between the two. `EmbeddedEngine` runs turns in this process over SQLite. Its additional
+Another engine can be put between the two. `EmbeddedEngine` runs turns in this process over the store. Its additional
 methods concern this process: which turns run and wait here, and how the engine shuts down.
 """
 

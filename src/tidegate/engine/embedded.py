@@ -1,4 +1,4 @@
-"""The embedded engine: runs turns in this process over SQLite.
+"""The embedded engine: runs turns in this process over the store.
 
 Guarantee: a session runs one turn at a time, in the order in which its messages were accepted. At most `turns` turns
 run at once; the others wait for a slot. A turn's record is released in one place, however the turn ends, and only after

@@ -1,4 +1,4 @@
-"""The journal of one turn over SQLite: the embedded engine's implementation of `Turn`.
+"""The journal of one turn over the store: the embedded engine's implementation of `Turn`.
 
 Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent of
 a step with an effect is committed before the step runs; an intent without a row is never run again unless the step is

@@ -16,7 +16,7 @@ from anyio import to_thread
 from tidegate.errors import Misconfigured, StoreDamaged
 from tidegate.gateway.lock import was_used
 from tidegate.security import CODE_SECONDS, digest, make_code, make_key
-from tidegate.store import Store, principals
+from tidegate.store import Db, Store, principals
 
 KEY_NAME = "api-key"
 DATABASE_NAME = "tidegate.db"
@@ -127,13 +127,13 @@ async def one_time_code(store: Store) -> tuple[str, float]:
     return code, now + CODE_SECONDS
 
 
-def _add_code(db: principals.Db, hashed: bytes, now: float, expires: float) -> None:
+def _add_code(db: Db, hashed: bytes, now: float, expires: float) -> None:
     owner = principals.by_name(db, OWNER)
     assert owner is not None, "the owner is created before the first code"
     principals.add_key(db, owner.id, "code", hashed, "one-time link", now, expires)
 
 
-def _adopt(db: principals.Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
+def _adopt(db: Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
     """Add the key to the owner if it is unknown. Returns False if it was revoked, None if there is no owner and
     `may_create` does not allow creating one."""
     owner = principals.by_name(db, OWNER)

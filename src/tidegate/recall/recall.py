@@ -258,10 +258,7 @@ def _about(db: Db, session: str, row: SummaryRow) -> str:
     times = f", {render.when(first[0].at)} to {render.when(last[0].at)}" if first and last else ""
     count = ""
     if row.last - row.first < COUNTED:
-        number = db.execute(
-            "SELECT count(*) FROM messages WHERE session = ? AND seq >= ? AND seq <= ? AND undone IS NULL",
-            (session, row.first, row.last),
-        ).get
+        number = messages.count_shown(db, session, row.first, row.last)
         count = f" ({number} messages{times})"
     below = [child.number for child in summaries.children(db, session, row.number)]
     of = f", made of summaries {', '.join(map(str, below))}" if below else ""

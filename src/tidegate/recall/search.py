@@ -14,8 +14,7 @@ from tidegate.recall import render
 from tidegate.recall.search_index import IndexHits, IndexUnanswered, PluginIndex
 from tidegate.spool import Spool
 from tidegate.spool.search import SearchMatches, SearchTerms, search_files, search_texts
-from tidegate.store import Db, SpooledRow, Store, messages, search, sessions, spooled
-from tidegate.store.tables.search import Mention
+from tidegate.store import Db, Mention, SpooledRow, Store, messages, search, sessions, spooled
 from tidegate.values import Frozen, Message
 
 PATTERN_SECONDS = 15.0
@@ -273,20 +272,11 @@ def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: S
 # -- reads --
 
 
-def _is_behind(db: Db, turn: str) -> bool:
-    """Whether messages that a search may find are not indexed yet."""
-    waiting = db.execute(
-        "SELECT 1 FROM messages WHERE id > (SELECT value FROM meta WHERE key = 'indexed') AND turn IS NOT ? LIMIT 1",
-        (turn,),
-    ).get
-    return waiting is not None
-
-
 def _word_hits(
     db: Db, request: SearchRequest, below: int, limit: int, *, may_wait: bool
 ) -> tuple[list[ShownHit], int | None] | None:
     """The next hits; None if the index is behind and has to catch up first."""
-    if may_wait and _is_behind(db, request.turn):
+    if may_wait and search.is_behind(db, request.turn):
         return None
     words = search.words(db, request.query)
 

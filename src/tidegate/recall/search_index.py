@@ -17,9 +17,7 @@ from anyio import to_thread
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import Holding, Scope
 from tidegate.log import Log
-from tidegate.store import Db, Store
-from tidegate.store.rows import unpack
-from tidegate.store.tables.search import searchable
+from tidegate.store import Store, UnfedMessage, search
 from tidegate.tools import plugins
 from tidegate.values import Frozen
 
@@ -64,6 +62,12 @@ class IndexedMessage(Frozen, frozen=True):
     role: str
     at: float
     text: str
+
+    @classmethod
+    def from_row(cls, row: UnfedMessage) -> Self:
+        return cls(
+            message=row.id, session=row.session, principal=row.principal, role=row.role, at=row.at, text=row.text
+        )
 
 
 @runtime_checkable
@@ -112,7 +116,6 @@ class PluginIndex:
         self._store = store
         self._index: SearchIndex | None = None
         self._calls: set[asyncio.Task[Any]] = set()
-        self._mark = f"indexed:{name}"
         scope.account.ledger.view("search index", self._measure)
 
     async def __aenter__(self) -> Self:
@@ -184,17 +187,18 @@ class PluginIndex:
         if not isinstance(index, UpdatableIndex):
             return 0
         for _ in range(BATCHES):
-            said, mark = await self._store.read(_next_messages, self._mark)
+            rows, mark = await self._store.read(search.unfed, self.name, BATCH, BATCH_CHARACTERS)
             if mark is None:
                 break
-            if said:
+            if rows:
+                batch = [IndexedMessage.from_row(row) for row in rows]
                 try:
-                    await self._bounded(lambda said=said: index.add(said), ADD_SECONDS)
+                    await self._bounded(lambda batch=batch: index.add(batch), ADD_SECONDS)
                 except IndexUnanswered as error:
                     log.warning("an index does not accept messages", index=self.name, error=str(error))
                     break
-            await self._store.write(_save_mark, self._mark, mark)
-            fed += len(said)
+            await self._store.write(search.mark_fed, self.name, mark)
+            fed += len(rows)
         return fed
 
     async def forget(self, session: str) -> None:
@@ -214,30 +218,3 @@ async def _caught(ask: Callable[[], Any]) -> Any:
         return await ask()
     except Exception as error:  # any error of the plug-in
         return error
-
-
-def _next_messages(db: Db, key: str) -> tuple[list[IndexedMessage], int | None]:
-    """The next messages after the mark, and where they end; None if there are none. Ephemeral sessions are left out."""
-    mark = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).get or 0
-    said: list[IndexedMessage] = []
-    last: int | None = None
-    size = 0
-    for id, session, principal, kind, role, at, body, packed in db.execute(_FOLLOWING, (mark, BATCH)):
-        last = id
-        text = searchable(unpack(body, packed)) if kind == "named" else ""
-        if text:
-            said.append(IndexedMessage(message=id, session=session, principal=principal, role=role, at=at, text=text))
-            size += len(text)
-        if size > BATCH_CHARACTERS:
-            break
-    return said, last
-
-
-_FOLLOWING = (
-    "SELECT messages.id, session, principal, kind, role, at, body, packed FROM messages"
-    " JOIN sessions ON sessions.id = session WHERE messages.id > ? ORDER BY messages.id LIMIT ?"
-)
-
-
-def _save_mark(db: Db, key: str, mark: int) -> None:
-    db.execute("INSERT OR REPLACE INTO meta(key, value) VALUES(?, ?)", (key, mark))

@@ -7,6 +7,7 @@ per noun; no other code knows the tables.
 
 from tidegate.store import maintenance
 from tidegate.store.database import Store, StoreStats
+from tidegate.store.interface import Db
 from tidegate.store.rows import (
     About,
     ApprovalAnswer,
@@ -14,7 +15,6 @@ from tidegate.store.rows import (
     ApprovalRow,
     AuditKind,
     AuditRow,
-    Db,
     Decision,
     DeliveryRow,
     ElisionKind,
@@ -45,6 +45,7 @@ from tidegate.store.rows import (
 )
 from tidegate.store.sqlite.connections import Durability
 from tidegate.store.sqlite.errors import disk_failure
+from tidegate.store.sqlite.files import DatabaseLibrary, database_library
 from tidegate.store.sqlite.integrity import check_file
 from tidegate.store.sqlite.problems import PROBLEM_KINDS, Problem, ProblemKind, Problems
 from tidegate.store.sqlite.writer import Fault
@@ -68,6 +69,7 @@ from tidegate.store.tables import (
     usage,
     workspaces,
 )
+from tidegate.store.tables.search import Mention, UnfedMessage
 
 __all__ = [
     "PROBLEM_KINDS",
@@ -77,6 +79,7 @@ __all__ = [
     "ApprovalRow",
     "AuditKind",
     "AuditRow",
+    "DatabaseLibrary",
     "Db",
     "Decision",
     "DeliveryRow",
@@ -87,6 +90,7 @@ __all__ = [
     "IntentRow",
     "KeyKind",
     "KeyRow",
+    "Mention",
     "MessageRow",
     "NewApproval",
     "NoteRow",
@@ -110,11 +114,13 @@ __all__ = [
     "SummaryHow",
     "SummaryRow",
     "TurnRow",
+    "UnfedMessage",
     "UsageTotal",
     "WorkspaceRow",
     "approvals",
     "audit",
     "check_file",
+    "database_library",
     "disk_failure",
     "intents",
     "maintenance",

@@ -20,7 +20,7 @@ import apsw
 
 from tidegate.errors import DiskFailed, StoreDamaged, StoreFailed
 from tidegate.log import Log
-from tidegate.store.rows import Db
+from tidegate.store.interface import Db
 from tidegate.store.sqlite.connections import Durability
 from tidegate.store.sqlite.integrity import check_table, tables_of
 from tidegate.store.sqlite.problems import Problem, ProblemKind, Problems

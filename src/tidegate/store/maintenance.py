@@ -7,9 +7,8 @@ work here can be interrupted and started again.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import apsw
-
-from tidegate.store.rows import Db
+from tidegate.store import dialect
+from tidegate.store.interface import Db
 from tidegate.store.sqlite.writer import outside
 from tidegate.store.tables import principals, sessions, settings
 
@@ -32,7 +31,7 @@ class MaintainedStore(Protocol):
 def checkpoint(db: Db) -> tuple[int, int]:
     """Moves the log's pages into the file as far as possible without waiting for readers. Returns (pages in the log,
     pages moved)."""
-    return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+    return dialect.checkpoint(db)
 
 
 @outside
@@ -42,8 +41,7 @@ def check_path(db: Db) -> None:
 
 def vacuum(db: Db, pages: int) -> int:
     """Returns up to that many free pages to the disk. Returns how many are still free."""
-    db.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
-    return int(db.execute("PRAGMA freelist_count").get)
+    return dialect.return_free_pages(db, pages)
 
 
 async def tidy(store: MaintainedStore, now: float) -> int:
@@ -106,5 +104,6 @@ def drop_prompts(db: Db, ids: Sequence[bytes]) -> int:
 def probe(db: Db, now: float) -> None:
     """The smallest possible write: if it returns, writing works."""
     db.execute(
-        "INSERT INTO meta VALUES('probed', ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value", (int(now),)
+        "INSERT INTO meta(key, value) VALUES('probed', ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
+        (int(now),),
     )

@@ -6,18 +6,13 @@ values: they own nothing and refer to no connection.
 """
 
 import zlib
-from collections.abc import Sequence
 from typing import Any, Literal
 
-import apsw
 import msgspec
 
 from tidegate.errors import Refused
 from tidegate.security import UserRole
 from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, ToolsNote, TurnState, Usage
-
-Db = apsw.Connection
-"""The argument of functions that run in the store; valid for the length of that call."""
 
 PACK_ABOVE = 1024
 """Bytes. Below this, compression costs more than it saves."""
@@ -381,11 +376,6 @@ def encode(value: object) -> bytes:
         return _encode(value)
     except UnicodeEncodeError:
         raise Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.") from None
-
-
-def encode_ids(ids: Sequence[str]) -> str:
-    """For `json_each`: the statement is the same for any number of ids."""
-    return encode(tuple(ids)).decode()
 
 
 def compress(body: bytes) -> tuple[bytes, int]:

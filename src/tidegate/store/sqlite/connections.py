@@ -4,12 +4,14 @@ All are set up here, so that they have the same query plans and wait equally lon
 connection, uses it in one thread only, and closes it there.
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import apsw
 
 from tidegate.errors import StoreFailed
+from tidegate.store.interface import ConstraintError, Lockable
 
 Durability = Literal["process", "power"]
 
@@ -25,11 +27,30 @@ WRITER_CACHE_KIB = 4096
 READER_CACHE_KIB = 1024
 
 
-def connect(path: Path, durability: Durability, wal_bytes: int) -> apsw.Connection:
+class Connection(apsw.Connection):
+    """A connection with the methods of `interface.Db` that SQLite's library does not have."""
+
+    __slots__ = ()
+
+    def insert_unique(self, sql: str, values: Sequence[Any], /) -> apsw.Cursor:
+        try:
+            return self.execute(sql, values)
+        except apsw.ConstraintError as error:
+            raise ConstraintError(str(error)) from None
+
+    def batch(self, statements: Iterable[tuple[str, Sequence[Any]]], /) -> None:
+        for sql, values in statements:
+            self.execute(sql, values)
+
+    def lock(self, kind: Lockable, key: str, /) -> None:
+        """Does nothing: only one connection writes."""
+
+
+def connect(path: Path, durability: Durability, wal_bytes: int) -> Connection:
     """Opens the writing connection. A new file is readable by its owner only."""
     if not path.exists():
         path.touch(mode=0o600)
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=WRITER_STATEMENTS)
+    db = Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=WRITER_STATEMENTS)
     try:
         _set_up(db, WRITER_CACHE_KIB)
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -46,8 +67,8 @@ def connect(path: Path, durability: Durability, wal_bytes: int) -> apsw.Connecti
     return db
 
 
-def connect_reader(path: Path) -> apsw.Connection:
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=READER_STATEMENTS)
+def connect_reader(path: Path) -> Connection:
+    db = Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=READER_STATEMENTS)
     try:
         _set_up(db, READER_CACHE_KIB)
     except BaseException:

@@ -10,6 +10,7 @@ import os
 import struct
 import time
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import apsw
@@ -33,10 +34,28 @@ class _Broken(Exception):
     """The damage of the file, in words that fit after "because"."""
 
 
-def refuse_unsafe_library(version: str) -> None:
+class DatabaseLibrary(NamedTuple):
+    """The database library in use. `problem` says why the store refuses it, or is None."""
+
+    name: str
+    version: str
+    problem: str | None
+
+
+def database_library(version: str | None = None) -> DatabaseLibrary:
+    """The installed library, or its description if it had that version."""
+    version = version or apsw.sqlite_lib_version()
+    problem = None
     if tuple(int(part) for part in version.split(".")[:3]) < SAFE_LIBRARY:
         safe = ".".join(map(str, SAFE_LIBRARY))
-        raise StoreFailed(f"SQLite {version} can damage a store in WAL mode; install apsw with SQLite {safe} or later.")
+        problem = f"SQLite {version} can damage a store in WAL mode; install apsw with SQLite {safe} or later."
+    return DatabaseLibrary("SQLite", version, problem)
+
+
+def refuse_unsafe_library(version: str | None = None) -> None:
+    problem = database_library(version).problem
+    if problem is not None:
+        raise StoreFailed(problem)
 
 
 def wal_path(path: Path) -> Path:

@@ -13,7 +13,8 @@ from typing import Any
 
 import apsw
 
-from tidegate.store.rows import Db, decompress
+from tidegate.store.interface import Db
+from tidegate.store.rows import decompress
 from tidegate.store.sqlite.connections import connect_reader
 
 PROBLEMS = 20
@@ -58,7 +59,7 @@ def check_file(path: Path, *, owned: bool) -> list[str]:
 
 def _broken_bodies(db: Db, table: str) -> Iterator[str]:
     """SQLite checks the structure of pages, not their content; compressed bodies have a checksum of their own."""
-    for (body,) in db.execute(f'SELECT body FROM "{table}" WHERE packed'):
+    for (body,) in db.execute(f'SELECT body FROM "{table}" WHERE packed <> 0'):
         try:
             decompress(body, 1)
         except zlib.error as error:

@@ -19,7 +19,7 @@ import apsw
 
 from tidegate.errors import StoreBusy, StoreFailed
 from tidegate.log import Log
-from tidegate.store.sqlite.connections import connect_reader
+from tidegate.store.sqlite.connections import Connection, connect_reader
 from tidegate.store.sqlite.problems import Problems
 from tidegate.store.sqlite.worker import Backlog, Job, Worker, store_error
 from tidegate.values import Frozen
@@ -170,7 +170,7 @@ class Readers:
 
         return Worker(f"tidegate-store-reader-{place}", open=lambda: self._open(place), work=work, over=self._ended)
 
-    def _open(self, place: int) -> apsw.Connection:
+    def _open(self, place: int) -> Connection:
         db = connect_reader(self._path)
         db.set_progress_handler(lambda: self._must_stop(place), CHECK_EVERY)
         return db

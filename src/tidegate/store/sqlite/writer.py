@@ -21,7 +21,7 @@ from tidegate.errors import StoreDamaged, StoreFailed, StoreLost
 from tidegate.log import Log
 from tidegate.store import migrations
 from tidegate.store.sqlite import files as _files
-from tidegate.store.sqlite.connections import BUSY_SECONDS, CHECKPOINT_BYTES, Durability, connect
+from tidegate.store.sqlite.connections import BUSY_SECONDS, CHECKPOINT_BYTES, Connection, Durability, connect
 from tidegate.store.sqlite.open_files import Loss, OpenFiles, rescue
 from tidegate.store.sqlite.problems import Problems
 from tidegate.store.sqlite.readers import Readers
@@ -207,8 +207,8 @@ class Writer:
             self._next_rescue = 0.0
             self._refusal(db)
 
-    def _open(self) -> apsw.Connection:
-        _files.refuse_unsafe_library(apsw.sqlite_lib_version())
+    def _open(self) -> Connection:
+        _files.refuse_unsafe_library()
         self.note = _files.examine(self._path)
         db = connect(self._path, self._durability, self._wal_limit)
         try:

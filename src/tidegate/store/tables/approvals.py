@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import Conflict, Refused
-from tidegate.store.rows import LISTED, ApprovalAnswer, ApprovalRow, ApprovalState, Db, Decision, NewApproval, encode
+from tidegate.store.interface import Db
+from tidegate.store.rows import LISTED, ApprovalAnswer, ApprovalRow, ApprovalState, Decision, NewApproval, encode
 from tidegate.store.tables import audit
 from tidegate.store.tables.turns import conversation, refusal
 
@@ -35,11 +36,6 @@ _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"
     " expires, answer, answered_by, answered_at"
 )
-_TREE = (
-    "WITH RECURSIVE tree(turn, at) AS (SELECT id, session FROM turns WHERE session = ?1 AND state IN ('queued',"
-    " 'running') UNION ALL SELECT turns.id, turns.session FROM turns JOIN tree ON turns.within = tree.turn)"
-)
-"""The open turns of a session and the turns they delegated, with their sessions."""
 _choices = msgspec.json.Decoder(tuple[str, ...]).decode
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 _NO_JSON = b"\0"
@@ -118,10 +114,11 @@ def may_answer(row: ApprovalRow, *, principal: str, role: str) -> bool:
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ApprovalRow]:
     """The session's requests, the latest first; `principal=None` is the operator's view."""
+    whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM approvals JOIN sessions ON sessions.id = session"
-        " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) ORDER BY asked DESC, approvals.id DESC LIMIT ?3",
-        (session, principal, limit),
+        f" WHERE session = ?{whose} ORDER BY asked DESC, approvals.id DESC LIMIT ?",
+        (session, *values, limit),
     )
     return [_row(row) for row in rows]
 
@@ -131,12 +128,12 @@ def open_for(
 ) -> list[ApprovalRow]:
     """Requests that wait for this principal's answer and have not expired, the oldest first: of all sessions, or of one
     session and its delegated tasks."""
-    here = "session IN (SELECT ?1 UNION SELECT at FROM tree)" if session is not None else "?1 IS NULL"
+    tree, here = ("", "") if session is None else (_tree("?5"), " AND session IN (SELECT ?5 UNION SELECT at FROM tree)")
     rows = db.execute(
-        f"{_TREE if session is not None else ''} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
-        " AND may_answer IN (?2, 'role:' || ?3) AND (expires IS NULL OR expires > ?4)"
-        f" AND {here} ORDER BY asked, id LIMIT ?5",
-        (session, principal, role, now, limit),
+        f"{tree} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
+        f" AND may_answer IN (?1, 'role:' || ?2) AND (expires IS NULL OR expires > ?3){here} ORDER BY asked, id LIMIT"
+        " ?4",
+        (principal, role, now, limit, *(() if session is None else (session,))),
     )
     return [_row(row) for row in rows]
 
@@ -145,8 +142,8 @@ def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[Appro
     """Open requests of the session and its delegated tasks that have not expired, the oldest first: for internal
     use."""
     rows = db.execute(
-        f"{_TREE} SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session IN (SELECT ?1 UNION SELECT at FROM"
-        " tree) AND (expires IS NULL OR expires > ?2) ORDER BY asked, id LIMIT ?3",
+        f"{_tree('?1')} SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session IN"
+        " (SELECT ?1 UNION SELECT at FROM tree) AND (expires IS NULL OR expires > ?2) ORDER BY asked, id LIMIT ?3",
         (session, now, limit),
     )
     return [_row(row) for row in rows]
@@ -234,6 +231,15 @@ def _check(asking: NewApproval) -> None:
         raise Refused("Only a question has choices; an approval is approved or denied.")
     if len(asking.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in asking.choices):
         raise Refused(f"A question has at most {CHOICES} choices of {CHOICE_CHARACTERS} characters; offer fewer.")
+
+
+def _tree(session: str) -> str:
+    """The open turns of a session, given as a parameter, and the turns they delegated, with their sessions."""
+    return (
+        f"WITH RECURSIVE tree(turn, at) AS (SELECT id, session FROM turns WHERE session = {session} AND state IN"
+        " ('queued', 'running') UNION ALL SELECT turns.id, turns.session FROM turns JOIN tree"
+        " ON turns.within = tree.turn)"
+    )
 
 
 def _one(db: Db, condition: str, values: tuple[str, ...]) -> ApprovalRow | None:

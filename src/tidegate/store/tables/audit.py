@@ -8,7 +8,8 @@ and nobody who sees a digest can find its input by guessing.
 
 import hashlib
 
-from tidegate.store.rows import LISTED, AuditKind, AuditRow, Db
+from tidegate.store.interface import Db
+from tidegate.store.rows import LISTED, AuditKind, AuditRow
 
 FAILURES_EACH_HOUR = 20
 """Failed sign-ins per hour that get a row each. Further ones of that hour are counted and become one row, so that
@@ -89,14 +90,23 @@ def listing(
 ) -> list[AuditRow]:
     """Events, the latest first. `principal` finds events in which they were the actor or the subject; `before` is
     (at, id) of the last row seen."""
-    at, id = before or (None, None)
+    where = ["at >= ?"]
+    values: list[float | str | bytes] = [since]
+    if before is not None:
+        where.append("at <= ? AND (at, id) < (?, ?)")
+        values += (before[0], *before)
+    wanted = {"kind": kind, "session": session, "digest": None if of is None else digest(db, of)}
+    for column, value in wanted.items():
+        if value is not None:
+            where.append(f"{column} = ?")
+            values.append(value)
+    if principal is not None:
+        where.append("(principal = ? OR replace(' ' || subject || ' ', ' ' || ? || ' ', '') <> ' ' || subject || ' ')")
+        values += (principal, principal)
     rows = db.execute(
         "SELECT id, at, kind, principal, session, subject, outcome, digest FROM audit"
-        " WHERE at >= ?1 AND at <= ifnull(?2, 9e999) AND (?2 IS NULL OR (at, id) < (?2, ?3))"
-        " AND (?4 IS NULL OR kind = ?4) AND (?5 IS NULL OR session = ?5) AND (?6 IS NULL OR digest = ?6)"
-        " AND (?7 IS NULL OR principal = ?7 OR instr(' ' || subject || ' ', ' ' || ?7 || ' '))"
-        " ORDER BY at DESC, id DESC LIMIT ?8",
-        (since, at, id, kind, session, None if of is None else digest(db, of), principal, limit),
+        f" WHERE {' AND '.join(where)} ORDER BY at DESC, id DESC LIMIT ?",
+        (*values, limit),
     )
     return [AuditRow(*row) for row in rows]
 

@@ -5,7 +5,8 @@ whether the tool could have had an effect and whether it may be run again, since
 other tools. The intent is cleared in the transaction that commits the result.
 """
 
-from tidegate.store.rows import Db, IntentRow
+from tidegate.store.interface import Db
+from tidegate.store.rows import IntentRow
 
 
 def begin(

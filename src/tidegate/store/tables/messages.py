@@ -7,14 +7,13 @@ that a holder of a copy can tell whether it is stale.
 """
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
-import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound
-from tidegate.store.rows import Db, MessageRow, decode_message, decompress, pack, unpack
+from tidegate.store.interface import ConstraintError, Db
+from tidegate.store.rows import MessageRow, decode_message, decompress, pack, unpack
 from tidegate.store.tables.turns import INCOMING, is_idle, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
 
@@ -29,6 +28,8 @@ UNANSWERED = "unanswered-"
 """Prefix of the steps that `close_inbox` adds."""
 ENDED_FIRST = "This message was not answered: the conversation ended first."
 """The note on such a message that models see if a later conversation begins with this transcript."""
+_RESULTS_READ = 20
+"""Tool results that one statement reads at the end of a transcript; more than one message usually has."""
 PAGE_BYTES = 2 * 1024 * 1024
 """The default size of a page: hundreds of ordinary messages."""
 
@@ -69,13 +70,13 @@ def append(
     body, packed = pack(message)
     _advance(db, session, now if message.role == "user" else None, even_ended=settling)
     try:
-        id, seq = db.execute(
+        id, seq = db.insert_unique(
             "INSERT INTO messages(session, turn, seq, step, role, body, packed, at)"
             " VALUES(?1, ?2, (SELECT coalesce(max(seq), 0) + 1 FROM messages WHERE session = ?1), ?3, ?4, ?5, ?6, ?7)"
             " RETURNING id, seq",
             (session, turn, step, message.role, body, packed, now),
         ).get
-    except apsw.ConstraintError:
+    except ConstraintError:
         raise Conflict(f"Step {step} of this turn is already committed.", code="step_committed") from None
     return MessageRow(id, session, turn, seq, step, now, None, message)
 
@@ -149,7 +150,9 @@ def move(db: Db, from_turn: str, to_turn: str) -> int:
 
 def journal(db: Db, turn: str) -> list[MessageRow]:
     """The committed steps of a turn, in order."""
-    rows = db.execute(f"SELECT {_COLUMNS} FROM messages WHERE turn = ? AND step IS NOT NULL ORDER BY seq", (turn,))
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM messages WHERE turn = ? AND step IS NOT NULL ORDER BY seq NULLS FIRST", (turn,)
+    )
     return [_row(row) for row in rows]
 
 
@@ -160,10 +163,11 @@ def history(db: Db, session: str, before_turn: str | None = None) -> list[Messag
 
 def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = None) -> list[tuple[int, Message]]:
     """Like `history`, with positions, for messages after position `after`."""
+    but, values = ("", ()) if before_turn is None else (" AND turn IS DISTINCT FROM ?", (before_turn,))
     rows = db.execute(
-        "SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL"
-        " AND (turn IS NULL OR turn IS NOT ?) ORDER BY seq",
-        (session, after, before_turn),
+        f"SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL{but}"
+        " ORDER BY seq NULLS FIRST",
+        (session, after, *values),
     )
     return [(seq, unpack(body, packed) if packed else decode_message(body)) for seq, body, packed in rows]
 
@@ -174,32 +178,50 @@ def is_shown(db: Db, session: str, place: int) -> bool:
     return found is not None
 
 
+def count_shown(db: Db, session: str, first: int, last: int) -> int:
+    """The number of messages from position `first` to `last` that were not undone."""
+    counted = "SELECT count(*) FROM messages WHERE session = ? AND seq >= ? AND seq <= ? AND undone IS NULL"
+    return int(db.execute(counted, (session, first, last)).get)
+
+
 def count_user_messages(db: Db, session: str, most: int) -> int:
     """The number of messages that people sent in this conversation and did not undo, up to `most`. Copied messages of
     an earlier conversation do not count, as they belong to no turn; nor do notices of the gateway, which have no
     text."""
-    rows = db.execute(
-        "SELECT body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND role = 'user' AND undone IS NULL"
-        " AND turn IS NOT NULL ORDER BY seq",
-        (session,),
-    )
-    return sum(1 for _ in islice((1 for row in rows if unpack(*row).text.strip()), most))
+    found, after = 0, 0
+    while found < most:
+        missing = most - found
+        rows = db.execute(
+            "SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND role = 'user' AND undone IS NULL"
+            " AND turn IS NOT NULL ORDER BY seq NULLS FIRST LIMIT ?",
+            (session, after, missing),
+        ).fetchall()
+        found += sum(1 for _, body, packed in rows if unpack(body, packed).text.strip())
+        if len(rows) < missing:
+            break
+        after = rows[-1][0]
+    return found
 
 
 def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
     """Calls without a result at the end of the transcript: the caller runs those tools."""
-    rows = db.execute(
-        "SELECT role, body, packed FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL"
-        " ORDER BY seq DESC",
-        (session,),
-    )
     answered: set[str] = set()
-    for role, body, packed in rows:
-        message = unpack(body, packed)
-        if role != "tool":
-            return tuple(call for call in message.calls if call.id not in answered)
-        answered.add(message.call_id)
-    return ()
+    before, most = _LAST, 1  # in most conversations the last message is no result
+    while True:
+        rows = db.execute(
+            "SELECT seq, role, body, packed FROM messages WHERE session = ? AND seq < ? AND undone IS NULL"
+            " ORDER BY seq DESC NULLS LAST LIMIT ?",
+            (session, before, most),
+        ).fetchall()
+        for seq, role, body, packed in rows:
+            message = unpack(body, packed)
+            if role != "tool":
+                return tuple(call for call in message.calls if call.id not in answered)
+            answered.add(message.call_id)
+            before = seq
+        if len(rows) < most:
+            return ()
+        most = _RESULTS_READ
 
 
 def close_calls(
@@ -241,7 +263,7 @@ def page(
     that would make it larger than `most_bytes`; a message that is larger alone is returned alone and complete."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq LIMIT ?",
+        f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq NULLS FIRST LIMIT ?",
         (session, after, limit),
     )
     return _within(rows, most_bytes)
@@ -251,7 +273,7 @@ def last_turn(db: Db, session: str) -> str | None:
     """The turn of the last row that models are shown."""
     turn: str | None = db.execute(
         "SELECT turn FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL AND turn IS NOT NULL"
-        " ORDER BY seq DESC LIMIT 1",
+        " ORDER BY seq DESC NULLS LAST LIMIT 1",
         (session,),
     ).get
     return turn
@@ -261,7 +283,8 @@ def copy(db: Db, source: str, target: str, now: float) -> int:
     """Copies the messages that models are shown of `source` to the beginning of the empty session `target`. Returns the
     number of rows. They belong to no turn, so they cannot be undone or resumed."""
     db.execute(
-        "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq), role,"
+        "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq NULLS"
+        " FIRST), role,"
         " body, packed, ?3 FROM messages WHERE session = ?1 AND seq IS NOT NULL AND undone IS NULL",
         (source, target, now),
     )
@@ -282,7 +305,7 @@ def newest(
     only = "" if role is None else "AND role = ?4"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ?1 AND seq < ?2 AND undone IS NULL {only}"
-        " ORDER BY seq DESC LIMIT ?3",
+        " ORDER BY seq DESC NULLS LAST LIMIT ?3",
         (session, _LAST if before is None else before, limit, *(() if role is None else (role,))),
     )
     return _within(rows, most_bytes)[::-1]
@@ -323,10 +346,11 @@ def undo(db: Db, turn: str, now: float) -> int:
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
     """Increments the session's version. A person's message also counts as activity (`now`); model answers and tool
     results do not, which saves their commits writing to two indexes."""
-    activity = "" if now is None else ", active = max(active, ?3)"
+    activity = "" if now is None else ", active = CASE WHEN active < ?2 THEN ?2 ELSE active END"
+    only_live = "" if even_ended else " AND ended IS NULL"
     live = db.execute(
-        f"UPDATE sessions SET version = version + 1{activity} WHERE id = ?1 AND (ended IS NULL OR ?2) RETURNING 1",
-        (session, even_ended) if now is None else (session, even_ended, now),
+        f"UPDATE sessions SET version = version + 1{activity} WHERE id = ?1{only_live} RETURNING 1",
+        (session,) if now is None else (session, now),
     ).get
     if live is None:
         raise refusal(db, session)

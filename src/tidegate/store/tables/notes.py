@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidegate.errors import Conflict, NotFound, Refused, TooLarge
-from tidegate.store.rows import About, Db, NoteRow, Origin, Row, SessionRow, encode
+from tidegate.store.dialect import byte_length
+from tidegate.store.interface import Db
+from tidegate.store.rows import About, NoteRow, Origin, Row, SessionRow, encode
 
 NOTE_BYTES = 1000
 """The longest note: a sentence or two. Longer texts are documents and belong in files."""
@@ -35,9 +37,11 @@ _BY = "coalesce((SELECT name FROM principals WHERE principals.id = notes.author)
 _COLUMNS = f"id, about, whose, text, author, source, session, at, {_BY}"
 _ORDER = "ORDER BY source <> 'person', at DESC, id DESC"
 _UNSEEN = (
-    "SELECT id, about, text FROM note_changes WHERE about = 'person' AND whose = ?1 AND id >= ?3 AND session IS NOT ?4"
+    "SELECT id, about, text FROM note_changes WHERE about = 'person' AND whose = ?1 AND id >= ?3 AND session IS"
+    " DISTINCT FROM ?4"
     " UNION ALL"
-    " SELECT id, about, text FROM note_changes WHERE about = 'agent' AND whose = ?2 AND id >= ?3 AND session IS NOT ?4"
+    " SELECT id, about, text FROM note_changes WHERE about = 'agent' AND whose = ?2 AND id >= ?3 AND session IS"
+    " DISTINCT FROM ?4"
     " ORDER BY id DESC LIMIT ?5"
 )
 
@@ -108,8 +112,7 @@ def version(numbered: Iterable[tuple[int, str]]) -> str:
 
 def latest(db: Db) -> int:
     """The number of the newest change ever made."""
-    found: int | None = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'note_changes'").get
-    return found or 0
+    return int(db.execute("SELECT coalesce(max(id), 0) FROM note_changes").get)
 
 
 # -- changing --
@@ -265,7 +268,8 @@ def take_changes(db: Db, session: SessionRow, turn: str, now: float) -> str:
 def _was_idle(db: Db, session: str, turn: str, now: float) -> bool:
     """Whether the session was idle for so long that changes it does not know may be gone."""
     last: float | None = db.execute(
-        "SELECT at FROM messages WHERE session = ? AND seq IS NOT NULL AND turn IS NOT ? ORDER BY seq DESC LIMIT 1",
+        "SELECT at FROM messages WHERE session = ? AND seq IS NOT NULL AND turn IS DISTINCT FROM ?"
+        " ORDER BY seq DESC NULLS LAST LIMIT 1",
         (session, turn),
     ).get
     return last is not None and last < now - CHANGES_SECONDS
@@ -301,7 +305,7 @@ def _missing(id: int) -> NotFound:
 def _check_space(db: Db, about: About, whose: str, text: str, old: NoteRow | None, most: int) -> None:
     more = size_of(text) - (0 if old is None else size_of(old.text))
     count, kept = db.execute(
-        "SELECT count(*), coalesce(sum(length(CAST(text AS BLOB))), 0) FROM notes WHERE about = ? AND whose = ?",
+        f"SELECT count(*), coalesce(sum({byte_length('text')}), 0) FROM notes WHERE about = ? AND whose = ?",
         (about, whose),
     ).get
     if old is None and count >= NOTES_KEPT:

@@ -7,7 +7,7 @@ then. A session keeps the last `KEPT` notices, so that an abandoned session cann
 from collections.abc import Sequence
 from typing import Any
 
-from tidegate.store.rows import Db
+from tidegate.store.interface import Db
 
 KEPT = 20
 """A few lines are enough to report what happened in the meantime; older notices are no longer news."""

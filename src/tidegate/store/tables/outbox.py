@@ -6,7 +6,8 @@ an expiry and a bounded number of attempts. The channel decides whether to try a
 
 from collections.abc import Sequence
 
-from tidegate.store.rows import Db, DeliveryRow, DeliveryState
+from tidegate.store.interface import Db
+from tidegate.store.rows import DeliveryRow, DeliveryState
 
 _COLUMNS = "id, session, turn, channel, target, body, state, attempts, created, due, expires, external, error"
 
@@ -25,8 +26,8 @@ def prepare(
 ) -> bool:
     """Creates a delivery that is due now. Returns False if that identity already exists."""
     db.execute(
-        "INSERT OR IGNORE INTO outbox(id, session, turn, channel, target, body, state, created, due, expires)"
-        " VALUES(?, ?, ?, ?, ?, ?, 'prepared', ?, ?, ?)",
+        "INSERT INTO outbox(id, session, turn, channel, target, body, state, created, due, expires)"
+        " VALUES(?, ?, ?, ?, ?, ?, 'prepared', ?, ?, ?) ON CONFLICT(id) DO NOTHING",
         (id, session, turn, channel, target, body, now, now, expires),
     )
     return db.changes() == 1
@@ -72,9 +73,9 @@ def mark_failed(
     expiry, or immediately if the error is `permanent`. Returns its new state; None if it was not being sent."""
     row = db.execute(
         "UPDATE outbox SET error = ?1, due = ?2,"
-        " state = CASE WHEN ?3 OR attempts >= ?4 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"
-        " WHERE id = ?5 AND state = 'sending' RETURNING state",
-        (error, due, permanent, attempts, id),
+        " state = CASE WHEN attempts >= ?3 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"
+        " WHERE id = ?4 AND state = 'sending' RETURNING state",
+        (error, due, 0 if permanent else attempts, id),
     ).get
     state: DeliveryState | None = row
     return state

@@ -9,13 +9,12 @@ useless without the other. Every addition, revocation and sign-in is recorded in
 
 from typing import Literal
 
-import apsw
 import msgspec
 
 from tidegate.errors import Conflict
 from tidegate.security import UserRole
+from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import AuditKind, KeyKind, KeyRow, PrincipalRow, encode
-from tidegate.store.rows import Db as Db
 from tidegate.store.tables import audit
 from tidegate.values import new_id
 
@@ -41,8 +40,11 @@ def add(
     row = PrincipalRow(id or new_id("p"), name, role, agents, now)
     allowed = None if agents is None else encode(agents).decode()
     try:
-        db.execute("INSERT INTO principals VALUES(?, ?, ?, ?, ?)", (row.id, name, role, allowed, now))
-    except apsw.ConstraintError:
+        db.insert_unique(
+            "INSERT INTO principals(id, name, role, agents, created) VALUES(?, ?, ?, ?, ?)",
+            (row.id, name, role, allowed, now),
+        )
+    except ConstraintError:
         raise Conflict(f"There is already a principal named {name!r}.") from None
     audit.append(db, "principal", "added", now, subject=f"{row.id} {role}", principal=by)
     return row
@@ -94,7 +96,7 @@ def authenticate(
     """The id and the principal of that valid key. Only reads, so that it works even if nothing can be written."""
     row = db.execute(
         f"SELECT keys.id, {_COLUMNS} FROM keys JOIN principals ON principals.id = keys.principal WHERE digest = ?"
-        " AND kind = ? AND page_digest IS ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)",
+        " AND kind = ? AND page_digest IS NOT DISTINCT FROM ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)",
         (digest, kind, page, now),
     ).get
     return None if row is None else (row[0], _principal(*row[1:]))
@@ -126,8 +128,8 @@ def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
 
 def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
     """The reason why a code was refused. A code that stopped working is deleted after a while, and then unknown."""
-    row = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchone()
-    return "unknown" if row is None else "expired" if row[0] is None else "used"
+    rows = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchall()
+    return "unknown" if not rows else "expired" if rows[0][0] is None else "used"
 
 
 def holder(db: Db, key: str) -> PrincipalRow | None:
@@ -138,11 +140,8 @@ def holder(db: Db, key: str) -> PrincipalRow | None:
 
 def list_keys(db: Db, principal: str | None = None, kind: KeyKind | None = None) -> list[KeyRow]:
     """Keys of a principal, or of all, the oldest first."""
-    rows = db.execute(
-        f"SELECT {_KEY_COLUMNS} FROM keys WHERE (?1 IS NULL OR principal = ?1) AND (?2 IS NULL OR kind = ?2)"
-        " ORDER BY created, id",
-        (principal, kind),
-    )
+    where, values = _matching(principal=principal, kind=kind)
+    rows = db.execute(f"SELECT {_KEY_COLUMNS} FROM keys WHERE {where} ORDER BY created, id", values)
     return [KeyRow(*row) for row in rows]
 
 
@@ -156,10 +155,11 @@ def revoke(
     by: str | None = None,
 ) -> list[str]:
     """Revokes valid keys of that kind: all, or only that with an id, or those of a principal. Returns the ids."""
+    where, values = _matching(kind=kind, id=id, principal=principal)
     rows = db.execute(
-        "UPDATE keys SET revoked = ?1 WHERE kind = ?2 AND revoked IS NULL AND (expires IS NULL OR expires > ?1)"
-        " AND (?3 IS NULL OR id = ?3) AND (?4 IS NULL OR principal = ?4) RETURNING id, principal",
-        (now, kind, id, principal),
+        "UPDATE keys SET revoked = ? WHERE revoked IS NULL AND (expires IS NULL OR expires > ?)"
+        f" AND {where} RETURNING id, principal",
+        (now, now, *values),
     ).fetchall()
     event: AuditKind = "sign_out" if kind == "cookie" else "key"
     for revoked, holder in rows:
@@ -176,6 +176,12 @@ def prune_keys(db: Db, before: float, limit: int) -> int:
         (before, limit),
     )
     return db.changes()
+
+
+def _matching(**columns: str | None) -> tuple[str, list[str]]:
+    """The condition for these columns, and its values; None is any value."""
+    chosen = {column: value for column, value in columns.items() if value is not None}
+    return " AND ".join(f"{column} = ?" for column in chosen) or "TRUE", list(chosen.values())
 
 
 def _one(db: Db, condition: str, value: str) -> PrincipalRow | None:

@@ -8,11 +8,12 @@ the code that spawns and ends processes compares them with what is.
 from collections.abc import Sequence
 from typing import Any
 
-import apsw
 import msgspec
 
 from tidegate.errors import Conflict
-from tidegate.store.rows import LISTED, Db, ProcessEnd, ProcessRow, encode_ids
+from tidegate.store.dialect import ID_LIST, id_list
+from tidegate.store.interface import ConstraintError, Db
+from tidegate.store.rows import LISTED, ProcessEnd, ProcessRow
 from tidegate.store.tables import turns
 
 _COLUMNS = (
@@ -20,6 +21,7 @@ _COLUMNS = (
     " started, processes.ended, log, told, processes.channel"
 )
 _LIVE = "state IN ('starting', 'running')"
+_FINISHED = "ended IS NOT NULL AND told = 1 AND NOT (state = 'lost' AND restart = 1)"
 
 
 def begin(
@@ -38,13 +40,13 @@ def begin(
     """Records a process; must be committed before the spawn. Raises Conflict if a live process of the session has that
     name. Its channel is that of the session's running turn."""
     try:
-        found = db.execute(
+        found = db.insert_unique(
             "INSERT INTO processes(id, session, name, command, backend, state, restart, notify, started, log, channel)"
             " SELECT ?, id, ?, ?, ?, 'starting', ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL"
             f" RETURNING {_COLUMNS}",
             (id, name, command, backend, restart, notify, now, log, _channel(db, session), session),
         ).get
-    except apsw.ConstraintError:
+    except ConstraintError:
         raise Conflict(
             f"A process named {name!r} is already running in this session; end it first, or choose another name.",
             code="process_name",
@@ -130,10 +132,11 @@ def by_name(db: Db, session: str, name: str) -> ProcessRow | None:
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ProcessRow]:
     """The session's processes, the latest first; `principal=None` is for the gateway and its operator."""
+    whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session"
-        " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) ORDER BY started DESC, processes.id DESC LIMIT ?3",
-        (session, principal, limit),
+        f" WHERE session = ?{whose} ORDER BY started DESC, processes.id DESC LIMIT ?",
+        (session, *values, limit),
     )
     return [_row(row) for row in rows]
 
@@ -175,20 +178,20 @@ def mark_reported(db: Db, id: str) -> bool:
 def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessRow]:
     """Deletes up to `limit` ended processes, the oldest first, except the last `keep` and those that are still to be
     reported or restarted. Returns them, so that their logs can be removed."""
+    over = int(db.execute(f"SELECT count(*) FROM processes WHERE session = ? AND {_FINISHED}", (session,)).get) - keep
+    if over <= 0:
+        return []
     rows = db.execute(
-        "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE session = ?1 AND ended IS NOT NULL"
-        " AND told = 1 AND NOT (state = 'lost' AND restart = 1) ORDER BY ended, started, id LIMIT min(?3, max(0,"
-        " (SELECT count(*) FROM processes WHERE session = ?1 AND ended IS NOT NULL AND told = 1"
-        " AND NOT (state = 'lost' AND restart = 1)) - ?2)))"
-        f" RETURNING {_COLUMNS}",
-        (session, keep, limit),
+        f"DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE session = ? AND {_FINISHED}"
+        f" ORDER BY ended NULLS FIRST, started, id LIMIT ?) RETURNING {_COLUMNS}",
+        (session, min(over, limit)),
     )
     return [_row(row) for row in rows]
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
     """Those of these ids that have a row: a live process without one belongs to no session."""
-    rows = db.execute("SELECT id FROM processes WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
+    rows = db.execute(f"SELECT id FROM processes WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 
 

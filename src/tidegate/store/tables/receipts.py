@@ -7,7 +7,8 @@ another's.
 
 import msgspec
 
-from tidegate.store.rows import Db, ReceiptRow, decode_outcome, encode
+from tidegate.store.interface import Db
+from tidegate.store.rows import ReceiptRow, decode_outcome, encode
 from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
@@ -39,7 +40,8 @@ def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: 
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT DO UPDATE SET digest = excluded.digest, turn = excluded.turn, at = excluded.at,"
+        " ON CONFLICT(principal, source, key) DO UPDATE SET digest = excluded.digest, turn = excluded.turn, at ="
+        " excluded.at,"
         " expires = excluded.expires, outcome = NULL, tools = excluded.tools",
         (
             principal,

@@ -13,12 +13,14 @@ them reads nothing of other people's, however many messages there are. Every ent
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-import apsw
 import msgspec
 
-from tidegate.store.rows import Db, Row, SpooledRow, decode_message, decompress, unpack
+from tidegate.store import dialect
+from tidegate.store.dialect import JOIN_IN_ORDER
+from tidegate.store.interface import Db
+from tidegate.store.rows import Row, SpooledRow, decode_message, decompress, unpack
 from tidegate.store.tables.spooled import SHOWN
-from tidegate.values import Message
+from tidegate.values import Message, Role
 
 T = TypeVar("T")
 
@@ -52,7 +54,6 @@ EXTENT_GROWTH = 16
 """The factor by which further reservations grow, so that ranges stay few: each is searched separately."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
 """Tools that quote messages: their arguments and results are not indexed as further mentions."""
-_TOKENIZER = ("unicode61", ["remove_diacritics", "2"])
 _MESSAGE = (1 << MESSAGE_BITS) - 1
 LAST = 2**62
 """An entry after every other."""
@@ -85,6 +86,16 @@ def count_unindexed(db: Db) -> int:
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - mark)
 
 
+def is_behind(db: Db, turn: str) -> bool:
+    """True if messages that a search of this turn may find are not indexed yet."""
+    waiting = db.execute(
+        "SELECT 1 FROM messages WHERE id > (SELECT value FROM meta WHERE key = 'indexed') AND turn IS DISTINCT FROM ?"
+        " LIMIT 1",
+        (turn,),
+    ).get
+    return waiting is not None
+
+
 async def catch_up(store: Searchable) -> int:
     """Indexes a bounded number of waiting messages. Returns the approximate number left."""
     left = int(await store.read(count_unindexed))
@@ -113,7 +124,7 @@ def index(db: Db, batch: int = BATCH) -> int:
         numbers = {session: _number(db, session) for session in named}
         # In order, since the index starts a new segment for each entry that does not follow the last one.
         entries = sorted((numbers[session] << MESSAGE_BITS | id, text) for id, session, text in rows if text)
-        db.executemany("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", entries)
+        db.executemany(dialect.INSERT_ENTRY, entries)
         db.execute("UPDATE meta SET value = ? WHERE key = 'indexed'", (rows[-1][0],))
     return len(rows)
 
@@ -125,7 +136,7 @@ def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> No
     if number is not None:
         mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
         db.execute(
-            f"DELETE FROM messages_text WHERE rowid IN (SELECT ? | id FROM ({which}) WHERE id <= ?)",
+            dialect.delete_entries(f"SELECT ? | id FROM ({which}) AS removed WHERE id <= ?"),
             (number << MESSAGE_BITS, *values, mark),
         )
 
@@ -237,8 +248,8 @@ def results_below(
 
 _RESULTS = (
     "SELECT number, spooled.id, spooled.session, turn, spooled.kind, bytes, lines, media_type, spooled.name,"
-    " spooled.created FROM indexed_sessions CROSS JOIN sessions ON sessions.id = indexed_sessions.session"
-    " CROSS JOIN spooled ON spooled.session = sessions.id"
+    f" spooled.created FROM indexed_sessions {JOIN_IN_ORDER} sessions ON sessions.id = indexed_sessions.session"
+    f" {JOIN_IN_ORDER} spooled ON spooled.session = sessions.id"
     " WHERE number >= ? AND number < ? AND principal = ? AND (sessions.kind = 'named' OR sessions.id = ?)"
     f" AND spooled.kind = 'text' AND {SHOWN} ORDER BY number DESC, spooled.created DESC, spooled.id DESC LIMIT ?"
 )
@@ -288,18 +299,20 @@ def search_messages(
 
 # The index is read only as far as needed, and not sorted: entries come in order.
 _SAID = (
-    "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed FROM (SELECT rowid AS entry"
-    " FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ? ORDER BY rowid DESC LIMIT ?)"
-    f" LEFT JOIN messages ON messages.id = entry & {_MESSAGE} LEFT JOIN sessions ON sessions.id = messages.session"
+    "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed FROM"
+    f" ({dialect.FIND_ENTRIES})"
+    f" AS entries LEFT JOIN messages ON messages.id = entry & {_MESSAGE} LEFT JOIN sessions ON sessions.id ="
+    " messages.session"
+    " ORDER BY entry DESC"
 )
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
     """The message of that number, unless it is undone, has no position, or belongs to that turn."""
+    but, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
-        "SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
-        " AND (turn IS NULL OR turn IS NOT ?)",
-        (message, turn),
+        f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL{but}",
+        (message, *values),
     ).get
     if row is None:
         return None
@@ -309,19 +322,69 @@ def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
 
 def matching(db: Db, query: str) -> str:
     """The query in the syntax of the index; empty if it contains no words."""
-    tokens = _tokenizer(db)
-    words: list[str] = []
-    for part in query.split():
-        found = [f'"{word}"' for word in tokens(part)]
-        if found and part.endswith("*"):
-            found[-1] += "*"
-        words += found
-    return " ".join(words[:WORDS])
+    return dialect.match_words(words(db, query))
 
 
 def words(db: Db, query: str) -> list[str]:
     """The words of the query; prefixes end in *."""
-    return [word.replace('"', "") for word in matching(db, query).split()]
+    tokens = dialect.tokenizer(db)
+    found: list[str] = []
+    for part in query.split():
+        parts = tokens(part)
+        if parts and part.endswith("*"):
+            parts[-1] += "*"
+        found += parts
+    return found[:WORDS]
+
+
+# -- plug-in indexes ---------------------------------------------------------------------------------------------------
+
+
+class UnfedMessage(Row, frozen=True):
+    """A message that a plug-in index has not received yet."""
+
+    id: int
+    session: str
+    principal: str
+    role: Role
+    at: float
+    text: str
+
+
+def unfed(db: Db, index: str, batch: int, characters: int) -> tuple[list[UnfedMessage], int | None]:
+    """The next messages with text for that plug-in index, and the mark after them; None if there are none. At most
+    `batch` messages are read and, apart from the last, `characters` of text. Ephemeral sessions are left out."""
+    mark = db.execute("SELECT value FROM meta WHERE key = ?", (_mark_of(index),)).get or 0
+    found: list[UnfedMessage] = []
+    last: int | None = None
+    size = 0
+    for id, session, principal, kind, role, at, body, packed in db.execute(_FOLLOWING, (mark, batch)):
+        last = id
+        text = searchable(unpack(body, packed)) if kind == "named" else ""
+        if text:
+            found.append(UnfedMessage(id, session, principal, role, at, text))
+            size += len(text)
+        if size > characters:
+            break
+    return found, last
+
+
+_FOLLOWING = (
+    "SELECT messages.id, session, principal, kind, role, at, body, packed FROM messages"
+    " JOIN sessions ON sessions.id = session WHERE messages.id > ? ORDER BY messages.id LIMIT ?"
+)
+
+
+def mark_fed(db: Db, index: str, mark: int) -> None:
+    """Records that the plug-in index has received all messages up to that mark."""
+    db.execute(
+        "INSERT INTO meta(key, value) VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
+        (_mark_of(index), mark),
+    )
+
+
+def _mark_of(index: str) -> str:
+    return f"indexed:{index}"
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
@@ -357,11 +420,11 @@ def search_titles(
 ) -> tuple[list[str], Before | None]:
     """Those of the next sessions whose title or name contains the words, and where to continue. A principal's own
     sessions are read by activity; the operator's view reads all of them by id, the latest first."""
-    tokens = _tokenizer(db)
+    tokens = dialect.tokenizer(db)
     words = tokens(query)[:WORDS]
     if not words:
         return [], None
-    where, order = ("principal = ?", "active DESC, id DESC") if principal is not None else ("1", "id DESC")
+    where, order = ("principal = ?", "active DESC, id DESC") if principal is not None else ("TRUE", "id DESC")
     values: list[float | str] = [] if principal is None else [principal]
     if before is not None:
         where += " AND (active, id) < (?, ?)" if principal is not None else " AND id < ?"
@@ -384,15 +447,17 @@ def search_mentions(
 ) -> tuple[dict[str, int], int | None]:
     """The next sessions with a message that contains the words, each with its latest such message, and where to
     continue."""
-    words = _tokenizer(db)(query)[:WORDS]
+    words = dialect.tokenizer(db)(query)[:WORDS]
     if not words:
         return {}, None
-    match = " ".join(f'"{word}"' for word in words) + "*"
+    match = dialect.match_words((*words[:-1], f"{words[-1]}*"))
     found: dict[str, int] = {}
     known = -1
     for first, end in ranges(db, principal):
         looked = passed = 0
-        for (entry,) in db.execute(_ENTRIES, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)):
+        for (entry,) in db.execute(
+            dialect.FIND_ENTRIES, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)
+        ):
             below = entry
             looked += 1
             if entry >> MESSAGE_BITS == known:
@@ -413,23 +478,7 @@ def search_mentions(
     return found, None
 
 
-_ENTRIES = (
-    "SELECT rowid FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ?"
-    " ORDER BY rowid DESC LIMIT ?"
-)
 _WHOSE = (
     "SELECT sessions.id, principal, ended, seq IS NOT NULL AND undone IS NULL FROM messages"
     " JOIN sessions ON sessions.id = session WHERE messages.id = ?"
 )
-
-
-def _tokenizer(db: Db) -> Callable[[str], list[str]]:
-    """Splits a text as the index does: such words are never query syntax, and compare like those of the index."""
-    tokenizer = db.fts5_tokenizer(*_TOKENIZER)
-    only_words = {"include_offsets": False, "include_colocated": False}
-
-    def tokens(text: str) -> list[str]:
-        plain = text.encode(errors="ignore")
-        return list(map(str, tokenizer(plain, apsw.FTS5_TOKENIZE_QUERY, None, **only_words)))
-
-    return tokens

@@ -12,12 +12,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import apsw
 import msgspec
 
 from tidegate.errors import Conflict, NotFound
+from tidegate.store.dialect import ID_LIST, id_list
+from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import (
-    Db,
     Row,
     SessionKind,
     SessionRow,
@@ -25,7 +25,6 @@ from tidegate.store.rows import (
     decode_prefix,
     decompress,
     encode,
-    encode_ids,
 )
 from tidegate.store.tables import approvals, messages, search, usage, workspaces
 from tidegate.values import Failure, Prefix
@@ -101,11 +100,11 @@ def create(
         caller_tools,
     )
     try:
-        db.execute(
+        db.insert_unique(
             f"INSERT INTO sessions({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             msgspec.structs.astuple(row),
         )
-    except apsw.ConstraintError:
+    except ConstraintError:
         raise Conflict("A live session of that name or id already exists.") from None
     return row
 
@@ -122,7 +121,7 @@ def is_live(db: Db, id: str) -> bool:
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
     """Those of these sessions that exist, ended or not: files of any other belong to no session."""
-    rows = db.execute("SELECT id FROM sessions WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
+    rows = db.execute(f"SELECT id FROM sessions WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 
 
@@ -214,7 +213,7 @@ def reencode(db: Db, id: str, encoder: int) -> bool:
     """Records the encoder version of the session's requests from now on. Returns False if it is unchanged, or if the
     session has ended."""
     changed = db.execute(
-        "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder != ?1 RETURNING 1", (encoder, id)
+        "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder <> ?1 RETURNING 1", (encoder, id)
     ).get
     return changed is not None
 
@@ -250,7 +249,7 @@ def set_title(db: Db, id: str, title: str) -> None:
 
 def touch(db: Db, id: str, now: float) -> None:
     """Records activity, unless the session has ended."""
-    db.execute("UPDATE sessions SET active = max(active, ?) WHERE id = ? AND ended IS NULL", (now, id))
+    db.execute("UPDATE sessions SET active = ?1 WHERE id = ?2 AND ended IS NULL AND active < ?1", (now, id))
 
 
 def end(
@@ -263,10 +262,11 @@ def end(
     becomes trash, and queued turns are refused. Their messages enter the transcript as unanswered, now or at the end of
     the running turn. Each hook gets a row that says it is still to run.
     """
+    idle, since = ("", ()) if only_idle_since is None else (f" AND active < ? AND {_NO_WORK}", (only_idle_since,))
     ended = db.execute(
-        "UPDATE sessions SET ended = ?1, end_reason = ?2, version = version + 1 WHERE id = ?3 AND ended IS NULL"
-        f" AND (?4 IS NULL OR (active < ?4 AND {_NO_WORK})) RETURNING 1",
-        (now, reason, id, only_idle_since),
+        "UPDATE sessions SET ended = ?, end_reason = ?, version = version + 1 WHERE id = ? AND ended IS NULL"
+        f"{idle} RETURNING 1",
+        (now, reason, id, *since),
     ).get
     if ended is None:
         return None
@@ -331,12 +331,12 @@ def delete_messages(db: Db, id: str, limit: int) -> int:
     long with all of them. Returns how many: 0 while any hook but the deletion is owed."""
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
-        " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook != ?2)",
+        " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook <> ?2)",
         (id, DELETE_HOOK),
     ).get
     if over is None:
         return 0
-    first = "SELECT id FROM messages WHERE session = ? ORDER BY seq LIMIT ?"
+    first = "SELECT id FROM messages WHERE session = ? ORDER BY seq NULLS FIRST LIMIT ?"
     search.unindex(db, id, first, (id, limit))
     db.execute(f"DELETE FROM messages WHERE id IN ({first})", (id, limit))
     gone = db.changes()
@@ -359,7 +359,8 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
     """Sessions that ended before that time and whose hooks have all run, the oldest first."""
     rows = db.execute(
         "SELECT id FROM sessions WHERE ended IS NOT NULL AND ended < ? AND NOT EXISTS("
-        "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended LIMIT ?",
+        "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended NULLS FIRST LIMIT"
+        " ?",
         (before, limit),
     )
     return [row[0] for row in rows]
@@ -424,7 +425,7 @@ def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
 
 def owe_hook(db: Db, session: str, hook: str) -> None:
     """Records that the hook is to run. Idempotent."""
-    db.execute("INSERT OR IGNORE INTO endings(session, hook) VALUES(?, ?)", (session, hook))
+    db.execute("INSERT INTO endings(session, hook) VALUES(?, ?) ON CONFLICT(session, hook) DO NOTHING", (session, hook))
 
 
 def pending_hooks(db: Db, limit: int = 1000, after: tuple[str, str] = ("", "")) -> list[tuple[str, str]]:

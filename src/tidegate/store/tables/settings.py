@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from tidegate.store.rows import Db, SettingRow, encode
+from tidegate.store.interface import Db
+from tidegate.store.rows import SettingRow, encode
 from tidegate.store.tables import messages
 from tidegate.store.tables.turns import refusal
 
@@ -38,7 +39,7 @@ def put(db: Db, session: str, key: str, value: Any, source: str, now: float, exp
     put_one = db.execute(
         "INSERT INTO settings(session, key, value, source, at, expires)"
         " SELECT id, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL"
-        " ON CONFLICT DO UPDATE SET value = excluded.value, source = excluded.source, at = excluded.at,"
+        " ON CONFLICT(session, key) DO UPDATE SET value = excluded.value, source = excluded.source, at = excluded.at,"
         " expires = excluded.expires RETURNING 1",
         (key, encode(value), source, now, expires, session),
     ).get
@@ -57,18 +58,19 @@ def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
 
 def clear(db: Db, session: str, key: str | None = None) -> int:
     """Removes one setting of the session, or all. Returns how many."""
-    db.execute("DELETE FROM settings WHERE session = ?1 AND (?2 IS NULL OR key = ?2)", (session, key))
+    only, values = ("", (session,)) if key is None else (" AND key = ?", (session, key))
+    db.execute(f"DELETE FROM settings WHERE session = ?{only}", values)
     return db.changes()
 
 
 def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
     """The operator's view: the current settings of all sessions, the latest first; `before` is (at, session, key) of
     the last one seen."""
+    earlier = "" if before is None else " AND (at, session, key) < (?, ?, ?)"
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?1)"
-        f" AND substr(key, 1, 1) <> '{OWN}'"
-        " AND (?2 IS NULL OR (at, session, key) < (?2, ?3, ?4)) ORDER BY at DESC, session DESC, key DESC LIMIT ?5",
-        (now, *(before or (None, None, None)), limit),
+        f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?)"
+        f" AND substr(key, 1, 1) <> '{OWN}'{earlier} ORDER BY at DESC, session DESC, key DESC LIMIT ?",
+        (now, *(before or ()), limit),
     )
     return [_row(*row) for row in rows]
 

@@ -6,7 +6,9 @@ belongs to no session, and the spool may remove it. The spool owns the files.
 
 from collections.abc import Sequence
 
-from tidegate.store.rows import LISTED, Db, SpooledKind, SpooledRow, encode_ids
+from tidegate.store.dialect import ID_LIST, id_list
+from tidegate.store.interface import Db
+from tidegate.store.rows import LISTED, SpooledKind, SpooledRow
 from tidegate.store.tables.turns import refusal
 
 _LAST = 1e300
@@ -87,11 +89,12 @@ def of_session(
 ) -> list[SpooledRow]:
     """The session's results, the oldest first; `after` is (created, id) of the last one seen. `principal=None` is for
     the gateway and its operator."""
+    whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session"
-        " WHERE session = ?1 AND (?2 IS NULL OR principal = ?2) AND (spooled.created, spooled.id) > (?3, ?4)"
-        " ORDER BY spooled.created, spooled.id LIMIT ?5",
-        (session, principal, *after, limit),
+        f" WHERE session = ?{whose} AND (spooled.created, spooled.id) > (?, ?)"
+        " ORDER BY spooled.created, spooled.id LIMIT ?",
+        (session, *values, *after, limit),
     )
     return [SpooledRow(*row) for row in rows]
 
@@ -117,5 +120,5 @@ def remove_session(db: Db, session: str) -> int:
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
     """Those of these ids that have a row: any other file belongs to no session."""
-    rows = db.execute("SELECT id FROM spooled WHERE id IN (SELECT value FROM json_each(?))", (encode_ids(ids),))
+    rows = db.execute(f"SELECT id FROM spooled WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}

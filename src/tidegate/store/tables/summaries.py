@@ -10,7 +10,8 @@ in which positions long or unreadable content is shown as an excerpt.
 from collections.abc import Sequence
 from typing import Any
 
-from tidegate.store.rows import Db, ElisionRow, SummaryRow, compress, decompress
+from tidegate.store.interface import Db
+from tidegate.store.rows import ElisionRow, SummaryRow, compress, decompress
 
 _COLUMNS = "number, level, first, last, parent, state, how, model, at, body, packed"
 
@@ -102,7 +103,8 @@ def uncover(db: Db, session: str, place: int) -> int:
 def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
     """Records an elision from now on."""
     db.execute(
-        "INSERT OR REPLACE INTO elisions(session, first, last, kind, characters, at) VALUES(?, ?, ?, ?, ?, ?)",
+        "INSERT INTO elisions(session, first, last, kind, characters, at) VALUES(?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT(session, last, first, kind) DO UPDATE SET characters = excluded.characters, at = excluded.at",
         (session, row.first, row.last, row.kind, row.characters, now),
     )
 

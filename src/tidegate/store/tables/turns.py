@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import Conflict, NotFound
+from tidegate.store.interface import Db
 from tidegate.store.rows import (
-    Db,
     ParentTurn,
     TurnRow,
     decode_call,
@@ -146,14 +146,16 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     queued = found is not None
     if not queued:
         found = db.execute(
-            f"UPDATE turns SET attempts = attempts + {_WORKED} WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}",
+            f"UPDATE turns SET attempts = attempts + CASE WHEN {_WORKED} THEN 1 ELSE 0 END WHERE id = ? AND state ="
+            f" 'running' RETURNING {_COLUMNS}",
             (id,),
         ).get
     if found is None:
         raise _not_open(db, id)
     turn = _row(found)
     live = db.execute(
-        "UPDATE sessions SET version = version + 1, active = max(active, ?) WHERE id = ? AND ended IS NULL RETURNING 1",
+        "UPDATE sessions SET version = version + 1, active = CASE WHEN active < ?1 THEN ?1 ELSE active END"
+        " WHERE id = ?2 AND ended IS NULL RETURNING 1",
         (now, turn.session),
     ).get
     if live is None:
@@ -167,7 +169,9 @@ def park(db: Db, id: str) -> bool:
     """Records that the running turn was paused on purpose between two steps, to continue at the next start: this
     attempt does not count against the limit of resumes. Returns False if it is not running."""
     parked = db.execute(
-        "UPDATE turns SET attempts = max(attempts - 1, 0) WHERE id = ? AND state = 'running' RETURNING 1", (id,)
+        "UPDATE turns SET attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END"
+        " WHERE id = ? AND state = 'running' RETURNING 1",
+        (id,),
     ).get
     return parked is not None
 
@@ -268,7 +272,7 @@ def add_usage(db: Db, id: str, usage: Usage) -> None:
     it."""
     db.execute(
         "UPDATE turns SET input = input + ?, cached = cached + ?, output = output + ?, written = written + ?,"
-        " reasoning = reasoning + ?, cost = cost + ?, estimated = max(coalesce(estimated, 0), ?)"
+        " reasoning = reasoning + ?, cost = cost + ?, estimated = CASE WHEN estimated = 1 THEN 1 ELSE ? END"
         " WHERE id = ? AND state = 'running'",
         (
             usage.input,
@@ -361,16 +365,15 @@ def _not_open(db: Db, id: str) -> Conflict | NotFound:
 
 
 def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
+    whose, values = ("", (id,)) if principal is None else (" AND principal = ?", (id, principal))
     found = db.execute(
         f"SELECT {_COLUMNS}, estimated IS NULL, notices, agent FROM turns JOIN sessions ON sessions.id = turns.session"
-        " WHERE turns.id = ?1 AND (?2 IS NULL OR principal = ?2)",
-        (id, principal),
+        f" WHERE turns.id = ?{whose}",
+        values,
     ).get
     if found is None:
         kept = db.execute(
-            "SELECT outcome FROM receipts WHERE turn = ?1 AND outcome IS NOT NULL AND (?2 IS NULL OR principal = ?2)"
-            " LIMIT 1",
-            (id, principal),
+            f"SELECT outcome FROM receipts WHERE turn = ? AND outcome IS NOT NULL{whose} LIMIT 1", values
         ).get
         return decode_outcome(kept)
     turn = _row(found[:-3])
@@ -419,7 +422,7 @@ def _said(db: Db, id: str) -> Iterator[tuple[str, Message]]:
     """The model's messages of this turn, by step, in order, one at a time: an answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
-        " ORDER BY seq",
+        " ORDER BY seq NULLS FIRST",
         (id,),
     )
     for step, body, packed in rows:

@@ -9,7 +9,9 @@ adds the rows that are not folded yet. The demo model's tokens do not count as s
 import math
 from typing import Any, Literal, get_args
 
-from tidegate.store.rows import Db, SpentTotal, UsageTotal
+from tidegate.store.dialect import BY_PRIMARY_KEY, day_key, hour_key, month_key
+from tidegate.store.interface import Db
+from tidegate.store.rows import SpentTotal, UsageTotal
 from tidegate.values import Usage
 
 FREE = "demo"
@@ -27,14 +29,15 @@ _KEYS: dict[By, str] = {
     "channel": "channel",
     "session": "coalesce(session, '')",
     "job": "job",
-    "hour": "strftime('%Y-%m-%d %H:00', at, 'unixepoch')",
-    "day": "strftime('%Y-%m-%d', at, 'unixepoch')",
-    "month": "strftime('%Y-%m', at, 'unixepoch')",
+    "hour": hour_key("at"),
+    "day": day_key("at"),
+    "month": month_key("at"),
 }
 _NAMES: dict[By, str] = {
     "principal": "coalesce((SELECT name FROM principals WHERE id = key), '')",
     "session": "coalesce((SELECT coalesce(nullif(title, ''), name, '') FROM sessions WHERE id = key), '')",
 }
+_NO_NAME = "''"
 _SUMS = (
     "count(*) AS calls, coalesce(sum(input), 0) AS input, coalesce(sum(cached), 0) AS cached,"
     " coalesce(sum(written), 0) AS written, coalesce(sum(output), 0) AS output,"
@@ -128,9 +131,10 @@ def fold(db: Db, limit: int) -> int:
 def _keep(db: Db, whose: str, which: str, values: tuple[Any, ...]) -> None:
     db.execute(
         "INSERT INTO spent(hour, principal, agent, job, tokens, cost)"
-        f" SELECT CAST(at / ?2 AS INTEGER), {whose}, sum(input + output), sum(cost) FROM usage"
+        f" SELECT floor(at / ?2), {whose}, sum(input + output), sum(cost) FROM usage"
         f" WHERE model <> ?1 AND {which} GROUP BY 1, 2, 3, 4"
-        " ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
+        " ON CONFLICT(hour, principal, agent, job) DO UPDATE SET tokens = spent.tokens + excluded.tokens,"
+        " cost = spent.cost + excluded.cost",
         (FREE, HOUR, *values),
     )
 
@@ -148,10 +152,12 @@ def totals(
     the highest first."""
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
+    within, values = _within(since, until, principal)
     rows = db.execute(
-        f"SELECT key, {_NAMES.get(by, chr(39) * 2)}, {_COLUMNS} FROM (SELECT {_KEYS[by]} AS key, {_SUMS} FROM"
-        f" {_within(principal)} GROUP BY 1 ORDER BY {order} LIMIT ?4)",
-        (since, until, principal, limit),
+        f"SELECT key, {_NAMES.get(by, _NO_NAME)}, {_COLUMNS} FROM (SELECT * FROM (SELECT {_KEYS[by]} AS key, {_SUMS}"
+        " FROM"
+        f" {within} GROUP BY 1) AS sums ORDER BY {order} LIMIT ?) AS largest ORDER BY {order}",
+        (*values, limit),
     )
     found = [UsageTotal(*row) for row in rows]
     return found[::-1] if timed else found
@@ -159,7 +165,8 @@ def totals(
 
 def total(db: Db, *, since: float = 0.0, until: float = math.inf, principal: str | None = None) -> UsageTotal:
     """The sum of all calls in a period, of one principal or of all."""
-    row = db.execute(f"SELECT {_SUMS} FROM {_within(principal)}", (since, until, principal)).get
+    within, values = _within(since, until, principal)
+    row = db.execute(f"SELECT {_SUMS} FROM {within}", values).get
     return UsageTotal("", "", *row)
 
 
@@ -188,8 +195,11 @@ def anonymise(db: Db, session: str, *, named: bool) -> None:
     db.execute("UPDATE usage SET session = NULL, turn = NULL, principal = NULL WHERE session = ?", (session,))
 
 
-def _within(principal: str | None) -> str:
-    """The rows of a period. They are added in the order of time, so that no earlier row is read."""
-    since = "id > coalesce((SELECT id FROM usage WHERE at < ?1 ORDER BY id DESC LIMIT 1), 0)"
-    whose = "?3 IS NULL" if principal is None else "principal = ?3"
-    return f"usage NOT INDEXED WHERE {since} AND at >= ?1 AND at < ?2 AND {whose}"
+def _within(since: float, until: float, principal: str | None) -> tuple[str, tuple[float | str, ...]]:
+    """The table and condition for the rows of a period, and the values. Rows are added in the order of time, so that no
+    earlier row is read."""
+    first = "id > coalesce((SELECT id FROM usage WHERE at < ? ORDER BY id DESC LIMIT 1), 0)"
+    within = f"usage {BY_PRIMARY_KEY} WHERE {first} AND at >= ? AND at < ?"
+    if principal is None:
+        return within, (since, since, until)
+    return f"{within} AND principal = ?", (since, since, until, principal)

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidegate.errors import Refused
-from tidegate.store.rows import Db, WorkspaceRow, compress, decompress, encode_ids
+from tidegate.store.dialect import ID_LIST, id_list
+from tidegate.store.interface import Db
+from tidegate.store.rows import WorkspaceRow, compress, decompress
 from tidegate.store.tables.turns import refusal
 
 SHELL_BYTES = 1024 * 1024
@@ -27,8 +29,9 @@ def put(db: Db, *, session: str, backend: str, folder: str, project: bool) -> Wo
     found = db.execute(
         "INSERT INTO workspaces(session, backend, folder, project, state)"
         " SELECT id, ?, ?, ?, 'live' FROM sessions WHERE id = ? AND ended IS NULL"
-        " ON CONFLICT DO UPDATE SET backend = excluded.backend, folder = excluded.folder, project = excluded.project"
-        f" WHERE state = 'live' RETURNING {_COLUMNS}",
+        " ON CONFLICT(session) DO UPDATE SET backend = excluded.backend, folder = excluded.folder, project ="
+        " excluded.project"
+        f" WHERE workspaces.state = 'live' RETURNING {_COLUMNS}",
         (backend, folder, project, session),
     ).get
     if found is None:
@@ -65,8 +68,8 @@ def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
     """Called at a session's end: deletes the saved shell and marks the folder as trash; a user's own folder is only
     released. Returns the current row, also if that was done before; None if there is none."""
     db.execute(
-        "UPDATE workspaces SET state = iif(project, 'gone', 'trash'), trashed_at = ?, shell_state = NULL, packed = 0"
-        " WHERE session = ? AND state = 'live'",
+        "UPDATE workspaces SET state = CASE WHEN project <> 0 THEN 'gone' ELSE 'trash' END, trashed_at = ?,"
+        " shell_state = NULL, packed = 0 WHERE session = ? AND state = 'live'",
         (now, session),
     )
     return get(db, session)
@@ -75,7 +78,8 @@ def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
 def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRow]:
     """Workspaces that have been in the trash since before that time, the longest first."""
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM workspaces WHERE state = 'trash' AND trashed_at < ? ORDER BY trashed_at LIMIT ?",
+        f"SELECT {_COLUMNS} FROM workspaces WHERE state = 'trash' AND trashed_at < ? ORDER BY trashed_at NULLS FIRST"
+        " LIMIT ?",
         (before, limit),
     )
     return [_row(row) for row in rows]
@@ -84,7 +88,8 @@ def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRo
 def unmeasured_trash(db: Db, limit: int) -> list[str]:
     """Sessions whose folder in the trash has not been measured."""
     rows = db.execute(
-        "SELECT session FROM workspaces WHERE state = 'trash' AND trash_bytes IS NULL ORDER BY trashed_at LIMIT ?",
+        "SELECT session FROM workspaces WHERE state = 'trash' AND trash_bytes IS NULL ORDER BY trashed_at NULLS FIRST"
+        " LIMIT ?",
         (limit,),
     )
     return [session for (session,) in rows]
@@ -97,9 +102,9 @@ def set_trash_size(db: Db, session: str, bytes: int) -> None:
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
     """Sessions whose folders do not fit into that many bytes of trash together with newer ones, the oldest first."""
     rows = db.execute(
-        "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC,"
-        " session DESC) AS with_later FROM workspaces WHERE state = 'trash') WHERE with_later > ?"
-        " ORDER BY trashed_at, session LIMIT ?",
+        "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
+        " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"
+        " ORDER BY trashed_at NULLS FIRST, session LIMIT ?",
         (most, limit),
     )
     return [session for (session,) in rows]
@@ -116,8 +121,8 @@ def remove(db: Db, session: str) -> bool:
 def existing(db: Db, sessions: Sequence[str]) -> set[str]:
     """Those of these sessions that have a workspace that is not gone: any other folder belongs to no session."""
     rows = db.execute(
-        "SELECT session FROM workspaces WHERE session IN (SELECT value FROM json_each(?)) AND state != 'gone'",
-        (encode_ids(sessions),),
+        f"SELECT session FROM workspaces WHERE session IN {ID_LIST} AND state <> 'gone'",
+        (id_list(sessions),),
     )
     return {row[0] for row in rows}
 
@@ -157,10 +162,15 @@ def add_project_writer(db: Db, folder: str, principal: str, files: Mapping[str, 
     trusted unless another writer could have changed them."""
     before = [f"{folder}/" for (folder,) in db.execute("SELECT DISTINCT folder FROM project_writers")]
     trust_files(db, {path: digest for path, digest in files.items() if not path.startswith(tuple(before))}, now)
-    db.execute("INSERT OR IGNORE INTO project_writers VALUES(?, ?)", (folder, principal))
+    db.execute(
+        "INSERT INTO project_writers(folder, principal) VALUES(?, ?) ON CONFLICT(folder, principal) DO NOTHING",
+        (folder, principal),
+    )
 
 
 def trust_files(db: Db, files: Mapping[str, bytes], now: float) -> None:
     db.executemany(
-        "INSERT OR REPLACE INTO trusted_files VALUES(?, ?, ?)", [(path, digest, now) for path, digest in files.items()]
+        "INSERT INTO trusted_files(path, digest, at) VALUES(?, ?, ?)"
+        " ON CONFLICT(path) DO UPDATE SET digest = excluded.digest, at = excluded.at",
+        [(path, digest, now) for path, digest in files.items()],
     )

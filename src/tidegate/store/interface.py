@@ -1,0 +1,52 @@
+"""The interface between the tables and a database: a connection inside a transaction.
+
+Functions in `tables/` use nothing else of a connection. Their SQL is the common subset of SQLite and PostgreSQL
+(docs/decisions/0035-one-dialect-module.md); `dialect` provides the fragments that differ. A statement has positional
+parameters: all `?`, or all numbered (`?1`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+Lockable = Literal["session", "turn", "approval", "process"]
+"""The kinds of ids by which a session can be locked: its own, or that of something that belongs to it."""
+
+
+class ConstraintError(Exception):
+    """A statement violates a constraint. Only `Db.insert_unique` raises it; the transaction continues."""
+
+
+class Rows(Protocol):
+    """The result of a statement, read once and completely: a database may fetch all rows before it returns the first.
+    A loop that can stop early belongs to a statement with a LIMIT."""
+
+    @property
+    def get(self) -> Any:
+        """None without a row; otherwise the only row, and of a row with one column its value."""
+
+    def fetchall(self) -> list[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Db(Protocol):
+    """The argument of functions that run in the store; valid for the length of that call."""
+
+    def execute(self, sql: str, values: Sequence[Any] = ..., /) -> Rows: ...
+
+    def insert_unique(self, sql: str, values: Sequence[Any], /) -> Rows:
+        """Like `execute`, for a statement that may violate a constraint: it is then undone, and ConstraintError is
+        raised."""
+
+    def executemany(self, sql: str, values: Iterable[Sequence[Any]], /) -> object:
+        """Runs one statement with each of these values. It returns no rows."""
+
+    def batch(self, statements: Iterable[tuple[str, Sequence[Any]]], /) -> None:
+        """Runs several statements in order whose results are not needed: one round trip to a database server."""
+
+    def changes(self) -> int:
+        """The number of rows changed by the last `execute`."""
+
+    def lock(self, kind: Lockable, key: str, /) -> None:
+        """Locks a session until the end of the transaction, against other processes that write to the same database.
+        Called first by every function that changes a session's rows. Does nothing if the database has one writer."""
