@@ -1,9 +1,9 @@
 """Memory: notes that agents keep from one conversation to the next, and who may change them.
 
-The principal, who is known from the channel, decides who may write what, never the content of a message. Notes about a
-person are written in that person's own conversations and by that person. Notes about an agent's work enter every user's
-prompt of that agent, so they are written only in the owner's conversations and by the owner, who may also see and edit
-everyone's notes. Every note names its author.
+Permissions depend on the principal, who is identified by the channel, and never on the content of a message. Notes
+about a person are written in that person's own conversations and by that person. Notes about an agent's work enter the
+prompts of all its users, so they are written only in the owner's conversations and by the owner, who may also see and
+edit everyone's notes. Every note names its author.
 
 Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing. A memory provider is opened
 and closed with it.
@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
 
 CHANGED = "The notes have changed since this conversation began. They are now:"
 
-WHAT = """\
+EDIT_HEADER = """\
 # Notes about {}, one per line.
 # Change a line to change the note, remove it to forget it, add one without a number to add a note.
 # Lines that begin with # are ignored.
@@ -102,12 +102,12 @@ class Memory:
             await self._store.write(notices.add_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
-        """The number of the first change that a conversation of this agent beginning now has to be told about; 0 for
-        never."""
+        """The number of the first change to announce in a conversation of this agent that begins now; 0 if no change is
+        ever announced."""
         return await self._marks.next() if agent in self._agents else 0
 
     def measure(self) -> Iterator[tuple[str, Holding]]:
-        """For the ledger: an open provider."""
+        """The open provider, for the ledger."""
         if count := self.note_store.holds:
             yield "process", Holding(count)
 
@@ -136,11 +136,11 @@ class Memory:
                 replaces=replaces,
             )
             note, changed = await self.note_store.remember(draft)
-            there = await self.note_store.listing(about, whose)
+            stored = await self.note_store.listing(about, whose)
         except Refused as error:
             raise ToolFailed(error.message) from None
         what = f"Remembered: {line_of(note)}" if changed else f"Already known: {line_of(note)}"
-        return f"{what}\n{self._room(there)}"
+        return f"{what}\n{self._usage(stored)}"
 
     async def forget(self, ctx: ToolContext, note: int) -> str:
         try:
@@ -149,25 +149,25 @@ class Memory:
             if author.may("configure"):
                 kinds.append(("agent", ctx.agent))
             for about, whose in kinds:
-                there = await self.note_store.listing(about, whose)
-                if note in [each.id for each in there]:
-                    gone = await self.note_store.forget(about, whose, note, ctx.session)
-                    left = [each for each in there if each.id != note]
-                    return f"Forgotten: {line_of(gone)}\n{self._room(left)}"
+                stored = await self.note_store.listing(about, whose)
+                if note in [each.id for each in stored]:
+                    removed = await self.note_store.forget(about, whose, note, ctx.session)
+                    left = [each for each in stored if each.id != note]
+                    return f"Forgotten: {line_of(removed)}\n{self._usage(left)}"
         except Refused as error:
             raise ToolFailed(error.message) from None
         raise ToolFailed(f"There is no note {note} that this conversation may delete.")
 
     async def _author(self, ctx: ToolContext) -> Principal:
-        """The person of the conversation, as the store knows them; an unknown one has no role."""
+        """The person of the conversation, with the role from the store; an unknown person has no role."""
         row = await self._store.read(principals.get, ctx.principal)
         if row is None:
             return Principal(id=ctx.principal, name=ctx.principal)
         return Principal(id=row.id, name=row.name, role=row.role)
 
-    def _room(self, there: Sequence[Note]) -> str:
-        used = sum(notes.size_of(note.text) for note in there)
-        count = "1 note" if len(there) == 1 else f"{len(there)} notes"
+    def _usage(self, stored: Sequence[Note]) -> str:
+        used = sum(notes.size_of(note.text) for note in stored)
+        count = "1 note" if len(stored) == 1 else f"{len(stored)} notes"
         return f"Now stored: {count}, {used:,} of {self._config.memory.notes_bytes:,} bytes."
 
     # -- for users --
@@ -234,7 +234,7 @@ class Memory:
             bytes=sum(notes.size_of(note.text) for note in found),
             most=self._config.memory.notes_bytes,
             version=notes.version((note.id, note.text) for note in found),
-            text=WHAT.format(f"{of} {' '.join(subject.name.split())}")
+            text=EDIT_HEADER.format(f"{of} {' '.join(subject.name.split())}")
             + "".join(f"[{note.id}] {note.text}\n" for note in found),
         )
 
@@ -267,6 +267,6 @@ def read_lines(text: str) -> list[tuple[int | None, str]]:
 
 
 def _check(caller: Principal, subject: NoteSubject) -> None:
-    """Whether the caller may write these notes. Only their identity counts."""
+    """Raises `NotAllowed` if the caller may not write these notes. Only their identity counts."""
     if not caller.may("configure") and (subject.about == "agent" or subject.key != caller.id):
         raise NotAllowed("Only the owner may write notes about an agent's work; you may write your own.")

@@ -1,8 +1,8 @@
 """Notes of a memory provider, a plug-in that stores them elsewhere.
 
-Every wait for the provider is bounded. A provider that fails or hangs is not called for a while; users are told in one
-sentence, and conversations begin without its notes, which their prompt says. Its notes are bounded and marked as data
-like the gateway's own, and running conversations are told about changes made through the gateway. The provider is
+Every wait for the provider is bounded. A provider that fails or hangs is not called for a while; users get one sentence
+about it, and new conversations begin without its notes, which their prompt says. Its notes are bounded and marked as
+data like the gateway's own, and running conversations are notified of changes made through the gateway. The provider is
 opened at its first use and closed with the process, within a bound.
 """
 
@@ -24,19 +24,19 @@ from tidegate.tools.memory_provider import Draft, MemoryProvider, Note, Provide
 T = TypeVar("T")
 
 WAIT_SECONDS = 5.0
-"""For one answer of a provider: a person is waiting for their conversation to begin."""
+"""Time limit of one call to a provider: a person is waiting for a conversation to begin."""
 
 OPEN_SECONDS = 10.0
-"""For opening it."""
+"""Time limit for opening it."""
 
 CLOSE_SECONDS = 5.0
-"""For closing it, when the process ends."""
+"""Time limit for closing it when the process ends."""
 
 REST_SECONDS = 30.0
 """The pause after a failure, so that not every new conversation waits for the provider."""
 
 MOST_NOTES = 1000
-"""Notes taken from it at once."""
+"""The most notes that are accepted from it at once."""
 
 log = Log(__name__)
 
@@ -65,7 +65,7 @@ class ProviderNotes:
         self._clock = clock
         self._provider: MemoryProvider | None = None
         self._opening = anyio.Lock()
-        self._rests_until = 0.0
+        self._paused_until = 0.0
 
     @property
     def holds(self) -> int:
@@ -86,8 +86,8 @@ class ProviderNotes:
     async def remember(self, draft: Draft) -> tuple[Note, bool]:
         draft = msgspec.structs.replace(draft, text=notes.clean(draft.text))
         note = await self._ask(lambda provider: provider.remember(draft), draft.replaces)
-        told = notes.change_text(note.id, draft.source, draft.by, notes.clean(note.text), new=draft.replaces is None)
-        await self._tell(draft.about, draft.whose, told, draft.session if draft.source == "tool" else None)
+        text = notes.change_text(note.id, draft.source, draft.by, notes.clean(note.text), new=draft.replaces is None)
+        await self._announce(draft.about, draft.whose, text, draft.session if draft.source == "tool" else None)
         return note, True
 
     async def forget(self, about: About, whose: str, note: int, session: str | None) -> Note:
@@ -95,14 +95,14 @@ class ProviderNotes:
         if note not in known:
             raise _missing(note)
         await self._ask(lambda provider: provider.forget(about, whose, note), note)
-        await self._tell(about, whose, notes.removal_text(note), session)
+        await self._announce(about, whose, notes.removal_text(note), session)
         return known[note]
 
     async def rewrite(
         self, about: About, whose: str, lines: Sequence[tuple[int | None, str]], seen: str, author: str, by: str
     ) -> list[Note]:
-        """One note after the other, since a provider has no transactions. A failure in the middle is reported, and the
-        changes made until then stay."""
+        """One note after the other, since a provider has no transactions. A failure in the middle is reported, and
+        earlier changes remain."""
         present = {note.id: note for note in await self.listing(about, whose)}
         notes.check_seen(((note.id, note.text) for note in present.values()), seen)
         given = notes.check_lines(lines, list(present))
@@ -150,7 +150,7 @@ class ProviderNotes:
             log.error("a memory provider could not be closed", provider=self._name, error=repr(error))
 
     async def _ask(self, what: Callable[[MemoryProvider], Awaitable[T]], number: int | None = None) -> T:
-        if self._clock() < self._rests_until:
+        if self._clock() < self._paused_until:
             raise self._unanswered()
         try:
             provider = await self._opened()
@@ -161,7 +161,7 @@ class ProviderNotes:
         except TidegateError:
             raise
         except Exception as error:  # any error of the provider
-            self._rests_until = self._clock() + REST_SECONDS
+            self._paused_until = self._clock() + REST_SECONDS
             log.warning(
                 "a memory provider failed; it is not called for a while", provider=self._name, error=repr(error)
             )
@@ -174,7 +174,7 @@ class ProviderNotes:
                     self._provider = await self._provide(self._home)
             return self._provider
 
-    async def _tell(self, about: About, whose: str, text: str, session: str | None) -> None:
+    async def _announce(self, about: About, whose: str, text: str, session: str | None) -> None:
         await self._store.write_then(
             self._marks.moved, notes.add_change, about, whose, text[: 2 * notes.NOTE_BYTES], session, self._clock()
         )

@@ -1,11 +1,10 @@
 """Recall: the service behind the tools `context_search`, `context_describe` and `context_expand`.
 
-The principal and the session are taken from the context of the call and from nothing else. A conversation sees its own
+The principal and the session come only from the context of the call. A conversation sees its own
 transcript, and others of the same person only if the agent's `recall` setting allows it; everything else is reported as
 not found. The transcript is only read. An answer is bounded, quotes messages (`render`), and says how to continue.
 
-Process lifetime. It holds nothing but the plug-in index, if one is configured, which is open while the service is
-entered.
+Process lifetime. It holds only the plug-in index, if one is configured, which is open while the service is entered.
 """
 
 from types import TracebackType
@@ -54,7 +53,7 @@ class TranscriptSpan(Frozen, frozen=True):
 
 class RecallService:
     def __init__(self, config: Config, store: Store, spool: Spool, scope: Scope) -> None:
-        """Until it is entered, only the full-text index is used."""
+        """Only the full-text index is used until the service is entered."""
         self._config = config
         self._store = store
         self._spool = spool
@@ -211,7 +210,7 @@ class RecallService:
         return page.text()
 
     def _show(self, page: RenderedPage, row: MessageRow, offset: int, *, foreign: bool) -> int | None:
-        """Show a message, or as much of it as fits. Returns the character reached, or None if it is complete."""
+        """Shows a message, or as much of it as fits. Returns the character reached, or None if it is complete."""
         place, total = row.seq or 0, render.length(row.message)
         heading = render.heading(place, row.message, row.at, row.session if foreign else None)
         part = f" · from character {offset} of {total}" if offset else f" · {total} characters"
@@ -225,7 +224,7 @@ class RecallService:
         return reached if reached < total else None
 
     def _page(self) -> RenderedPage:
-        """A page that is shown in full: a longer answer would go to the spool and be shown as an excerpt."""
+        """A page that is short enough to be shown in full; longer answers go to the spool and are shown as excerpts."""
         most, lines = self._spool.excerpt_bytes, self._spool.excerpt_lines
         return RenderedPage(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2, LEAST_LINES))
 
@@ -241,18 +240,18 @@ _NOT_EVERYWHERE = (
 
 
 def _go_on(wanted: TranscriptSpan, place: int, reached: int) -> str:
-    said = [f"first={place}"]
+    arguments = [f"first={place}"]
     if reached:
-        said.append(f"offset={reached}")
+        arguments.append(f"offset={reached}")
     if wanted.summary is not None:
-        said.insert(0, f"summary={wanted.summary}")
+        arguments.insert(0, f"summary={wanted.summary}")
     if wanted.last is not None and wanted.summary is None:
-        said.append(f"last={wanted.last}")
-    return f"[there is more; go on with {', '.join(said)}]"
+        arguments.append(f"last={wanted.last}")
+    return f"[there is more; go on with {', '.join(arguments)}]"
 
 
 def _about(db: Db, session: str, row: SummaryRow) -> str:
-    """A line about the span of a summary."""
+    """One line that describes a summary and the messages it covers."""
     first = messages.page(db, session, after=row.first - 1, limit=1)
     last = messages.newest(db, session, before=row.last + 1, limit=1)
     times = f", {render.when(first[0].at)} to {render.when(last[0].at)}" if first and last else ""

@@ -1,9 +1,9 @@
-"""One search in earlier messages: by words, by a regular expression or by a plug-in index, and then in the results in
-the spool.
+"""A search in earlier messages by words, a regular expression or a plug-in index, and then in the results in the spool.
 
 Only messages of the requesting principal are read, and only visible ones: nothing undone, nothing of the requesting
-turn. Each stage reads a bounded amount in a bounded time and says where it stopped: each hit has a cursor behind it, so
-nothing is skipped. Regular expressions run in a child process. Nothing is held between searches.
+turn. Each stage reads a bounded amount in a bounded time and reports where it stopped: every hit comes with the cursor
+that continues after it, so nothing is skipped. Regular expressions run in a child process. Nothing is held between
+searches.
 """
 
 import re
@@ -18,7 +18,7 @@ from tidegate.store import Db, Mention, SpooledRow, Store, messages, search, ses
 from tidegate.values import Frozen, Message
 
 PATTERN_SECONDS = 15.0
-"""For a regular expression over messages, and over results; then the search says how far it got."""
+"""Time limit of a regular expression over messages, and over results; then the search reports how far it got."""
 TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
 """Messages that a regular expression is tried on in one child."""
@@ -37,7 +37,7 @@ _CURSORS = re.compile(
 _LAST_PLACE = 2**60
 _LAST_NUMBER = search.LAST >> search.MESSAGE_BITS
 _RESULTS = f"r{_LAST_NUMBER}.-.0"
-"""The beginning of the last stage."""
+"""Cursor of the last stage."""
 
 
 class SearchRequest(Frozen, frozen=True):
@@ -58,7 +58,7 @@ class SearchRequest(Frozen, frozen=True):
 
 
 class ShownHit(Frozen, frozen=True):
-    """The display of a hit, and the cursor behind it."""
+    """The display of a hit, and the cursor that continues after it."""
 
     heading: str
     excerpt: str
@@ -80,7 +80,7 @@ class MessageSearch:
         self._index = index
 
     async def search(self, request: SearchRequest, after: str) -> SearchStage:
-        """The hits from that cursor on, at most as many as requested."""
+        """Returns the hits from that cursor on, at most as many as requested."""
         hits: list[ShownHit] = []
         notes: list[str] = []
         at = after or self._first(request)

@@ -1,7 +1,7 @@
 """Skills: folders with instructions for one kind of task each, in the open format; and a project's own instructions.
 
-Both are data written by others. They are bounded, and read only from where the settings say. A problem with one of them
-is a sentence in the log and never makes a session fail. A gateway whose agents use neither loads nothing of this
+Both are data written by others. They are bounded, and read only from the configured folders. A problem with one of
+them is logged in one sentence and never makes a session fail. A gateway whose agents use neither does not import this
 package. `SkillLibrary` and `ProjectFiles` contribute to the beginning of a session's prompt.
 """
 

@@ -22,8 +22,8 @@ from tidegate.workspaces.files import FileStamp, Mount, printable
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")
-"""Folders that programs of several vendors search in a project. A plain `skills` is not included: in many projects that
-is something else."""
+"""Folders in which programs of several vendors look for a project's skills. A plain `skills` is not included: in many
+projects it is something else."""
 
 MOST = 500
 """The most skills of one agent: nobody reads a longer list."""
@@ -33,8 +33,8 @@ KNOWN_BYTES = 4 * 1024 * 1024
 """Bounds of the caches, which hold names, descriptions and the like, but no instructions."""
 
 SETTLED = 2.0
-"""Seconds since its last change after which a file is identified by its times: within the resolution of a clock it
-could change again unnoticed."""
+"""A file is identified by its times only this many seconds after its last change: until then, another change within the
+resolution of the clock would go unnoticed."""
 
 
 def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
@@ -121,11 +121,11 @@ class SkillDiscovery:
         """The candidate of that name, or None."""
         mark: FileStamp | None = None
         try:
-            with file_access.open_skill_folder(place, folder, name) as its:
-                if its is None or (seen := file_access.find_file(file_access.mount_of(its), FILE)) is None:
+            with file_access.open_skill_folder(place, folder, name) as opened:
+                if opened is None or (seen := file_access.find_file(file_access.mount_of(opened), FILE)) is None:
                     return None
                 mark = seen.mark
-                skill = self._known(place.folder / name, its, seen, reader)
+                skill = self._known(place.folder / name, opened, seen, reader)
             if skill.name != name:
                 raise InvalidSkill(misnamed(skill, name))
         except (InvalidSkill, OSError) as error:
@@ -185,7 +185,7 @@ def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], l
 
 
 def _same(one: _Candidate, other: _Candidate) -> bool:
-    """Whether both are the same file: one folder is often a link to the other."""
+    """True if both are the same file: one folder is often a link to the other."""
     return one.mark is not None and other.mark is not None and one.mark[:2] == other.mark[:2]
 
 

@@ -1,4 +1,4 @@
-"""A cache of what discovery finds in folders, for sessions that begin.
+"""A cache of the results of discovery, for sessions that begin.
 
 For one agent and one kind of reader, one discovery runs at a time, in a worker thread, and at most one every
 `DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not answer within `PATIENCE` (a dead network
@@ -24,16 +24,16 @@ log = Log(__name__)
 T = TypeVar("T")
 
 DISCOVERY_SECONDS = 2.0
-"""An edit should be found by the time its author has switched to the chat; more frequent discovery would only cost."""
+"""An edit should be found by the time its author has switched to the chat; more frequent discovery has no benefit."""
 
 PATIENCE = 5.0
-"""Seconds for one discovery; on a local disk it takes milliseconds."""
+"""Seconds to wait for one discovery; on a local disk it takes milliseconds."""
 
 KEPT = 256
 """Results that are kept."""
 
 KEPT_BYTES = 16 * 1024 * 1024
-"""Bytes of these results: each is bounded, and all together rarely have a hundredth of this."""
+"""Bytes of these results: each is bounded, and their total rarely reaches a hundredth of this."""
 
 REMEMBERED = 512
 """Warnings that are remembered: more than an operator would fix. A forgotten one is logged again."""
@@ -47,8 +47,8 @@ class DiscoveryKey(NamedTuple):
 
 
 class DiscoveryCache(Generic[T]):
-    """`look` runs a discovery and blocks; `nothing` is the result before the first one; `weigh` gives the bytes of a
-    result."""
+    """`look` runs a discovery and blocks; `nothing` is the result before the first one; `weigh` returns the size of a
+    result in bytes."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class DiscoveryCache(Generic[T]):
         self._look = look
         self._nothing = nothing
         self._patience = patience
-        self._away: set[DiscoveryKey] = set()
+        self._running: set[DiscoveryKey] = set()
         self._fresh: BoundedCache[DiscoveryKey, T] = BoundedCache(name, cap=KEPT, ttl=DISCOVERY_SECONDS, clock=clock)
         self._last: BoundedCache[DiscoveryKey, T] = BoundedCache(
             f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh
@@ -76,8 +76,8 @@ class DiscoveryCache(Generic[T]):
         return self._fresh.stats(), self._last.stats()
 
     async def _make(self, key: DiscoveryKey) -> T:
-        if key not in self._away:
-            self._away.add(key)
+        if key not in self._running:
+            self._running.add(key)
             # A caller that is cancelled must not make the discovery count as one that hangs.
             with anyio.move_on_after(self._patience, shield=True):
                 found = await to_thread.run_sync(self._work, key, abandon_on_cancel=True)
@@ -94,7 +94,7 @@ class DiscoveryCache(Generic[T]):
         try:
             return self._look(key)
         finally:
-            self._away.discard(key)
+            self._running.discard(key)
 
 
 async def discover(cache: DiscoveryCache[T], agent: str, principal: str, provenance: Provenance | None) -> T:
@@ -105,7 +105,7 @@ async def discover(cache: DiscoveryCache[T], agent: str, principal: str, provena
 
 
 class LogOnce:
-    """Logs the same thing once per process, as long as it is among the last `REMEMBERED`. Thread-safe."""
+    """Logs each warning once per process, as long as it is among the last `REMEMBERED`. Thread-safe."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

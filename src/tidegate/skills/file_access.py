@@ -2,8 +2,8 @@
 
 An opened file is always below the requested folder, even if something is replaced by a link in the meantime
 (`workspaces.files` resolves agents' own paths in the same way). Only regular files are opened, so that no read waits
-for a pipe, and reads are bounded. `InvalidSkill` means that the file may not be used, `OSError` that the system
-refused. Every descriptor is closed at the end of its block. The functions block: use them in worker threads and the
+for a pipe, and reads are bounded. `InvalidSkill` means that the file may not be used, `OSError` that the system refused
+access. Every descriptor is closed at the end of its block. The functions block: use them in worker threads and the
 command line.
 """
 

@@ -1,7 +1,7 @@
 """Digests of those files below a folder that may become part of a prompt.
 
-These are all files that `ProjectFiles` and `SkillLibrary` would take from that folder for any agent, up to `FILES` of
-them. The functions block: call them in worker threads.
+These are all files that `ProjectFiles` and `SkillLibrary` would use from that folder for any agent, up to `FILES`. The
+functions block: call them in worker threads.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILES = 5000
-"""The most files. Files beyond are not trusted; that is reported when one would be used."""
+"""The most files. Further files are not trusted, which is reported when one would be used."""
 
 
 def prompt_file_digests(config: Config, folder: Path) -> dict[str, bytes]:
@@ -51,10 +51,10 @@ def _skills(place: SkillFolder) -> Iterator[file_access.FileContent]:
         for name in [] if folder is None else file_access.folder_names(folder):
             with (
                 contextlib.suppress(InvalidSkill, OSError),
-                file_access.open_skill_folder(place, folder or 0, name) as its,
+                file_access.open_skill_folder(place, folder or 0, name) as skill,
             ):
-                if its is not None:
-                    yield from _of_skill(its)
+                if skill is not None:
+                    yield from _of_skill(skill)
 
 
 def _of_skill(folder: int) -> Iterator[file_access.FileContent]:

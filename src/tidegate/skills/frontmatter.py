@@ -1,9 +1,9 @@
 """The frontmatter of a SKILL.md.
 
-Any bytes give a `Skill`, or one sentence that says what to fix, in time bounded by the size. YAML is read as a stream
-of events: every scalar is its literal text. Tags, anchors and aliases are refused, so that no object is constructed and
-nothing is expanded; duplicate keys are refused too. The YAML library is imported with the first file that is read.
-Nothing is kept.
+Any input results in a `Skill` or in one sentence that says what to fix, in time bounded by its size. YAML is read as a
+stream of events: every scalar is its literal text. Tags, anchors and aliases are refused, so that no object is
+constructed and nothing is expanded; duplicate keys are refused too. The YAML library is imported with the first file
+that is read.
 """
 
 import re

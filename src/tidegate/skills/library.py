@@ -1,8 +1,8 @@
 """The skills of all agents: listed in the prompts of new sessions, and read by a tool.
 
 An agent has the skills of its own folders, restricted by its settings, and no others. Every read reads the file again,
-so that the next call sees an edit. Nothing outside the skill's folder is read, whatever is put there, and nothing that
-the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library keeps names and
+so that the next call sees an edit. Nothing outside the skill's folder is read, even if it contains links, and nothing
+that the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library keeps names and
 descriptions, within the bounds of its caches, and no instructions.
 """
 
@@ -41,7 +41,7 @@ READ_BYTES = 1024 * 1024
 """The most bytes that are read of one file. A model is shown less of it anyway, and reads the rest from the spool."""
 
 BINARY_WITHIN = 8192
-"""A file with a zero byte in its first bytes, up to this many, is binary."""
+"""A file with a zero byte among this many first bytes is binary."""
 
 
 class SkillContents(NamedTuple):

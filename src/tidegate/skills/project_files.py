@@ -82,7 +82,7 @@ class ProjectFiles:
                     shown.append(_shown(name, text, found))
                     room -= len(text.encode())
                 elif not found.complete:
-                    shown.append(_nothing_of(name, found))
+                    shown.append(_omitted(name, found))
             except InvalidSkill as error:
                 self._warn(folder / name, error.message)
             except OSError as error:
@@ -118,11 +118,11 @@ def _to_a_line_end(data: bytes) -> bytes:
 
 def _shown(name: str, text: str, found: file_access.FileContent) -> str:
     fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
-    told = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.complete else ""
-    return f"## File of the project: {printable(name)}{told}\n\n{fence}\n{text}\n{fence}"
+    notice = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.complete else ""
+    return f"## File of the project: {printable(name)}{notice}\n\n{fence}\n{text}\n{fence}"
 
 
-def _nothing_of(name: str, found: file_access.FileContent) -> str:
+def _omitted(name: str, found: file_access.FileContent) -> str:
     return f"## File of the project: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
 
 

@@ -29,7 +29,7 @@ _REST = "\n{count} more are not listed here: `skill` without a name lists all."
 
 
 class Skill(Frozen, frozen=True):
-    """The frontmatter of a SKILL.md. `tools` grant nothing: they are the tools that its author expects."""
+    """The frontmatter of a SKILL.md. `tools` are the tools that its author expects; they grant nothing."""
 
     name: str
     description: str

@@ -1,8 +1,8 @@
 """Tools: the actions that agents can perform, as immutable values.
 
-Tool names are unique and in a fixed order before they reach a model. Nothing that one caller gets can change what
-another caller gets. A tool learns whom it works for from its context argument only. Code that shows a tool's output
-bounds it (`bound_text`) and reports the omission.
+Tool names are unique and in a fixed order before they reach a model. No caller can change the tools of another one. A
+tool learns the identity of its caller only from its context argument. Code that shows a tool's output bounds it
+(`bound_text`) and reports the omission.
 
 `builtin/` holds the toolsets that come with the gateway; `plugins` loads the user's own.
 """

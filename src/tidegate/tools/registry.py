@@ -34,8 +34,8 @@ class ToolRegistry:
         return tuple(sorted(self._toolsets))
 
     def resolve(self, names: Iterable[str], *, where: str = "tools") -> Toolset:
-        """Composes the named toolsets. `where` is the setting that names them, for the error message if one is unknown
-        or two are in conflict."""
+        """Composes the named toolsets. `where` is the setting that names them, for the error message if a name
+        is unknown or two toolsets are in conflict."""
         key = tuple(sorted(set(names)))
         if (known := self._resolved.get(key)) is not None:
             return known

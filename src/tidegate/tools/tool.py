@@ -1,8 +1,8 @@
 """One tool: its definition for the model, its effect, and the function that runs it.
 
 A tool made with `@tool` runs only with arguments of the declared types; anything else a model sends raises `ToolFailed`
-with one sentence that names the argument. A tool holds no state and no identity: the context of each call says whom it
-works for. The tool runner enforces the deadline.
+with one sentence that names the argument. A tool has no state and no identity: the context of each call identifies the
+caller. The tool runner enforces the deadline.
 """
 
 import inspect
@@ -56,7 +56,7 @@ async def _ask_nobody(question: str, choices: Sequence[str]) -> str:
 
 
 def _ignore(text: str) -> None:
-    """Used where nobody follows the output, or contacted hosts are not recorded."""
+    """The default if nobody follows the output or contacted hosts are not recorded."""
 
 
 class ToolContext(Frozen, frozen=True):
@@ -112,12 +112,12 @@ class Tool(Frozen, frozen=True):
 
     @property
     def read_only(self) -> bool:
-        """Whether an interrupted call has certainly changed nothing. A tool that reads but must not be run again is not
-        counted: there is a reason why it must not."""
+        """True if an interrupted call cannot have changed anything. A reading tool that must not be repeated is
+        excluded, since repeating it may have an effect."""
         return self.effect == "read" and self.repeatable
 
     def same_as(self, other: "Tool") -> bool:
-        """Whether both are the same tool, apart from the owner."""
+        """True if both are the same tool, apart from the owner."""
         return self == (other if other.owner == self.owner else msgspec.structs.replace(other, owner=self.owner))
 
 
@@ -132,7 +132,7 @@ def tool(
     owner: str = "built-in",
     name: str | None = None,
 ) -> Callable[[Callable[..., Awaitable[str | Result]]], Tool]:
-    """Makes a `Tool` of `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. A tool that only
+    """Makes a `Tool` from `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. A tool that only
     reads is repeatable unless `repeatable` says otherwise.
 
     The first paragraph of the docstring is the description that models see. Arguments are described by
@@ -140,11 +140,11 @@ def tool(
     """
 
     def make(function: Callable[..., Awaitable[str | Result]]) -> Tool:
-        called = name or function.__name__
+        tool_name = name or function.__name__
         description = inspect.cleandoc(function.__doc__ or "").split("\n\n", 1)[0].replace("\n", " ")
         if not description:
-            raise TypeError(f"the tool {called} needs a docstring: models see it as the description")
-        arguments = _arguments_type(called, function)
+            raise TypeError(f"the tool {tool_name} needs a docstring: models see it as the description")
+        arguments = _arguments_type(tool_name, function)
         decoder = msgspec.json.Decoder(arguments, strict=False)
         names = tuple(field.encode_name for field in msgspec.structs.fields(arguments))
 
@@ -153,10 +153,10 @@ def tool(
                 # Some models send an empty text for a call without arguments.
                 values = decoder.decode(text if text.strip() else "{}")
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-                raise ToolFailed(f"{called}: {_complaint(error, names)}") from None
+                raise ToolFailed(f"{tool_name}: {_complaint(error, names)}") from None
             return await function(ctx, **{field: getattr(values, field) for field in names})
 
-        definition = ToolDefinition(name=called, description=description, parameters=_schema(arguments))
+        definition = ToolDefinition(name=tool_name, description=description, parameters=_schema(arguments))
         return Tool(
             definition=definition,
             effect=effect,
@@ -172,17 +172,24 @@ def tool(
     return make
 
 
-def _arguments_type(called: str, function: Callable[..., Awaitable[str | Result]]) -> type[msgspec.Struct]:
+def _arguments_type(tool_name: str, function: Callable[..., Awaitable[str | Result]]) -> type[msgspec.Struct]:
     hints = get_type_hints(function, include_extras=True)
     _context, *parameters = inspect.signature(function).parameters.values()
     fields: list[tuple[str, Any, Any]] = []
     for parameter in parameters:
         if parameter.kind is not parameter.KEYWORD_ONLY or parameter.name not in hints:
-            raise TypeError(f"the tool {called} needs a type for {parameter.name}, and a bare * before its arguments")
+            raise TypeError(
+                f"the tool {tool_name} needs a type for {parameter.name}, and a bare * before its arguments"
+            )
         default = msgspec.NODEFAULT if parameter.default is parameter.empty else parameter.default
         fields.append((parameter.name, hints[parameter.name], default))
     return msgspec.defstruct(
-        f"{called}_arguments", fields, frozen=True, kw_only=True, forbid_unknown_fields=True, module=function.__module__
+        f"{tool_name}_arguments",
+        fields,
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        module=function.__module__,
     )
 
 
@@ -198,15 +205,15 @@ def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
 def _complaint(error: Exception, names: tuple[str, ...]) -> str:
     """The error in the arguments, as the end of a sentence for the model."""
     message = str(error)
-    takes = f"it takes {', '.join(names)}" if names else "it takes no arguments"
+    accepted = f"it takes {', '.join(names)}" if names else "it takes no arguments"
     if not isinstance(error, msgspec.ValidationError):
-        return f"the arguments are not a valid JSON object; {takes}"
+        return f"the arguments are not a valid JSON object; {accepted}"
     place = _PLACE.search(message)
     reason = message[: place.start()] if place else message
     if missing := _MISSING.search(message):
-        return f'the argument "{missing[1]}" is missing; {takes}'
+        return f'the argument "{missing[1]}" is missing; {accepted}'
     if unknown := _UNKNOWN.search(message):
-        return f'there is no argument "{unknown[1][:60]}"; {takes}'
+        return f'there is no argument "{unknown[1][:60]}"; {accepted}'
     if wrong := _TYPE.search(message):
         wanted = " or ".join(_TYPE_NAMES.get(word, word) for word in wrong[1].split(" | "))
         reason = f"must be {wanted}, not {_TYPE_NAMES.get(wrong[2], wrong[2])}"
@@ -214,4 +221,4 @@ def _complaint(error: Exception, names: tuple[str, ...]) -> str:
         reason = f"is refused: {reason[:200]}"
     if place and place[1]:
         return f'the argument "{place[1]}" {reason}'
-    return f"the arguments {reason}; {takes}"
+    return f"the arguments {reason}; {accepted}"

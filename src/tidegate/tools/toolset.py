@@ -1,7 +1,7 @@
 """Immutable sets of tools, and names that every provider accepts.
 
 Names in a toolset are unique and acceptable to every provider; the order depends on the names alone; a toolset cannot
-be changed. A tool that is given twice is included once. Two different tools of the same name are refused with an error
+be changed. A tool that is listed twice is included once. Two different tools of the same name are refused with an error
 that names both owners.
 
 `fit_name` makes a name for a tool that comes from elsewhere: 1 to 64 letters, digits, `_` and `-`, the same for the

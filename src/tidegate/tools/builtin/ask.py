@@ -14,11 +14,11 @@ from tidegate.tools.tool import ToolContext, tool
 async def ask_user(
     ctx: ToolContext,
     *,
-    question: Annotated[str, Meta(min_length=1, max_length=2000, description="What you want to know, in full.")],
+    question: Annotated[str, Meta(min_length=1, max_length=2000, description="The complete question.")],
     choices: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...],
         Meta(max_length=20, description="Answers to choose from; none to let the person answer freely."),
     ] = (),
 ) -> str:
-    """Asks the person and waits for the answer. Use it when you cannot go on without one."""
+    """Asks the person and waits for the answer. Use it when you cannot continue without one."""
     return await ctx.ask(question, choices)

@@ -19,7 +19,7 @@ async def clock(
     *,
     zone: Annotated[str, Meta(description="An IANA time zone such as Europe/Berlin; empty for UTC only.")] = "",
 ) -> str:
-    """Tells the current date and time in UTC and, if a time zone is given, there."""
+    """Returns the current date and time in UTC and, if a time zone is given, in that zone."""
     now = datetime.now(UTC)
     utc = f"{now:%A} {now:%Y-%m-%dT%H:%M:%SZ} (UTC)"
     if not zone or zone.upper() == "UTC":

@@ -28,13 +28,13 @@ def _recall(ctx: ToolContext) -> Recall:
 async def context_search(
     ctx: ToolContext,
     *,
-    query: Annotated[str, Meta(description="Words, all of which must occur (word* for beginnings), or a pattern.")],
-    regex: Annotated[bool, Meta(description="Whether query is a regular expression (Python's).")] = False,
+    query: Annotated[str, Meta(description="Words that must all occur (word* matches a prefix), or a pattern.")],
+    regex: Annotated[bool, Meta(description="Treat query as a Python regular expression.")] = False,
     everywhere: Annotated[bool, Meta(description="Search the person's other conversations too.")] = False,
-    after: Annotated[str, Meta(description="Where to go on, as the last answer gave it.", max_length=2000)] = "",
+    after: Annotated[str, Meta(description="Cursor for the next page, from the last answer.", max_length=2000)] = "",
     limit: Annotated[int, Meta(ge=1, le=50)] = 20,
 ) -> str:
-    """Searches all that was said earlier in this conversation, and its long results; the latest first."""
+    """Searches the earlier messages and long results of this conversation, latest first."""
     return await _recall(ctx).search(ctx, query, regex=regex, everywhere=everywhere, after=after, limit=limit)
 
 
@@ -43,11 +43,11 @@ async def context_describe(
     ctx: ToolContext,
     *,
     summary: Annotated[
-        Place | None, Meta(description="Its number; without one all that are in use are listed.")
+        Place | None, Meta(description="Number of the summary; without it, all summaries in use are listed.")
     ] = None,
     after: Annotated[int, Meta(ge=0, le=NUMBER)] = 0,
 ) -> str:
-    """Says which messages a summary of this conversation covers."""
+    """Tells which messages a summary of this conversation covers."""
     return await _recall(ctx).describe(ctx, summary, after=after)
 
 
@@ -55,11 +55,13 @@ async def context_describe(
 async def context_expand(
     ctx: ToolContext,
     *,
-    summary: Annotated[Place | None, Meta(description="Number of a summary: all messages that it covers.")] = None,
-    first: Annotated[Place | None, Meta(description="Number of a message, or of the first of several.")] = None,
-    last: Annotated[Place | None, Meta(description="Number of the last of them.")] = None,
-    offset: Annotated[int, Meta(ge=0, le=NUMBER, description="Characters of the first to skip.")] = 0,
-    session: Annotated[str, Meta(description="Another conversation, as a search named it.", max_length=100)] = "",
+    summary: Annotated[
+        Place | None, Meta(description="Number of a summary, to return all messages that it covers.")
+    ] = None,
+    first: Annotated[Place | None, Meta(description="Number of a message, or of the first message of a range.")] = None,
+    last: Annotated[Place | None, Meta(description="Number of the last message of the range.")] = None,
+    offset: Annotated[int, Meta(ge=0, le=NUMBER, description="How many characters of the first message to skip.")] = 0,
+    session: Annotated[str, Meta(description="Another conversation, as named by a search.", max_length=100)] = "",
 ) -> str:
-    """Gives original messages word for word."""
+    """Returns original messages verbatim."""
     return await _recall(ctx).expand(ctx, summary=summary, first=first, last=last, offset=offset, session=session)

@@ -1,8 +1,8 @@
 """The toolset `delegate`: a task for another agent, which works on it inside the turn.
 
 A call that was interrupted by a crash is repeated. It finds its task by turn and step, and never starts a task twice.
-Delegating changes nothing, and the other agent's actions need that agent's own permissions. So the call needs approval
-only in the mode in which every call does.
+Delegation itself changes nothing, and the actions of the other agent need that agent's own permissions. The call
+therefore needs approval only in the mode in which every call needs it.
 """
 
 from typing import Annotated
@@ -22,11 +22,11 @@ async def delegate(
         str,
         Meta(
             min_length=1,
-            description="What is to be done, and all that must be known for it: the agent sees nothing else.",
+            description="The task, with everything that the agent needs to know: it sees nothing else.",
         ),
     ],
 ) -> str:
-    """Gives a task to another agent and waits for its answer. Several calls in one step are worked on side by side."""
+    """Gives a task to another agent and waits for its answer. Several calls in one step run in parallel."""
     if ctx.services.delegates is None:
         raise ToolFailed("There is no agent that you may give tasks to.")
     return await ctx.services.delegates.work(ctx, agent, task)

@@ -27,12 +27,10 @@ async def remember(
             "only in conversations with the owner."
         ),
     ] = "person",
-    replaces: Annotated[
-        Number | None, Meta(description="The number of a note that this one takes the place of.")
-    ] = None,
+    replaces: Annotated[Number | None, Meta(description="The number of the note to replace.")] = None,
 ) -> str:
-    """Remembers a fact for later conversations. Use it for what lasts: preferences, names, decisions, how things are
-    done here; not for what only this conversation is about. Replace a note that is no longer true."""
+    """Saves a fact for later conversations. Use it for what lasts, such as preferences, names, decisions and local
+    practice, and not for details that matter only in this conversation. Replace a note that is no longer true."""
     return await _notes(ctx).remember(ctx, text, about=about, replaces=replaces)
 
 

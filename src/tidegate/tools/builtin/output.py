@@ -12,19 +12,19 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 MOST_MATCHES = 200
-"""Matches of a search that are shown at once."""
+"""The most matches of a search that are shown at once."""
 
 
 @tool(effect="read", timeout=60, parallel=True)
 async def output(
     ctx: ToolContext,
     *,
-    id: Annotated[str, Meta(description="The result's name, sp_…, as its excerpt gives it.", max_length=100)],
+    id: Annotated[str, Meta(description="The result's id, sp_…, as shown in its excerpt.", max_length=100)],
     offset: Annotated[int, Meta(ge=0, description="How many lines to skip.")] = 0,
     lines: Annotated[int, Meta(ge=1, description="How many lines to return, or matches of a search.")] = 200,
-    byte: Annotated[int, Meta(ge=0, description="Instead of offset: the byte to begin at.")] = 0,
-    search: Annotated[str, Meta(description="Return only lines with this text; empty for a page.")] = "",
-    regex: Annotated[bool, Meta(description="Whether search is a regular expression (Python's).")] = False,
+    byte: Annotated[int, Meta(ge=0, description="The byte to start at, instead of offset.")] = 0,
+    search: Annotated[str, Meta(description="Return only lines that contain this text; empty for a page.")] = "",
+    regex: Annotated[bool, Meta(description="Treat search as a Python regular expression.")] = False,
 ) -> str:
     """Reads a page of a long result of this conversation, or searches in it."""
     if offset and byte:

@@ -35,26 +35,31 @@ async def process(
     ctx: ToolContext,
     *,
     action: Annotated[Action, Meta(description="What to do.")],
-    name: Annotated[str, Meta(description="The process's name, which you choose; needed for all but list.")] = "",
-    command: Annotated[str, Meta(description="start: what to run, in bash, where the terminal's shell is.")] = "",
-    restart: Annotated[bool, Meta(description="start: start it again if the gateway was restarted.")] = False,
-    notify: Annotated[bool, Meta(description="start: tell me with a new message when it has ended.")] = False,
+    name: Annotated[str, Meta(description="The process's name, which you choose; required except for list.")] = "",
+    command: Annotated[
+        str, Meta(description="start: the bash command, run in the current folder of the terminal.")
+    ] = "",
+    restart: Annotated[bool, Meta(description="start: run it again after a restart of the gateway.")] = False,
+    notify: Annotated[bool, Meta(description="start: send a new message when it has ended.")] = False,
     since: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="output, wait: the byte from which to read; by default the last output."),
+        Meta(description="output, wait: the byte to read from; by default, the latest output."),
     ] = None,
     input: Annotated[str, Meta(description="write: text for its standard input; end a line with a line break.")] = "",
-    close: Annotated[bool, Meta(description="write: end its input after that.")] = False,
+    close: Annotated[bool, Meta(description="write: close its standard input afterwards.")] = False,
     pattern: Annotated[
-        str, Meta(description="wait: return as soon as a line fits this extended regular expression; empty: its end.")
+        str,
+        Meta(
+            description="wait: return at the first line matching this extended regular expression; empty: at its end."
+        ),
     ] = "",
     timeout: Annotated[
-        float, Meta(gt=0, le=LONGEST_SECONDS, description="wait: for how many seconds at most.")
+        float, Meta(gt=0, le=LONGEST_SECONDS, description="wait: the most seconds to wait.")
     ] = DEFAULT_SECONDS,
 ) -> Result:
-    """Runs commands in the background under names: start one (nothing happens if it runs already), list them, read
-    output, write to one, wait for a line of its output or for its end, stop it. They go on between messages and end
-    with the conversation."""
+    """Runs named commands in the background: start one (does nothing if it is already running), list all, read its
+    output, write to its input, wait for a line of its output or for its end, stop it. Processes keep running between
+    messages and end with the conversation."""
     if action == "list":
         return Result(text=_listed(await ctx.workspace.list()))
     if not name:

@@ -1,4 +1,4 @@
-"""The toolset `skills`: skills, each with the instructions for one kind of task, read when they are needed."""
+"""The toolset `skills`: instructions for one kind of task each, read when they are needed."""
 
 from typing import Annotated
 

@@ -22,13 +22,13 @@ DEFAULT_SECONDS = 120.0
 async def terminal(
     ctx: ToolContext,
     *,
-    command: Annotated[str, Meta(description="What to run, in bash.")],
-    timeout: Annotated[float, Meta(gt=0, description="Seconds after which it is ended.")] = DEFAULT_SECONDS,
-    pty: Annotated[bool, Meta(description="Give it a terminal, for programs that insist on one.")] = False,
+    command: Annotated[str, Meta(description="The bash command.")],
+    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the command is ended.")] = DEFAULT_SECONDS,
+    pty: Annotated[bool, Meta(description="Run it in a terminal, for programs that require one.")] = False,
 ) -> Result:
-    """Runs a command in this conversation's shell and returns its output. Working directory, exported variables and
-    functions stay for the next command. It gets no input; what it leaves running in the background is ended, so use
-    the tool process for servers and other long-running commands."""
+    """Runs a command in this conversation's shell and returns its output. The working directory, exported variables
+    and functions are kept for the next command. A command gets no input, and processes that it leaves running in the
+    background are ended: use the tool process for servers and other long-running commands."""
     seconds = min(timeout, ctx.workspace.command_seconds)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

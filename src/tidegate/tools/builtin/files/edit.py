@@ -40,10 +40,10 @@ async def edit_file(
     path: FilePath,
     old: Annotated[str, Meta(min_length=1, description="The text to be replaced, exactly as it is in the file.")],
     new: Annotated[str, Meta(description="The replacement text.")],
-    all: Annotated[bool, Meta(description="Replace every place; otherwise there must be exactly one.")] = False,
+    all: Annotated[bool, Meta(description="Replace every occurrence; otherwise there must be exactly one.")] = False,
 ) -> str:
     """Replaces a text in a file of the workspace with another one, and shows the difference. The text must occur
-    exactly once: give enough of its surroundings."""
+    exactly once: include enough of its surroundings."""
     return await edit(await ctx.workspace.files(), path, old, new, every=all)
 
 

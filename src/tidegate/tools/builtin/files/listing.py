@@ -12,17 +12,19 @@ from tidegate.workspaces.files import FileEntry, FileFilter, Files, printable
 
 MOST = 500
 
-FolderPath = Annotated[str, Meta(description="Path of the folder, relative to the workspace; by default all of it.")]
+FolderPath = Annotated[
+    str, Meta(description="Path of the folder, relative to the workspace; by default the workspace.")
+]
 GlobText = Annotated[
     str,
     Meta(
-        description="Only paths that fit, such as *.py (at any depth), src/**/*.{ts,tsx} (from the folder on); "
+        description="Only matching paths, such as *.py (at any depth) or src/**/*.{ts,tsx} (relative to the folder); "
         "empty for all."
     ),
 ]
 Hidden = Annotated[
     bool,
-    Meta(description="Also names that begin with a dot, and folders named node_modules or __pycache__."),
+    Meta(description="Include names that begin with a dot, and folders named node_modules or __pycache__."),
 ]
 
 
@@ -32,11 +34,11 @@ async def list_files(
     *,
     path: FolderPath = ".",
     glob: GlobText = "",
-    recursive: Annotated[bool, Meta(description="Also what is in the folders below.")] = False,
+    recursive: Annotated[bool, Meta(description="Include the contents of subfolders.")] = False,
     hidden: Hidden = False,
 ) -> str:
-    """Lists a folder of the workspace: a line for each name, a file's with its size in bytes before it, a folder's
-    with a slash behind it."""
+    """Lists a folder of the workspace, one name per line: files with their size in bytes before the name, folders with
+    a slash after it."""
     return await listed(await ctx.workspace.files(), path, glob, recursive, hidden)
 
 

@@ -29,8 +29,8 @@ async def read_file(
     offset: Annotated[int, Meta(ge=0, description="How many lines to skip.")] = 0,
     lines: Annotated[int, Meta(ge=1, le=PAGE_LINES, description="How many lines to return.")] = 200,
 ) -> Result:
-    """Reads a UTF-8 text file of the workspace, a page of lines at a time, or gives a picture (PNG, JPEG, GIF or WebP)
-    to be seen or a sound (WAV or MP3) to be heard."""
+    """Reads a UTF-8 text file of the workspace, one page of lines at a time, or shows you a picture (PNG, JPEG, GIF or
+    WebP) or a sound (WAV or MP3)."""
     return await read(await ctx.workspace.files(), ctx.spool, path, offset, lines)
 
 

@@ -32,19 +32,19 @@ async def search_files(
     pattern: Annotated[
         str,
         Meta(
-            description="A regular expression that fits within one line; without looking around and back references; "
-            "\\w, \\d, \\s and \\b know ASCII only."
+            description="A regular expression, matched line by line; without lookaround and back references; "
+            "\\w, \\d, \\s and \\b match ASCII only."
         ),
     ],
     path: Annotated[str, Meta(description="Folder or file to search, relative to the workspace.")] = ".",
     glob: GlobText = "",
-    literal: Annotated[bool, Meta(description="Take the pattern as plain text.")] = False,
-    ignore_case: Annotated[bool, Meta(description="Treat small and capital letters as the same.")] = False,
-    context: Annotated[int, Meta(ge=0, le=MOST_AROUND, description="Lines to show before and after each.")] = 0,
-    limit: Annotated[int, Meta(ge=1, le=MOST, description="How many fitting lines to return.")] = 50,
+    literal: Annotated[bool, Meta(description="Treat the pattern as plain text.")] = False,
+    ignore_case: Annotated[bool, Meta(description="Ignore upper and lower case.")] = False,
+    context: Annotated[int, Meta(ge=0, le=MOST_AROUND, description="Lines to show before and after each match.")] = 0,
+    limit: Annotated[int, Meta(ge=1, le=MOST, description="The most matching lines to return.")] = 50,
     hidden: Hidden = False,
 ) -> str:
-    """Searches text files of the workspace for lines that fit a pattern. Binary files and links are left out."""
+    """Searches text files of the workspace for lines that match a pattern. Binary files and links are left out."""
     query = SearchQuery(
         pattern=read_pattern(pattern, literal=literal, ignore_case=ignore_case),
         choice=FileFilter(glob=glob, hidden=hidden),

@@ -13,7 +13,7 @@ from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import Files, shown
 
 WRITTEN_BYTES = 4 * 1024 * 1024
-"""More than a model writes; larger files are made by commands."""
+"""More than a model writes; larger files are created by commands."""
 
 
 @tool(effect="write", timeout=60, contained=True)
@@ -23,8 +23,8 @@ async def write_file(
     path: FilePath,
     content: Annotated[str, Meta(description="The complete content of the file.")],
 ) -> str:
-    """Writes a text file of the workspace, in place of what it held before; folders that are missing are made. To
-    change a part of a file use edit_file."""
+    """Writes a text file of the workspace, replacing its previous content; missing folders are created. To change part
+    of a file, use edit_file."""
     return await write(await ctx.workspace.files(), path, content)
 
 
