@@ -13,7 +13,9 @@ import msgspec
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.demo.script import DemoReply, read_request, reply
+from tidegate.models.formats.call_parameters import invalid
 from tidegate.models.formats.openai.chat import ChatWire
+from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_estimate import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
@@ -61,6 +63,8 @@ class DemoModel:
         on_text: Callable[[str], None],
         on_reset: Callable[[str, int], None],
     ) -> Message:
+        if call.top_logprobs is not None:
+            raise invalid("The demo model returns no log probabilities; leave `logprobs` out.", "logprobs")
         body = b"".join(self.wire.body(prefix, history, call))
         try:
             planned = reply(read_request(body))
@@ -77,10 +81,12 @@ class DemoModel:
             on_text(half)
             await asyncio.sleep(0)
             on_reset(f"Model {self.name!r}: it was asked to stumble.", len(half.encode()))
+        cutter = StopCutter(call.stop, on_text) if call.stop else None
+        show = cutter or on_text
         said: list[str] = []
         async for piece in _pieces(planned, call.max_tokens):
             said.append(piece)
-            on_text(piece)
+            show(piece)
         text = "".join(said)
         wanted = str(planned.count) if planned.count else planned.text
         usage = Usage(
@@ -89,7 +95,8 @@ class DemoModel:
             output=max(1, len(text.encode()) // BYTES_PER_TOKEN),
         )
         finish = "tool_calls" if planned.calls else "stop" if text.endswith(wanted) else "length"
-        return Message(role="assistant", text=text, calls=planned.calls, finish=finish, usage=usage, model=MODEL)
+        answer = Message(role="assistant", text=text, calls=planned.calls, finish=finish, usage=usage, model=MODEL)
+        return answer if cutter is None else cutter.finish(answer)
 
 
 async def _pieces(planned: DemoReply, most: int | None) -> AsyncIterator[str]:
