@@ -220,6 +220,9 @@ def test_any_error_body_becomes_a_failure_in_one_short_line(status: int, body: b
         b'{"detail":"the words"}',
         b'[{"error":{"message":"the words","code":400}}]',
         b'{"detail":[{"msg":"the words","type":"t"}]}',
+        b'{"detail":["the words"]}',
+        b'{"detail":{"msg":"the words","loc":[]}}',
+        b'{"detail":{"message":"the words"}}',
         b"the words",
     ],
 )

@@ -80,21 +80,24 @@ def _param(inner: dict[Any, Any]) -> str:
     param, details = inner.get("param"), inner.get("detail")
     if isinstance(param, str):
         return param[:PARAM_CHARACTERS]
-    first = details[0] if isinstance(details, list) and details else None
+    first = details[0] if isinstance(details, list) and details else details
     place = first.get("loc") if isinstance(first, dict) else None
     steps = place[:LISTED] if isinstance(place, list) else []
     return ".".join(map(str, steps[1:] if steps[:1] == ["body"] else steps))[:PARAM_CHARACTERS]
 
 
 def _listed(details: object) -> str:
-    """FastAPI's validation errors: the location and the message of each."""
-    found = []
-    for detail in details[:LISTED] if isinstance(details, list) else ():
-        if isinstance(detail, dict) and isinstance(detail.get("msg"), str):
+    """FastAPI's validation errors, one or a list: the location and the message of each."""
+    found: list[str] = []
+    for detail in details[:LISTED] if isinstance(details, list) else (details,):
+        if isinstance(detail, str):
+            found.append(detail)
+        elif isinstance(detail, dict):
+            message = next((detail[key] for key in _WORDING if isinstance(detail.get(key), str)), "")
             place = detail.get("loc")
             where = ".".join(map(str, place[:LISTED])) if isinstance(place, list) else ""
-            found.append(f"{where}: {detail['msg']}" if where else detail["msg"])
-    return "; ".join(found)
+            found.append(f"{where}: {message}" if where and message else message)
+    return "; ".join(filter(None, found))
 
 
 def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
