@@ -105,7 +105,7 @@ class Admin:
                 responses={200: ModelsAnswer},
             ),
             Endpoint(
-                method="GET", path="/v1/models/{id}", handler=self.model, summary="Show an agent",
+                method="GET", path="/v1/models/{id:path}", handler=self.model, summary="Show an agent",
                 responses={200: ModelView}, refusals=(404,),
             ),
             Endpoint(
