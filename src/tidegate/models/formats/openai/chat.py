@@ -44,8 +44,9 @@ class _Text(msgspec.Struct):
     type: Literal["text"] = "text"
 
 
-class _Url(msgspec.Struct):
+class _Url(msgspec.Struct, omit_defaults=True):
     url: msgspec.Raw
+    detail: str = ""
 
 
 class _Image(msgspec.Struct):
@@ -262,7 +263,7 @@ class ChatWire:
             elif media.is_document:
                 parts.append(_File(_FileData(request_text.file_name(media), msgspec.Raw(request_text.data_url(media)))))
             else:
-                parts.append(_Image(_Url(msgspec.Raw(request_text.data_url(media)))))
+                parts.append(_Image(_Url(msgspec.Raw(request_text.data_url(media)), media.detail)))
         return parts
 
     def _parameters(self, call: Call) -> bytes:

@@ -47,7 +47,7 @@ class _Text(msgspec.Struct):
 
 class _Image(msgspec.Struct):
     image_url: msgspec.Raw
-    detail: Literal["auto"] = "auto"
+    detail: str = "auto"
     type: Literal["input_image"] = "input_image"
 
 
@@ -224,7 +224,7 @@ class ResponsesWire:
         if not self.takes(media.media_type):
             return _Text(request_text.media_placeholder(media))
         data = msgspec.Raw(request_text.data_url(media))
-        return _File(request_text.file_name(media), data) if media.is_document else _Image(data)
+        return _File(request_text.file_name(media), data) if media.is_document else _Image(data, media.detail or "auto")
 
     def _parameters(self, call: Call) -> bytes:
         refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
