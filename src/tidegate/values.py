@@ -316,8 +316,8 @@ class Receipt(Frozen, frozen=True):
 
 class Attachment(Frozen, frozen=True):
     """A picture, a sound or a document as received from a caller, unchecked. `message` is the index of its message in
-    the request, `name` its position there, `filename` the caller's own name for it, `detail` the resolution at which the
-    caller wants a picture to be read."""
+    the request and `name` its position there. `filename` is the caller's own name for it, and `detail` the resolution
+    at which the caller wants a picture to be read."""
 
     message: int
     name: str

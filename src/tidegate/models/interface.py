@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.token_estimate import TokenEstimate
+from tidegate.models.formats.token_counts import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.values import Call, Frozen, Message, Prefix
 

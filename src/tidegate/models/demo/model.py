@@ -16,7 +16,7 @@ from tidegate.models.demo.script import DemoReply, read_request, reply
 from tidegate.models.formats.call_parameters import invalid
 from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.stop_sequences import StopCutter
-from tidegate.models.formats.token_estimate import TokenEstimate
+from tidegate.models.formats.token_counts import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
 from tidegate.models.http.transport import Transport
