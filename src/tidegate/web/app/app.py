@@ -44,9 +44,9 @@ from tidegate.web.app.error_responses import (
     send_response,
 )
 from tidegate.web.app.health import Health
+from tidegate.web.app.http_request import ClientDisconnected, RequestBodies
 from tidegate.web.app.metrics import OTHER, HttpCounters, Metrics
 from tidegate.web.app.page_files import PageFiles
-from tidegate.web.app.request_body import ClientDisconnected, RequestBodies
 from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, OpenStreams
 from tidegate.web.chat.completions import CHAT, ChatCompletions
 from tidegate.web.http1.protocol import ABORT, EXTRA

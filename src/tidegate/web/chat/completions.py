@@ -22,17 +22,19 @@ from tidegate.web.app.auth import Caller, Credentials
 from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint
 from tidegate.web.app.error_responses import ErrorResponses, HttpResponse, json_response, send_response
-from tidegate.web.app.headers import (
+from tidegate.web.app.http_request import (
     Headers,
+    RequestBodies,
     busy_mode,
     client_attempt,
+    decode,
     disconnect_mode,
     idempotency_key,
     parse_headers,
+    refuse_duplicates,
     session_name,
     wants_all_events,
 )
-from tidegate.web.app.request_body import RequestBodies, decode, refuse_duplicates
 from tidegate.web.app.sse import OpenStreams, Stream
 from tidegate.web.chat.chat_stream import ChatStream
 from tidegate.web.chat.request import (

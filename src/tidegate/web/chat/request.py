@@ -15,7 +15,7 @@ from msgspec import Meta, Raw
 
 from tidegate.errors import Refused, TooLarge
 from tidegate.values import Attachment, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
-from tidegate.web.app.request_body import refuse
+from tidegate.web.app.http_request import refuse
 from tidegate.web.chat.content_parts import MEDIA_PARTS, ContentPart, attachment_of, text_of_file
 
 REASONING = {
