@@ -35,7 +35,9 @@ from tidegate.web.api.usage import UsageApi
 from tidegate.web.app.auth import Credentials
 from tidegate.web.app.cors import Cors
 from tidegate.web.app.endpoint import Endpoint, PathApp, Request, Routes
-from tidegate.web.app.error_responses import (
+from tidegate.web.app.health import Health
+from tidegate.web.app.http_request import ClientDisconnected, RequestBodies
+from tidegate.web.app.http_response import (
     ErrorResponses,
     Headers,
     HttpResponse,
@@ -43,8 +45,6 @@ from tidegate.web.app.error_responses import (
     request_id,
     send_response,
 )
-from tidegate.web.app.health import Health
-from tidegate.web.app.http_request import ClientDisconnected, RequestBodies
 from tidegate.web.app.metrics import OTHER, HttpCounters, Metrics
 from tidegate.web.app.page_files import PageFiles
 from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, OpenStreams

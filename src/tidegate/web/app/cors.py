@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from tidegate.web.app.error_responses import Headers, HttpResponse
+from tidegate.web.app.http_response import Headers, HttpResponse
 
 _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "

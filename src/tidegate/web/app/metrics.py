@@ -18,7 +18,7 @@ from tidegate.config import LimitSettings
 from tidegate.lifetimes import CacheStats, Ledger
 from tidegate.status_report import ModelStatus, SessionsStatus
 from tidegate.store import StoreStats
-from tidegate.web.app.error_responses import HttpResponse
+from tidegate.web.app.http_response import HttpResponse
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

@@ -21,7 +21,6 @@ from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Acceptance, Failure,
 from tidegate.web.app.auth import Caller, Credentials
 from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint
-from tidegate.web.app.error_responses import ErrorResponses, HttpResponse, json_response, send_response
 from tidegate.web.app.http_request import (
     Headers,
     RequestBodies,
@@ -35,6 +34,7 @@ from tidegate.web.app.http_request import (
     session_name,
     wants_all_events,
 )
+from tidegate.web.app.http_response import ErrorResponses, HttpResponse, json_response, send_response
 from tidegate.web.app.sse import OpenStreams, Stream
 from tidegate.web.chat.chat_stream import ChatStream
 from tidegate.web.chat.request import (
