@@ -1,7 +1,7 @@
-"""The demo model: deterministic, inside the process, without a key or a network.
+"""The demo model: deterministic, in the process, without a key or a network.
 
-It receives the same bytes as a real model, streams in small pieces, lets other tasks run between them, and stops at
-once when cancelled. Its replies say that it is the demo model. Nothing is held between calls.
+It receives the same bytes as a real model, streams in small pieces, lets other tasks run between them, and stops
+immediately when cancelled. Its replies say that it is the demo model. Nothing is held between calls.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class DemoModel:
         on_reset: Callable[[str, int], None],
     ) -> Message:
         if call.top_logprobs is not None:
-            raise invalid("The demo model returns no log probabilities; leave `logprobs` out.", "logprobs")
+            raise invalid("The demo model returns no log probabilities; leave out `logprobs`.", "logprobs")
         body = b"".join(self.wire.body(prefix, history, call))
         try:
             planned = reply(read_request(body))
@@ -73,21 +73,21 @@ class DemoModel:
             raise ModelFailed(message, kind="invalid", retryable=False) from error
         if planned.fail is not None:
             message = (
-                f"Model {self.name!r}: failed with {planned.fail!r} because it was asked to; ask for something else."
+                f"Model {self.name!r}: the demo model failed with {planned.fail!r}, as requested; send another message."
             )
             raise ModelFailed(message, kind=planned.fail, retryable=planned.fail in _RETRYABLE)
         if planned.stumble:
             half = planned.text[: len(planned.text) // 2]
             on_text(half)
             await asyncio.sleep(0)
-            on_reset(f"Model {self.name!r}: it was asked to stumble.", len(half.encode()))
+            on_reset(f"Model {self.name!r}: the demo model withdrew its answer, as requested.", len(half.encode()))
         cutter = StopCutter(call.stop, on_text) if call.stop else None
         show = cutter or on_text
-        said: list[str] = []
+        pieces: list[str] = []
         async for piece in _pieces(planned, call.max_tokens):
-            said.append(piece)
+            pieces.append(piece)
             show(piece)
-        text = "".join(said)
+        text = "".join(pieces)
         wanted = str(planned.count) if planned.count else planned.text
         usage = Usage(
             input=len(body) // BYTES_PER_TOKEN,

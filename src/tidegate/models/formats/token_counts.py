@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from tidegate.models.interface import Model
 
 TOKENS = 10**9
-"""More tokens than any request or answer has. Larger numbers, and values that are not numbers, are read as this one,
+"""More tokens than any request or answer has. Larger numbers and values that are not numbers are replaced by this one,
 which is never plausible. The store can still sum many of them."""
 
 USAGE_BYTES = 16 * 1024
-"""Bytes of a provider's usage object: ten times the longest in use."""
+"""The largest usage object that is decoded, in bytes: ten times the longest in use."""
 
 TOKENS_PER_BYTE = 0.25
-"""The rate of prose, code and JSON: tokenizers give 0.2 to 0.35 for these, so the first estimate is off by less than a
+"""The rate of prose, code and JSON: tokenizers have 0.2 to 0.35 for these, so the first estimate is off by less than a
 third; in other scripts it can be off by half. After four counts a fifth of that error is left."""
 
 WEIGHT = 0.2
@@ -92,11 +92,11 @@ def _decode(raw: bytes) -> Any:
 
 def checked_usage(model: "Model", reported: Usage | None, *, asked: int, received: int) -> Usage:
     """The usage that an answer is charged with. `asked` and `received` are the bytes of the request and the answer."""
-    given = reported or Usage()
+    usage = reported or Usage()
     wrong: list[str] = []
 
     def whole(name: str, size: int) -> int:
-        count: int = getattr(given, name)
+        count: int = getattr(usage, name)
         if count > max(model.facts.window, size):
             wrong.append(name)
         elif count or not size:
@@ -104,7 +104,7 @@ def checked_usage(model: "Model", reported: Usage | None, *, asked: int, receive
         return model.token_estimate.tokens(size)
 
     def part(name: str, room: int) -> int:
-        count: int = getattr(given, name)
+        count: int = getattr(usage, name)
         if count <= room:
             return count
         wrong.append(name)
@@ -114,11 +114,11 @@ def checked_usage(model: "Model", reported: Usage | None, *, asked: int, receive
     cached = part("cached", input)
     written = part("written", input - cached)
     reasoning = part("reasoning", output)
-    if not wrong and (input, output) == (given.input, given.output):
-        return given
+    if not wrong and (input, output) == (usage.input, usage.output):
+        return usage
     if wrong:
         log.warning(
-            "a model reported token counts that cannot be right; they are estimated instead",
+            "a model reported impossible token counts; they are estimated instead",
             model=model.name,
             counts=", ".join(wrong),
             input=input,

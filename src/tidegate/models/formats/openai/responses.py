@@ -230,7 +230,7 @@ class ResponsesWire:
         refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
         extras = refuse_extras(call)
         if call.top_logprobs is not None:
-            raise invalid("This model returns no log probabilities here; leave `logprobs` out.", "logprobs")
+            raise invalid("This model returns no log probabilities; leave out `logprobs`.", "logprobs")
         facts = self._facts
         word = requested_effort(facts, call.reasoning)
         thinks = facts.thinking != "none" and word != "none" and not (facts.thinking_unknown and word is None)
