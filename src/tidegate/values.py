@@ -104,6 +104,8 @@ class Media(Frozen, frozen=True):
     note: str = ""
     name: str = ""
     size: int = 0
+    detail: str = ""
+    """The resolution at which the caller wants a picture to be read; empty if it does not say."""
 
     @property
     def kind(self) -> str:
@@ -314,12 +316,14 @@ class Receipt(Frozen, frozen=True):
 
 class Attachment(Frozen, frozen=True):
     """A picture, a sound or a document as received from a caller, unchecked. `message` is the index of its message in
-    the request, `name` its position there, `filename` the caller's own name for it."""
+    the request and `name` its position there. `filename` is the caller's own name for it, and `detail` the resolution
+    at which the caller wants a picture to be read."""
 
     message: int
     name: str
     data: bytes
     filename: str = ""
+    detail: str = ""
 
 
 class Inbound(Frozen, frozen=True):

@@ -119,7 +119,7 @@ async def test_no_secret_of_a_model_is_found_anywhere_but_on_its_wire(tmp_path: 
     for file in home.rglob("*"):
         if file.is_file():
             seen[str(file)] = file.read_bytes().decode("latin-1")
-    assert "a key rests" in seen["log"] and "a model failed" in seen["log"]
+    assert "a key is in cooldown" in seen["log"] and "a model failed" in seen["log"]
     sent = {value for request in server.recorded for value in (request.authorization, request.headers["x-harbour"])}
     plain, one, two, header = CANARIES.values()
     assert sent >= {f"Bearer {plain}", f"Bearer {one}", f"Bearer {two}", one, header}, "each way of sending was used"

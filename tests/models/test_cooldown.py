@@ -3,7 +3,7 @@
 import pytest
 
 from tidegate.errors import ModelFailed, ModelKind
-from tidegate.models.http.cooldown import LONGEST_REST, REST_SECONDS, SHORTEST_REST, Cooldowns
+from tidegate.models.http.cooldown import COOLDOWN_SECONDS, LONGEST_COOLDOWN, SHORTEST_COOLDOWN, Cooldowns
 
 
 class Clock:
@@ -18,12 +18,12 @@ def failure(kind: ModelKind = "overloaded", after: float | None = None) -> Model
     return ModelFailed("It failed.", kind=kind, retryable=True, retry_after=after)
 
 
-@pytest.mark.parametrize("kind", sorted(REST_SECONDS))
+@pytest.mark.parametrize("kind", sorted(COOLDOWN_SECONDS))
 def test_a_cooldown_ends_exactly_at_its_time(kind: ModelKind) -> None:
     clock = Clock()
     cooldowns = Cooldowns(clock)
     seconds = cooldowns.begin("main", failure(kind))
-    assert seconds == REST_SECONDS[kind]
+    assert seconds == COOLDOWN_SECONDS[kind]
     clock.now += seconds - 0.5
     rest = cooldowns.of("main")
     assert rest is not None and rest.why == kind
@@ -42,7 +42,8 @@ def test_failures_caused_by_the_conversation_start_no_cooldown(kind: ModelKind) 
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds"), [(7.0, 7.0), (0.0, SHORTEST_REST), (1e12, LONGEST_REST), (float("inf"), LONGEST_REST)]
+    ("asked", "seconds"),
+    [(7.0, 7.0), (0.0, SHORTEST_COOLDOWN), (1e12, LONGEST_COOLDOWN), (float("inf"), LONGEST_COOLDOWN)],
 )
 def test_the_endpoints_retry_after_is_used_within_bounds(asked: float, seconds: float) -> None:
     cooldowns = Cooldowns(Clock())
@@ -54,7 +55,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_a_cooldown() -> None:
     clock = Clock()
     cooldowns = Cooldowns(clock)
     cooldowns.begin("main", failure())
-    clock.now -= 2 * LONGEST_REST
+    clock.now -= 2 * LONGEST_COOLDOWN
     assert cooldowns.of("main") is None
 
 

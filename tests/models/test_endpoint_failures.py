@@ -68,7 +68,7 @@ BODIES = [
     (429, _anthropic("rate_limit_error", "This request would exceed your rate limit"), "rate", True, "wait"),
     (529, _anthropic("overloaded_error", "Overloaded"), "overloaded", True, "a while"),
     (500, _anthropic("api_error", "Internal server error"), "overloaded", True, "a while"),
-    (504, _anthropic("timeout_error", "Request timed out"), "timeout", True, "waiting"),
+    (504, _anthropic("timeout_error", "Request timed out"), "timeout", True, "timed out"),
     (413, _anthropic("request_too_large", "Request exceeds the maximum size"), "invalid", False, "larger"),
     (400, _anthropic("invalid_request_error", "prompt is too long: 208310 tokens > 200000"), "context", False, "long"),
     (
@@ -143,7 +143,7 @@ BODIES = [
     (429, '{"error":{"code":429,"message":"Provider returned error"}}', "rate", True, "wait"),
     (404, '{"error":{"code":404,"message":"No endpoints found that support image input"}}', "invalid", False, "vision"),
     (502, '{"error":{"code":502,"message":"Your chosen model is down"}}', "overloaded", True, "a while"),
-    (408, '{"error":{"code":408,"message":"Your request timed out"}}', "timeout", True, "waiting"),
+    (408, '{"error":{"code":408,"message":"Your request timed out"}}', "timeout", True, "timed out"),
     # Azure
     (401, '{"statusCode":401,"message":"Unauthorized. Access token is missing."}', "authorisation", False, "key"),
     (
@@ -176,7 +176,7 @@ BODIES = [
     (404, '{"error":"model \'x\' not found"}', "invalid", False, "`model`"),
     (503, '{"error":{"message":"Loading model","type":"unavailable_error","code":503}}', "overloaded", True, "a while"),
     (498, "{}", "overloaded", True, "a while"),
-    (524, "<html>", "timeout", True, "waiting"),
+    (524, "<html>", "timeout", True, "timed out"),
     (501, "", "invalid", False, "`api`"),
     (422, '{"detail":[{"loc":["body"],"msg":"field required"}]}', "invalid", False, "settings"),
 ]
@@ -220,6 +220,9 @@ def test_any_error_body_becomes_a_failure_in_one_short_line(status: int, body: b
         b'{"detail":"the words"}',
         b'[{"error":{"message":"the words","code":400}}]',
         b'{"detail":[{"msg":"the words","type":"t"}]}',
+        b'{"detail":["the words"]}',
+        b'{"detail":{"msg":"the words","loc":[]}}',
+        b'{"detail":{"message":"the words"}}',
         b"the words",
     ],
 )
@@ -350,7 +353,7 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
         ("broken", True, "network", True, "in the middle of the answer"),
         ("unconnected", False, "network", True, "that the server runs"),
         ("untrusted", False, "network", False, "certificate"),
-        ("foreign", False, "protocol", False, "does not speak HTTP"),
+        ("foreign", False, "protocol", False, "valid HTTP response"),
     ],
 )
 def test_connection_failures_have_a_kind_and_advice(

@@ -13,7 +13,7 @@ from tests.models.support import ANSWER_BYTES, Listener, ScriptedModel, Slept, a
 from tests.models.test_cooldown import Clock, failure
 from tidegate.errors import ModelFailed, ModelKind
 from tidegate.models import Clients, Model, Models, RetryPolicy
-from tidegate.models.http.cooldown import REST_SECONDS, Cooldowns
+from tidegate.models.http.cooldown import COOLDOWN_SECONDS, Cooldowns
 from tidegate.models.http.keyring import ROTATED, Key, KeyRing
 from tidegate.security import Secret
 
@@ -71,7 +71,7 @@ async def test_a_failed_key_has_a_cooldown_and_the_next_is_used_at_once(server: 
         assert used(server)[-1] == "env:TWO", "the first rests"
         state = models.states()["main"]
         assert (state.keys, state.keys_resting, state.rests_until) == (3, 1, None)
-        clock.now += REST_SECONDS["quota"]
+        clock.now += COOLDOWN_SECONDS["quota"]
         await ask(model, "later")
         assert used(server)[-1] == "env:ONE", "it has rested"
         assert models.states()["main"].keys_resting == 0
@@ -102,7 +102,7 @@ async def test_if_all_keys_are_in_cooldown_the_failure_says_until_when(server: S
         with pytest.raises(ModelFailed) as caught:
             await ask(models.get("main"), "[status 402]")
         assert used(server) == list(KEYS), "each once, and none is waited for"
-        assert (caught.value.kind, caught.value.retry_after) == ("quota", REST_SECONDS["quota"])
+        assert (caught.value.kind, caught.value.retry_after) == ("quota", COOLDOWN_SECONDS["quota"])
         assert models.states()["main"].keys_resting == 3
         assert models.states()["main"].failures == {"quota": 3}
         clock.now += 100
@@ -170,7 +170,7 @@ async def test_a_key_is_named_by_its_reference_and_never_by_its_value(server: Sc
             with pytest.raises(ModelFailed) as caught:
                 await ask(models.get("main"), "[status 401 echo]")
             shown = [repr(models.get("main")), repr(models.states()), repr(Key("env:ONE", SECRETS["env:ONE"]))]
-    rested = [line for line in lines if line["event"] == "a key rests"]
+    rested = [line for line in lines if line["event"] == "a key is in cooldown"]
     assert [line["key"] for line in rested] == list(KEYS)
     assert [line["others_ready"] for line in rested] == [True, True, False]
     for secret in SECRETS.values():
@@ -210,7 +210,7 @@ def test_a_key_in_cooldown_is_never_used_while_another_is_available(
         told = failure(kind, after)
         others = ring.failed(key, told)
         if kind in ROTATED and count > 1:
-            until[key] = clock.now + (REST_SECONDS[kind] if after is None else max(after, 1.0))
+            until[key] = clock.now + (COOLDOWN_SECONDS[kind] if after is None else max(after, 1.0))
         assert others == (kind in ROTATED and any(until[one] <= clock.now for one in ring.keys) and count > 1)
-        assert ring.resting == sum(until[one] > clock.now for one in ring.keys)
+        assert ring.in_cooldown == sum(until[one] > clock.now for one in ring.keys)
         clock.now += pause

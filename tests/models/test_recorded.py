@@ -85,7 +85,7 @@ def test_pieces_keep_every_byte(pieces: list[bytes]) -> None:
         (b"[]\n", "is not a recording"),
         (b'{"tidegate":"recording","version":"x"}\n', "is not a recording"),
         (b'{"tidegate":"recording","version":2,"new":[]}\n', "newer Tidegate .format 2, here 1."),
-        (line(RecordingHead("recording", 1, "", "")), "holds no requests to replay"),
+        (line(RecordingHead("recording", 1, "", "")), "contains no requests to replay"),
         (
             line(RecordingHead("recording", 1, "", "")) + b'{"event":"asked"}\n' + line(RecordingStopped("x")),
             "line 2 cannot be read",

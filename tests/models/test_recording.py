@@ -119,7 +119,7 @@ async def test_a_full_recording_stops_with_a_last_line_and_the_model_goes_on(
     assert file.stat().st_size <= 6000
     *kept, last = await read(file)
     assert kept and last == RecordingStopped("it would be larger than 6000 bytes")
-    assert [entry["event"] for entry in lines] == ["the recording stopped; the gateway goes on without it"]
+    assert [entry["event"] for entry in lines] == ["the recording stopped; the gateway continues without it"]
 
 
 @pytest.mark.anyio
@@ -155,10 +155,10 @@ def test_a_disk_that_cannot_keep_up_ends_the_recording(tmp_path: Path) -> None:
     with capture_logs() as lines:
         for _ in range(3):
             pen.write(slow, pens.PENDING_BYTES // 2)
-        assert pen.stopped == "the disk does not keep up" and len(lines) == 1
+        assert pen.stopped == "the disk cannot keep up" and len(lines) == 1
         going.set()
         pen.close()
-    assert lines_of(tmp_path / "f")[-1] == RecordingStopped("the disk does not keep up")
+    assert lines_of(tmp_path / "f")[-1] == RecordingStopped("the disk cannot keep up")
     assert pen.pending == 0
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.models.formats.token_estimate import LEAST_BYTES, TOKENS_PER_BYTE, TokenEstimate
+from tidegate.models.formats.token_counts import LEAST_BYTES, TOKENS_PER_BYTE, TokenEstimate
 
 sizes = st.integers(0, 50_000_000)
 requests = st.lists(st.tuples(st.integers(0, 2_000_000), st.integers(-5, 4_000_000)), max_size=40)

@@ -18,7 +18,7 @@ from tidegate.skills import InvalidSkill, frontmatter
 from tidegate.tools.builtin.files.edit import replaced
 from tidegate.tools.builtin.web.http_access import content_type
 from tidegate.tools.builtin.web.search_engines import SearXNG
-from tidegate.web.app.request_body import _is_crowded, refuse_duplicates
+from tidegate.web.app.http_request import _is_crowded, refuse_duplicates
 from tidegate.web.app.validation_errors import refusal
 from tidegate.workspaces.files.globs import Glob
 

@@ -19,7 +19,7 @@ from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
 from tests.spool.pictures import plain, saved
 from tidegate.engine import Journal
 from tidegate.errors import ModelKind
-from tidegate.models.http.cooldown import REST_SECONDS
+from tidegate.models.http.cooldown import COOLDOWN_SECONDS
 from tidegate.models.http.keyring import ROTATED
 from tidegate.sessions import SessionView
 from tidegate.store import messages
@@ -105,7 +105,7 @@ async def test_a_session_falls_back_and_returns_and_its_user_is_notified_once(
         assert (outcome.state, outcome.text) == ("answered", ANSWER)
         assert notices(events) == [FELL]
         del server.moods["first"]
-        clock.now += REST_SECONDS["overloaded"] + 1
+        clock.now += COOLDOWN_SECONDS["overloaded"] + 1
         for text in ("two", "three"):
             _, events = await follow_turn(gateway, text)
             assert notices(events) == []
@@ -141,7 +141,7 @@ async def test_another_session_does_not_ask_a_model_that_rests(home: Path, serve
         _, events = await follow_turn(gateway, "two", "b")
         assert notices(events) == ["The model first has no quota left, so second answers for now."]
         assert server.asked == ["first", "second", "second"]
-        clock.now += REST_SECONDS["quota"] + 1
+        clock.now += COOLDOWN_SECONDS["quota"] + 1
         del server.moods["first"]
         _, events = await follow_turn(gateway, "three", "c")
         assert notices(events) == []
@@ -238,7 +238,7 @@ async def test_the_error_names_every_model_of_the_chain(home: Path, server: Mood
         assert server.asked == [*NAMES, "third"], "who rests is not asked, not even at the last"
         outcome, events = await follow_turn(gateway, "three")
         assert server.asked == [*NAMES, "third", "third"], "when all rest, the session asks whom it has"
-        clock.now += REST_SECONDS["rate"] + 1
+        clock.now += COOLDOWN_SECONDS["rate"] + 1
         server.moods = {"third": "[status 500]"}
         outcome, events = await follow_turn(gateway, "four")
         assert (outcome.state, notices(events)) == ("answered", [AGAIN])
@@ -616,5 +616,5 @@ def test_the_documented_table_of_failures_matches() -> None:
     for kind, (key, model, cooldowns) in table.items():
         assert key == ("yes" if kind in ROTATED else "no")
         assert model == ("no" if kind in UNHELPED else "yes")
-        seconds = REST_SECONDS.get(kind)  # type: ignore[call-overload]
+        seconds = COOLDOWN_SECONDS.get(kind)  # type: ignore[call-overload]
         assert cooldowns == ("no" if seconds is None else f"{seconds / 60:g} min")

@@ -104,6 +104,7 @@ async def test_models_are_the_agents_that_the_key_may_use(home: Path, model: Scr
         assert (await call(h, "GET", "/v1/models/writer", key=limited)).json["id"] == "writer"
         for reply in (
             await call(h, "GET", "/v1/models/main", key=limited),
+            await call(h, "GET", "/v1/models/vendor%2Fmodel", key=limited),
             await chat(h, key=limited),
             await chat(h, key=limited, model="nobody"),
         ):
@@ -144,6 +145,7 @@ async def test_a_key_that_is_missing_or_wrong_is_401_whatever_its_bytes(
         assert head.startswith(b"HTTP/1.1 401"), head
         assert b"www-authenticate: Bearer" in head
         assert b'"code":"invalid_api_key"' in body
+        assert b"[hidden]" not in body  # the message itself must not look like a credential
 
 
 async def test_the_key_is_checked_before_the_body_is_read(gateway: InProcessGateway) -> None:

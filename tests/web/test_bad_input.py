@@ -16,7 +16,7 @@ from tests.in_process import InProcessGateway, in_process_gateway
 from tests.logs import capture_logs
 from tests.web.client import CHAT, call, chat, chat_body, raw
 from tidegate.errors import Refused
-from tidegate.web.app.request_body import decode
+from tidegate.web.app.http_request import decode
 from tidegate.web.chat.request import ChatRequest, parse_call, parse_conversation, parse_new_messages
 
 DEEP = 200_000

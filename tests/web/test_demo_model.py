@@ -7,7 +7,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import settings
 from tests.in_process import in_process_gateway
-from tests.web.client import call
+from tests.web.client import call, chat
 
 pytestmark = pytest.mark.anyio
 
@@ -32,3 +32,18 @@ async def test_agents_and_conversations_say_whether_the_demo_model_answers(home:
     async with in_process_gateway(home, toml="") as h:
         [agent] = (await call(h, "GET", "/api/agents")).json["agents"]
         assert agent["demo"] is True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_demo_model_honours_stop_sequences(home: Path, stream: bool) -> None:
+    """H08: the answer ends before the first one, even if it spans two pieces of the stream."""
+    async with in_process_gateway(home) as h:
+        reply = await chat(h, "say one two three", stop=["e t", "three"], stream=stream)
+        assert (reply.streamed if stream else reply.text) == "on"
+
+
+async def test_the_demo_model_refuses_log_probabilities(home: Path) -> None:
+    """H08: it has none, and leaving them out silently would change the answer."""
+    async with in_process_gateway(home) as h:
+        reply = await chat(h, "say hello", logprobs=True)
+        assert (reply.status, reply.error["param"]) == (400, "logprobs")

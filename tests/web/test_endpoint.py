@@ -4,7 +4,7 @@ import pytest
 
 from tidegate.web.app.auth import Credentials
 from tidegate.web.app.endpoint import Endpoint, PathApp, Routes
-from tidegate.web.app.request_body import RequestBodies
+from tidegate.web.app.http_request import RequestBodies
 
 PATHS = ("/", "/api/sessions", "/api/sessions/{id}", "/api/sessions/{id}/events", "/static/{name:path}", "/v1/a.b")
 

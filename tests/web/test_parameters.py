@@ -98,6 +98,7 @@ async def test_unknown_fields_are_ignored(gateway: InProcessGateway) -> None:
         ("top_logprobs", 2),
         ("verbosity", "chatty"),
         ("modalities", ["text", "audio"]),
+        ("modalities", ["text", "image"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("web_search_options", {}),
         ("metadata", {str(i): "x" for i in range(17)}),
@@ -128,6 +129,45 @@ async def test_a_tool_choice_without_tools_applies_to_the_agents_own(
     assert model.recorded[-1].decoded()["tool_choice"] == "none"
     refused = await chat(gateway, tool_choice="sometimes")
     assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("field", ["tool_choice", "function_call"])
+@pytest.mark.parametrize("tools", [{}, {"tools": [TOOL]}, {"functions": [TOOL["function"]]}])
+async def test_either_name_of_the_tool_choice_applies_to_either_kind_of_tools(
+    gateway: InProcessGateway, model: ScriptedModel, tools: dict[str, Any], field: str
+) -> None:
+    """H09: a choice is never dropped because the request uses the other name for its tools."""
+    assert (await chat(gateway, **tools, **{field: "none"})).status == 200
+    assert model.recorded[-1].decoded()["tool_choice"] == "none"
+
+
+async def test_a_tool_choice_is_refused_by_the_name_that_the_caller_used(gateway: InProcessGateway) -> None:
+    """H09, H20: `function_call` is not reported as `tool_choice`."""
+    refused = await chat(gateway, functions=[TOOL["function"]], function_call={"name": "tides"})
+    assert (refused.status, refused.error["param"]) == (400, "function_call")
+    assert "`function_call`" in refused.error["message"] and "`functions`" in refused.error["message"]
+
+
+async def test_tools_and_functions_together_are_refused(gateway: InProcessGateway, model: ScriptedModel) -> None:
+    """H09: neither set is dropped silently."""
+    other = {"name": "tides", "parameters": {"type": "object", "properties": {}}}
+    refused = await chat(gateway, tools=[TOOL], functions=[other])
+    assert (refused.status, refused.error["param"]) == (400, "functions")
+    assert not model.recorded
+
+
+@pytest.mark.parametrize("session", [None, "notes"])
+async def test_a_required_call_without_any_tool_is_refused(
+    home: Path, model: ScriptedModel, session: str | None
+) -> None:
+    """H09, H20: an answer without a call would break the promise that the caller asked for."""
+    agent = '[agents.bare]\nmodel = "main"\nprompt = "p"\ntools = []\napprovals = "autonomous"\n'
+    async with in_process_gateway(home, agent, model=model) as h:
+        refused = await chat(h, model="bare", session=session, tool_choice="required")
+        assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+        for choice in ("none", "auto"):
+            assert (await chat(h, model="bare", session=session, tool_choice=choice)).status == 200
+        assert (await chat(h, model="bare", session=session, tool_choice="required", tools=[TOOL])).status == 200
 
 
 async def test_function_parameters_must_be_an_object(gateway: InProcessGateway) -> None:
@@ -181,6 +221,12 @@ async def test_a_callers_tool_call_comes_back_and_its_result_goes_in(home: Path,
         (
             "tools",
             [{"type": "function", "function": {"name": "bad name!"}}],
+            "tools[0].function.name",
+            "must be a string that matches ^[A-Za-z0-9_-]{1,64}$",
+        ),
+        (
+            "tools",
+            [{"type": "function", "function": {"name": "weather\n"}}],
             "tools[0].function.name",
             "must be a string that matches ^[A-Za-z0-9_-]{1,64}$",
         ),

@@ -120,6 +120,27 @@ async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
     assert server.stats()["refusals"] == []
 
 
+@pytest.mark.parametrize("session", [None, "n"])
+async def test_the_detail_of_a_picture_reaches_the_formats_that_have_it(
+    tmp_path: Path, server: Moody, api: str, session: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H08: it decides how closely the model looks."""
+    monkeypatch.setenv(KEY, "sesame")
+    url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
+
+    def messages(detail: str) -> list[Any]:
+        picture = {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+        return [{"role": "user", "content": [picture]}]
+
+    settings = toml(server.base_url, formats=(api, *FORMATS[:2]), each="vision = true")
+    async with in_process_gateway(tmp_path / "home", toml=settings) as h:
+        reply = await chat(h, messages=messages("low"), session=session)
+        assert reply.status == 200, reply.body
+        assert (b'"detail":"low"' in server.recorded[-1].body) == (api != "anthropic")
+        refused = await chat(h, messages=messages("blurred"), session=session)
+        assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].image_url.detail")
+
+
 async def test_loose_values_that_other_servers_accept_are_accepted(gateway: InProcessGateway, server: Moody) -> None:
     """H08: -1 for no limit, a number as the user, metadata that is not text."""
     reply = await chat(gateway, max_tokens=-1, user=17, metadata={"n": 1, "deep": {"a": [True]}})

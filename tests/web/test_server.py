@@ -14,7 +14,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import CHAT, Reply, call, chat, chat_body, raw
-from tidegate.web.app.request_body import BODIES_AT_ONCE
+from tidegate.web.app.http_request import BODIES_AT_ONCE
 from tidegate.web.http1 import protocol, server
 from tidegate.web.http1.protocol import HEADER_BYTES, HEADER_COUNT
 

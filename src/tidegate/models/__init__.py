@@ -1,6 +1,6 @@
-"""Models: the configured models by name, their formats, and the HTTP connections to their endpoints.
+"""Models: the configured models, the provider formats, and the HTTP connections to the endpoints.
 
-A conversation's request is encoded once and grows only at its end. Every failure of an endpoint ends as a Message or a
+A conversation's request is encoded once and grows only at its end. Every call ends with a Message or a
 ModelFailed. Only credentials that the configuration names are used, and no credential appears in a message or a log.
 
 Other packages import from here, and from `tidegate.models.recording` to record or replay traffic:

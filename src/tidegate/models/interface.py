@@ -1,7 +1,7 @@
 """The two protocols by which the agent uses a model: `Wire` encodes requests, `Model` sends them.
 
 Everything a Wire produces is a pure function of its arguments, byte for byte. A history that is encoded again after a
-reload therefore gives the same request prefix. Neither protocol holds anything per conversation: the encoded bytes
+reload therefore yields the same request prefix. Neither protocol holds anything per conversation: the encoded bytes
 belong to the caller.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tidegate.models.catalog.facts import Facts
-from tidegate.models.formats.token_estimate import TokenEstimate
+from tidegate.models.formats.token_counts import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.values import Call, Frozen, Message, Prefix
 
@@ -24,10 +24,10 @@ class EncodedPrefix(Frozen, frozen=True):
 
 
 class Wire(Protocol):
-    """A provider's wire format, for one model. Media that the model cannot take is described in words instead.
+    """A provider's wire format, for one model. Media that the model does not accept is described in words instead.
 
     `version` starts at a multiple of 1000 that is unique to the format. Raise it by one whenever the same message would
-    encode to different bytes. It is stored with the session, because a change of it rebuilds the prefix."""
+    encode to different bytes. It is stored with the session, because a change rebuilds the prefix."""
 
     @property
     def version(self) -> int: ...
@@ -62,8 +62,8 @@ class Wire(Protocol):
 
 
 class Model(Protocol):
-    """A configured model. Two models with the same `signature` reach the same endpoint in the same way. The signature
-    is a digest: it covers the credential, which cannot be read from it."""
+    """A configured model. Two models with the same `signature` use the same endpoint in the same way. The signature
+    is a digest that covers the credential without revealing it."""
 
     @property
     def name(self) -> str: ...

@@ -1,8 +1,8 @@
 """The configured models by name.
 
-Each model is built once, on entering, from the settings and the catalogue alone. A credential is used only where its
-model's settings name it, and a missing one is reported at the start, not at the first turn. A model that failed has a
-cooldown, so that a caller with a fallback can choose another. Models owns no connections: the transport does.
+Each model is built once, on entering, from its settings and the catalogue. A credential is used only for the models
+whose settings name it, and a missing one is reported at the start, not at the first turn. A model that failed gets a
+cooldown, so that callers with a fallback can choose another one. The connections belong to the transport.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ class Models:
         self._answer_bytes = answer_bytes
         self._retry_policy = retry_policy or RetryPolicy()
         self._models: dict[str, Model] = {}
-        self._key_rests = Cooldowns(self._retry_policy.clock)
+        self._key_cooldowns = Cooldowns(self._retry_policy.clock)
         self.cooldowns = Cooldowns(self._retry_policy.clock)
         """Cooldowns of models, by name."""
 
@@ -79,20 +79,20 @@ class Models:
         model = self._models.get(name)
         if model is None:
             known = ", ".join(self._models) or "none"
-            raise Misconfigured(f"There is no model {name!r}; configured are: {known}.")
+            raise Misconfigured(f"There is no model {name!r}; the configured models are: {known}.")
         return model
 
     def states(self) -> dict[str, ModelState]:
         return {name: self._state(name, model) for name, model in self._models.items()}
 
     def _state(self, name: str, model: Model) -> ModelState:
-        rest = self.cooldowns.of(name)
+        cooldown = self.cooldowns.of(name)
         http = model if isinstance(model, HttpModel) else None
         return ModelState(
             keys=sum(key.secret is not None for key in http.keys.keys) if http is not None else 0,
-            keys_resting=http.keys.resting if http is not None else 0,
-            rests_until=rest.until if rest is not None else None,
-            rests_because=rest.why if rest is not None else None,
+            keys_resting=http.keys.in_cooldown if http is not None else 0,
+            rests_until=cooldown.until if cooldown is not None else None,
+            rests_because=cooldown.why if cooldown is not None else None,
             failures=dict(http.failures) if http is not None else {},
         )
 
@@ -124,7 +124,7 @@ class Models:
             name,
             settings,
             format_for(settings, facts),
-            keys=KeyRing(keys, self._key_rests, settings.base_url),
+            keys=KeyRing(keys, self._key_cooldowns, settings.base_url),
             headers=headers,
             redact=Redactor(secrets).text,
             transport=self._transport,

@@ -277,12 +277,17 @@ def admit(
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    """The names of caller tools that will not be offered. Refuses a `tool_choice` that names a tool which is not
-    offered."""
-    chosen = inbound.call.chosen_tool if inbound.call.tool_choice else ""
-    if (inbound.call.caller_tools is None and not chosen) or session.prefix is None:
+    """The names of caller tools that will not be offered. Refuses a `tool_choice` that requires a call if no tool is
+    offered, or not the one that it names."""
+    chosen = inbound.call.chosen_tool
+    if (inbound.call.caller_tools is None and not inbound.call.is_forced) or session.prefix is None:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
+    if inbound.call.is_forced and not chosen and not prefix.offered:
+        raise Refused(
+            "`tool_choice` requires a tool call, but this agent has no tools; send `tools`, or leave it out.",
+            param="tool_choice",
+        )
     if chosen and all(tool.name != chosen for tool in prefix.offered):
         raise Refused(
             f"`tool_choice` names the tool {chosen[:100]!r}, which is neither in `tools` nor the agent's own.",

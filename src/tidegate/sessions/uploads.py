@@ -51,6 +51,8 @@ async def _ready(inbound: Inbound, arrivals: UploadFolder) -> Inbound:
     media: dict[int, list[Media]] = {}
     for attachment in inbound.attachments:
         made = await arrivals.media(attachment.name, attachment.data, attachment.filename)
+        if attachment.detail:
+            made = msgspec.structs.replace(made, detail=attachment.detail)
         media.setdefault(attachment.message, []).append(made)
     messages = tuple(
         msgspec.structs.replace(message, media=tuple(media[place])) if place in media else message

@@ -1,7 +1,7 @@
 """The catalogue of known models (`catalog.toml`), with the settings of the configuration on top.
 
-The same name always gives the same facts, whatever the order in the file: of all matching patterns the most specific
-one wins. An unknown model gets safe defaults. The file is read once per start; only the facts of configured models are
+The same name always has the same facts, whatever the order in the file: the most specific of all matching patterns
+wins. An unknown model gets safe defaults. The file is read once per start; only the facts of configured models are
 kept.
 """
 
@@ -23,7 +23,7 @@ CHAT_EFFORTS = ("low", "medium", "high")
 """The efforts that every endpoint of an OpenAI format accepts, if it accepts any."""
 
 ANTHROPIC_EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""Without "none": that switches thinking off, which some models refuse."""
+"""Without "none", which switches thinking off: some models refuse it."""
 
 _VENDOR = re.compile(r".*/")
 _DATE = re.compile(r"[-@]20\d\d-?[01]\d-?[0-3]\d$")
@@ -53,7 +53,7 @@ class Catalog:
 
     @classmethod
     def shipped(cls) -> Self:
-        """Read the file. Blocks for some milliseconds: call it in a thread when others wait."""
+        """Read the file. Blocks for some milliseconds: call it in a thread if other tasks are running."""
         return cls(msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), dict[str, Family]))
 
     def facts_of(self, settings: ModelSettings) -> Facts:
@@ -126,7 +126,7 @@ def _output(window: int, family: Family | None) -> int:
 
 
 def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking, tuple[str, ...]]:
-    """How the model is told how hard to think, and the words for it. Models of other vendors use the words of the
+    """How the effort of thinking is set for the model, and its levels. Models of other vendors use the levels of the
     configured API."""
     anthropic = settings.api == "anthropic"
     how: Thinking = "adaptive" if anthropic else "effort"

@@ -11,17 +11,18 @@ import msgspec
 from tidegate.values import Frozen, Usage
 
 UNKNOWN_WINDOW = 32_768
-"""Tokens: the window that even small local models are usually run with."""
+"""The window that even small local models are usually run with, in tokens."""
 
 UNKNOWN_OUTPUT = 8_192
-"""Tokens of an answer, for providers that require a limit."""
+"""The limit of an answer in tokens, for providers that require one."""
 
 MOST_COST = 10**15
-"""Billionths of a dollar for one call. No real call costs more, and the store can sum thousands of them."""
+"""The highest cost of one call, in billionths of a dollar. No real call costs more, and the store can sum thousands of
+them."""
 
 Thinking = Literal["none", "effort", "adaptive", "budget"]
-"""How a model is told how hard to think: not at all, by a word, by a word while the model decides when to think, or by
-a number of tokens."""
+"""How the effort of thinking is set: not at all, by level, by level while the model decides when to think, or by a
+number of tokens."""
 
 
 class Prices(Frozen, frozen=True):
@@ -49,7 +50,7 @@ class Prices(Frozen, frozen=True):
 
 
 class Facts(Frozen, frozen=True):
-    """`efforts` are the model's words for how hard to think, in ascending order. They include "none" if thinking can be
+    """`efforts` are the model's levels of thinking effort, in ascending order. They include "none" if thinking can be
     switched off."""
 
     window: int = UNKNOWN_WINDOW
@@ -62,7 +63,8 @@ class Facts(Frozen, frozen=True):
     known: bool = False
     """Whether the catalogue or the configuration knows the model."""
     thinking_unknown: bool = False
-    """Whether it is unknown how, or whether, the model thinks. Requests then mention effort only on explicit demand."""
+    """Whether it is unknown how, or whether, the model thinks. Requests then set an effort only if the caller asked for
+    one."""
 
     def takes(self, media_type: str) -> bool:
         """Whether the model accepts media of this type. Documents follow `vision`: providers render their pages as

@@ -1,7 +1,7 @@
-"""The demo model: deterministic, inside the process, without a key or a network.
+"""The demo model: deterministic, in the process, without a key or a network.
 
-It receives the same bytes as a real model, streams in small pieces, lets other tasks run between them, and stops at
-once when cancelled. Its replies say that it is the demo model. Nothing is held between calls.
+It receives the same bytes as a real model, streams in small pieces, lets other tasks run between them, and stops
+immediately when cancelled. Its replies say that it is the demo model. Nothing is held between calls.
 """
 
 import asyncio
@@ -13,8 +13,10 @@ import msgspec
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.demo.script import DemoReply, read_request, reply
+from tidegate.models.formats.call_parameters import invalid
 from tidegate.models.formats.openai.chat import ChatWire
-from tidegate.models.formats.token_estimate import TokenEstimate
+from tidegate.models.formats.stop_sequences import StopCutter
+from tidegate.models.formats.token_counts import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
 from tidegate.models.http.transport import Transport
@@ -61,6 +63,8 @@ class DemoModel:
         on_text: Callable[[str], None],
         on_reset: Callable[[str, int], None],
     ) -> Message:
+        if call.top_logprobs is not None:
+            raise invalid("The demo model returns no log probabilities; leave out `logprobs`.", "logprobs")
         body = b"".join(self.wire.body(prefix, history, call))
         try:
             planned = reply(read_request(body))
@@ -69,19 +73,21 @@ class DemoModel:
             raise ModelFailed(message, kind="invalid", retryable=False) from error
         if planned.fail is not None:
             message = (
-                f"Model {self.name!r}: failed with {planned.fail!r} because it was asked to; ask for something else."
+                f"Model {self.name!r}: the demo model failed with {planned.fail!r}, as requested; send another message."
             )
             raise ModelFailed(message, kind=planned.fail, retryable=planned.fail in _RETRYABLE)
         if planned.stumble:
             half = planned.text[: len(planned.text) // 2]
             on_text(half)
             await asyncio.sleep(0)
-            on_reset(f"Model {self.name!r}: it was asked to stumble.", len(half.encode()))
-        said: list[str] = []
+            on_reset(f"Model {self.name!r}: the demo model withdrew its answer, as requested.", len(half.encode()))
+        cutter = StopCutter(call.stop, on_text) if call.stop else None
+        show = cutter or on_text
+        pieces: list[str] = []
         async for piece in _pieces(planned, call.max_tokens):
-            said.append(piece)
-            on_text(piece)
-        text = "".join(said)
+            pieces.append(piece)
+            show(piece)
+        text = "".join(pieces)
         wanted = str(planned.count) if planned.count else planned.text
         usage = Usage(
             input=len(body) // BYTES_PER_TOKEN,
@@ -89,7 +95,8 @@ class DemoModel:
             output=max(1, len(text.encode()) // BYTES_PER_TOKEN),
         )
         finish = "tool_calls" if planned.calls else "stop" if text.endswith(wanted) else "length"
-        return Message(role="assistant", text=text, calls=planned.calls, finish=finish, usage=usage, model=MODEL)
+        answer = Message(role="assistant", text=text, calls=planned.calls, finish=finish, usage=usage, model=MODEL)
+        return answer if cutter is None else cutter.finish(answer)
 
 
 async def _pieces(planned: DemoReply, most: int | None) -> AsyncIterator[str]:

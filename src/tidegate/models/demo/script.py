@@ -1,6 +1,6 @@
 """The replies of the demo model: a pure function from a request to a reply.
 
-The same request always gives the same reply, and the demo model never pretends to be a real one. docs/demo-model.md
+The same request always gets the same reply, and the demo model never pretends to be a real one. docs/demo-model.md
 lists the words that it understands.
 """
 
@@ -32,7 +32,7 @@ HELP = (
     "- remember that I like tea; what do you remember; forget note 1\n"
     "- delegate to NAME: TASK\n"
     '- call NAME {"argument": 1}\n'
-    "- slow, fail, stumble, silence: for trying what happens then"
+    "- slow, fail, stumble, silence: to see how the gateway handles them"
 )
 CONFIGURE = (
     "I am the demo model that is built into Tidegate: deterministic, offline, and not a language model. To talk to a "
@@ -60,7 +60,8 @@ _KINDS: dict[str, ModelKind] = {
 
 
 class DemoReply(Frozen, frozen=True):
-    """A reply: text in pieces, then tool calls; or a failure. `stumble`: start, withdraw the text, start again."""
+    """A reply: text in pieces, then tool calls; or a failure. With `stumble`, the first half of the text is sent and
+    withdrawn before the complete answer."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -133,7 +134,8 @@ class _Message(msgspec.Struct):
 
     @property
     def is_users(self) -> bool:
-        """Whether a person sent the message. One with only notes, and media after them, is from the gateway."""
+        """Whether a person sent the message. A message of only notes, perhaps with media after them, is from the
+        gateway."""
         if self.role != "user" or self.text.strip():
             return self.role == "user"
         return bool(self.given) and isinstance(self.content, list) and not any(part.text for part in self.content)
@@ -154,7 +156,7 @@ read_request = msgspec.json.Decoder(DemoRequest).decode
 
 
 def _summary(request: DemoRequest) -> DemoReply | None:
-    """The reply to a summary request: the beginnings of the given messages."""
+    """The reply to a summary request: the first words of each message."""
     if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -164,7 +166,7 @@ def _summary(request: DemoRequest) -> DemoReply | None:
 
 
 def _learnt(request: DemoRequest) -> DemoReply | None:
-    """The reply to the notes request at a conversation's end: the user's texts after `note:`."""
+    """The reply to the request for notes at the end of a conversation: the user's texts after `note:`."""
     if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from tidegate.values import Message
 
 DEPTH = 64
-"""Nesting of JSON that an endpoint wants back: ten times more than any sends. The decoder's own limit depends on the
-call stack, so a value near that limit might be stored and never be readable again."""
+"""The deepest nesting of JSON that an endpoint expects back: ten times more than any of them sends. The decoder's own
+limit depends on the call stack, so a value near that limit might be stored and then be unreadable."""
 
 
 class BrokenAnswer(Exception):
@@ -31,7 +31,7 @@ class AnswerError(Exception):
 
 
 class IncomingAnswer(Protocol):
-    """An answer while it arrives. Belongs to one attempt of one model step."""
+    """An answer while it arrives. It belongs to one attempt of one model step."""
 
     @property
     def shown(self) -> bool:
@@ -75,7 +75,7 @@ def check_depth(value: Any) -> None:
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
-    raise BrokenAnswer(f"JSON that the endpoint wants back is nested deeper than {DEPTH} levels")
+    raise BrokenAnswer(f"JSON that the endpoint expects back is nested deeper than {DEPTH} levels")
 
 
 def _inside(value: Any) -> Iterable[Any]:

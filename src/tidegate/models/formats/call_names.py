@@ -1,7 +1,7 @@
 """Names and ids of tool calls, and names of participants, in forms that every provider accepts.
 
-A name or id that providers accept stays as it is. Any other is mapped deterministically, and no two ids are mapped to
-the same one. Pure functions, except that `distinct_calls` makes random ids. Part of every wire format: raise the
+Acceptable names and ids are unchanged. All others are mapped deterministically, and no two ids are mapped to the same
+one. Pure functions, except that `distinct_calls` makes random ids. Part of every wire format: raise the
 `version` of the formats when the output of a mapping changes.
 """
 
@@ -23,12 +23,12 @@ _NOT_PARTICIPANT = re.compile(r"[\s<|\\/>]")
 """Characters that OpenAI refuses in a participant's name."""
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{SHORT_ID_CHARACTERS}}}")
-# Ids of servers that only number the calls of one answer, or send none. A short id may match by chance.
+# Ids of servers that only number the calls of one answer, or send no ids. A short id may match by chance.
 _NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
 
 
 def call_name(given: str) -> str:
-    """The name in a model's tool call, which may be one that the model invented."""
+    """The name in a model's tool call. The model may have invented it."""
     return _NOT_NAME.sub("_", given[:NAME_CHARACTERS]) or "_"
 
 

@@ -1,8 +1,8 @@
 """Parameters of a caller's request that several formats share: tool choice, response format, extras, reasoning effort.
 
-Any bytes give either a value or a ModelFailed of kind `invalid` that says in one sentence what to change. Schemas are
-kept verbatim. A reasoning effort becomes one of the model's own words: the nearest that does not exceed the requested
-one, or else its lowest. Pure functions; formats parse the caller's JSON here and nowhere else.
+Any bytes are parsed to a value, or refused with a ModelFailed of kind `invalid` that says in one sentence what to
+change. Schemas are kept verbatim. A reasoning effort is mapped to one of the model's own levels: the nearest that does
+not exceed the requested one, or else the lowest. Pure functions; formats parse the caller's JSON only here.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ _ABSENT = msgspec.Raw()
 _DEFAULTS = {"temperature": 1, "top_p": 1}
 """OpenAI's defaults of fields whose default is not 0."""
 _UNCHANGING = frozenset({"prediction", "prompt_cache_retention", "safety_identifier"})
-"""Extras that do not change the answer. They are dropped for models that do not know them."""
+"""Extras that do not change the answer. They are dropped for formats that do not have them."""
 _RANKS = {"off": 0, "none": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6}
-"""Our words and the providers' on one scale; ours go from off to max."""
+"""Our names of reasoning efforts and the providers' on one scale; ours range from off to max."""
 
 
 class ToolChoice(Frozen, frozen=True):
@@ -77,23 +77,23 @@ def refuse_fields(call: Call, *fields: str) -> None:
     """Refuse a call that sets one of these fields to anything but its default."""
     for field in fields:
         if getattr(call, field) not in (None, {}, _DEFAULTS.get(field, 0)):
-            raise invalid(f"This model takes no `{field}`; leave it out, or choose another model.", field)
+            raise invalid(f"This model does not support `{field}`; leave it out, or choose another model.", field)
 
 
 def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
-    """The provider-specific fields of a call. Refuses fields that the format does not know and that could change the
+    """The provider-specific fields of a call. Refuses fields that the format does not have and that could change the
     answer."""
-    given = _decode_extras(call.extras) if call.extras else {}
-    for field in given:
+    extras = _decode_extras(call.extras) if call.extras else {}
+    for field in extras:
         if field not in known and field not in _UNCHANGING:
-            raise invalid(f"This model takes no `{field}`; leave it out, or choose another model.", field)
-    return given
+            raise invalid(f"This model does not support `{field}`; leave it out, or choose another model.", field)
+    return extras
 
 
 def caller_identifier(call: Call) -> str:
-    """The end user of the caller, from `safety_identifier` or the older `user`."""
-    given = _decode_extras(call.extras).get("safety_identifier") if call.extras else None
-    return msgspec.json.decode(given, type=str) if given else call.user or ""
+    """The caller's end user, from `safety_identifier` or the older `user`."""
+    identifier = _decode_extras(call.extras).get("safety_identifier") if call.extras else None
+    return msgspec.json.decode(identifier, type=str) if identifier else call.user or ""
 
 
 def parse_tool_choice(choice: bytes) -> ToolChoice:
@@ -118,7 +118,7 @@ def parse_response_format(response_format: bytes) -> OutputShape:
     schema = read.json_schema
     if read.type == "json_schema" and not _given(schema.schema):
         raise invalid(
-            "response_format holds no json_schema.schema; send the schema that the answer must follow.",
+            "`response_format` has no `json_schema.schema`; send the schema that the answer must follow.",
             "response_format",
         )
     return OutputShape(
@@ -140,7 +140,7 @@ def requested_effort(facts: Facts, reasoning: str | None) -> str | None:
 
 def nearest_effort(reasoning: str, efforts: Sequence[str]) -> str | None:
     """The model's effort that is nearest to `reasoning` and does not exceed it, or its lowest; None if the model has
-    none. A word that is not on the scale is passed through."""
+    none. A name that is not on the scale is passed through."""
     if reasoning not in _RANKS:
         return reasoning
     known = sorted((effort for effort in efforts if effort in _RANKS), key=_RANKS.__getitem__)

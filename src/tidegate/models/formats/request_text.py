@@ -1,4 +1,4 @@
-"""Text that the gateway itself adds to requests, and the encoding of media: the same in every wire format.
+"""Text that the gateway adds to requests, and the encoding of media. Both are the same in every wire format.
 
 Pure functions. Part of every wire format: raise the `version` of the formats when a sentence changes.
 """
@@ -12,7 +12,7 @@ ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
 """Tells the model who wrote the text that follows."""
 
 UNNAMED = "document.pdf"
-"""The name of a document that came without one."""
+"""The name of a document that was sent without one."""
 
 SUMMARY_TASK = "You write the summary of one part of a conversation between a person and an agent."
 """The first sentence of the prompt for a summary."""
@@ -59,7 +59,7 @@ def media_placeholder(media: Media) -> str:
 
 
 def file_name(media: Media) -> str:
-    """The name that a document is sent under. The formats that have a name require one."""
+    """The name of a document in a request. Formats that have a name require one."""
     return media.name or UNNAMED
 
 

@@ -15,7 +15,7 @@ from tidegate.models.formats.json_repair import repair_json, repair_json_text
 from tidegate.models.http.sse import EVENT_BYTES, EventParser, EventTooLarge
 from tidegate.values import ToolCall
 
-# More calls than any real answer makes.
+# More calls than any real answer contains.
 CALLS = 128
 # Wire bytes that a stream may use per byte of answer: about 60 for the smallest pieces in use, doubled.
 WIRE_FACTOR = 128
@@ -34,8 +34,8 @@ class GrowingCall:
 
 
 class AnswerSize:
-    """Counts the bytes of an answer that are kept, shown or not. It has no reference to the answer, so holding it does
-    not keep the answer, and with it a turn, in memory."""
+    """Counts the stored bytes of an answer, shown or not. It has no reference to the answer, so holding it does not
+    keep the answer, and with it a turn, in memory."""
 
     __slots__ = ("_limit", "bytes")
 
@@ -93,7 +93,7 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def one_piece(self, body: bytes) -> None:
-        """Parse a body that holds the complete answer. Raises BrokenAnswer if it holds none."""
+        """Parse a body that contains the complete answer. Raises BrokenAnswer if it contains none."""
 
     def feed(self, received: bytes) -> None:
         """Parse received bytes and pass their text on in one piece."""
@@ -110,7 +110,7 @@ class StreamedAnswer(ABC):
             self._take(events)
 
     def end(self) -> None:
-        """The end of the stream. Parses a last event without its empty line; one that was cut off is ignored."""
+        """The end of the stream. Parses a last event that lacks its empty line, and ignores one that was cut off."""
         if not self.done and (events := self._events.finish()):
             try:
                 self._take(events)
@@ -153,7 +153,7 @@ class StreamedAnswer(ABC):
 
     def new_call(self, index: int | None) -> GrowingCall:
         if len(self.calls) >= CALLS:
-            raise BrokenAnswer(f"the answer holds more than {CALLS} tool calls", limit="tool calls")
+            raise BrokenAnswer(f"the answer contains more than {CALLS} tool calls", limit="tool calls")
         call = GrowingCall(index)
         self.calls.append(call)
         return call

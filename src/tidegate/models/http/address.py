@@ -21,7 +21,7 @@ class EndpointAddress:
             host = host if host.isascii() else host.encode("idna").decode()
             port = parts.port or _PORTS[parts.scheme]
         except (ValueError, KeyError, UnicodeError):
-            raise Misconfigured("base_url is not an address; correct it in the configuration.") from None
+            raise Misconfigured("base_url is not a valid address; correct it in the configuration.") from None
         self.origin = Origin(secure=parts.scheme == "https", host=host, port=port)
         named = f"[{host}]" if ":" in host else host
         self._host = named if port == _PORTS[parts.scheme] else f"{named}:{port}"

@@ -1,8 +1,8 @@
 """The pool of connections to models' endpoints.
 
 All models share one bounded pool and one TLS context. Idle connections are closed when their keep-alive expires.
-Nothing is read from the environment (no proxies, no .netrc), no cookies are kept and no redirects are followed, so a
-credential goes only where the configuration says. Clients owns the pool: it is opened on entering and closed, with
+Nothing is read from the environment (no proxies, no .netrc), no cookies are kept and no redirects are followed, so
+credentials are sent only where the configuration says. Clients owns the pool: it is opened on entering and closed, with
 every connection, on leaving.
 """
 
@@ -27,11 +27,11 @@ CONNECTIONS = 128
 CONNECTIONS_PER_HOST = 64
 # Shorter than the idle timeout of common servers and proxies (60 s and more), so that we close first.
 KEEPALIVE_SECONDS = 30.0
-# A connection with its socket, transport, parser and, while one is in progress, request and response. Measured.
+# Memory of a connection: its socket, transport, parser and current request and response. Measured.
 CONNECTION_BYTES = 4 * 1024
-# Before the next address of a host is tried in parallel.
+# The delay before the next address of a host is tried in parallel.
 NEXT_ADDRESS_SECONDS = 0.25
-# For aborted connections to close their sockets, which takes one iteration of the event loop.
+# Time for aborted connections to close their sockets, which takes one iteration of the event loop.
 CLOSE_SECONDS = 2.0
 
 
@@ -163,7 +163,7 @@ class Clients:
         return connection
 
     async def _obtain(self, origin: Origin, waits: Timeouts) -> EndpointConnection:
-        """A connection that was freed for this request, or a new one if the pool has room."""
+        """A connection that was freed for this request, or a new one if the pool has space."""
         overtaken = False
         while not self._has_room(origin):
             try:
@@ -188,7 +188,8 @@ class Clients:
         return self._counts.total() < self._connections
 
     async def _turn(self, origin: Origin, overtaken: bool) -> EndpointConnection | None:
-        """Wait for a freed connection, or for room for a new one (None). An overtaken request waits in front."""
+        """Wait for a freed connection, or for space for a new one (None). A request that was overtaken waits at the
+        front of the queue."""
         waiter = _Waiter(origin, asyncio.get_running_loop().create_future())
         (self._waiting.appendleft if overtaken else self._waiting.append)(waiter)
         try:
@@ -206,7 +207,7 @@ class Clients:
                 self._waiting.remove(waiter)
 
     def _next(self) -> None:
-        """Wake the first waiter that can continue: room for one endpoint does not help a waiter for another."""
+        """Wake the first waiter that can continue: a free slot for one endpoint does not help a waiter for another."""
         spare = self._counts.total() < self._connections or bool(self._idle)
         for waiter in self._waiting:
             if spare and self._counts[waiter.origin] < self._per_host:

@@ -1,9 +1,9 @@
 """One HTTP/1.1 connection to a model's endpoint, for one request after another.
 
-There is one response at a time; bytes that belong to none close the connection. A silence longer than the request's
-timeouts ends it; time in which we do not read does not count as silence. Only a bounded part of a body is buffered
-here, the rest waits in the socket. Closing a response that was not read to its end closes the connection. Every failure
-is a `ConnectionFailed`, which holds nothing that was sent.
+There is one response at a time; bytes that belong to no response close the connection. A silence longer than the
+request's timeouts ends it; time during which nothing is read here does not count as silence. Only a bounded part of a
+body is buffered here, the rest waits in the socket. Closing a response that was not read to its end closes the
+connection. Every failure is a `ConnectionFailed`, which contains nothing of the request.
 
 The pool owns connections; a connection owns its transport and its timer.
 """
@@ -121,7 +121,7 @@ class Response:
 
 
 class EndpointConnection(asyncio.Protocol):
-    """`free` is called when the connection can carry another request, and `gone` once, when it never will again."""
+    """`free` is called whenever the connection can carry another request, `gone` once, when it no longer can."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Cooldowns after failures: of a key without quota, of a model that is down.
+"""Cooldowns of keys and models after failures, such as an exhausted quota or an endpoint that is down.
 
-A cooldown has a reason and an end. None is longer than `LONGEST_REST`, even if the clock is set back meanwhile. There
-are at most as many entries as keys and models in the configuration. The clock is a parameter, so that tests do not
-wait.
+A cooldown has a reason and an end. None is longer than `LONGEST_COOLDOWN`, even if the clock is set back meanwhile.
+There are at most as many entries as keys and models in the configuration. The clock is a parameter, so that tests do
+not wait.
 """
 
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 from tidegate.errors import ModelFailed, ModelKind
 
-REST_SECONDS: dict[ModelKind, float] = {
+COOLDOWN_SECONDS: dict[ModelKind, float] = {
     "rate": 60.0,  # the usual window of a provider's limit
     "overloaded": 60.0,
     "network": 60.0,
     "timeout": 60.0,
-    "quota": 600.0,  # these two need action by a person, which may happen at any time
+    "quota": 600.0,  # for these two a person must act, which may happen at any time
     "authorisation": 600.0,
 }
-"""Length of a cooldown by kind of failure, if the endpoint names none. Other kinds are caused by the conversation and
-start no cooldown."""
+"""The length of a cooldown by kind of failure, unless the endpoint asks for another one. Other kinds are caused by the
+conversation and start no cooldown."""
 
-SHORTEST_REST = 1.0
+SHORTEST_COOLDOWN = 1.0
 """Seconds, even if the endpoint asks for less."""
 
-LONGEST_REST = 24 * 3600.0
+LONGEST_COOLDOWN = 24 * 3600.0
 """Seconds, even if the endpoint asks for more."""
 
 
@@ -39,12 +39,12 @@ class Cooldowns:
         self._cooldowns: dict[str, Cooldown] = {}
 
     def begin(self, name: str, failure: ModelFailed) -> float | None:
-        """Start a cooldown. Returns its seconds, or None if this kind of failure starts none."""
-        seconds = REST_SECONDS.get(failure.kind)
+        """Start a cooldown. Returns its length in seconds, or None if this kind of failure starts none."""
+        seconds = COOLDOWN_SECONDS.get(failure.kind)
         if seconds is None:
             return None
         if failure.retry_after is not None:
-            seconds = min(max(failure.retry_after, SHORTEST_REST), LONGEST_REST)
+            seconds = min(max(failure.retry_after, SHORTEST_COOLDOWN), LONGEST_COOLDOWN)
         self._cooldowns[name] = Cooldown(self._clock() + seconds, failure.kind)
         return seconds
 
@@ -54,13 +54,13 @@ class Cooldowns:
 
     def of(self, name: str) -> Cooldown | None:
         """The cooldown of a key or model; None if it has none or it is over."""
-        rest = self._cooldowns.get(name)
-        if rest is not None and not 0 < rest.until - self._clock() <= LONGEST_REST:
+        cooldown = self._cooldowns.get(name)
+        if cooldown is not None and not 0 < cooldown.until - self._clock() <= LONGEST_COOLDOWN:
             del self._cooldowns[name]
             return None
-        return rest
+        return cooldown
 
     def wait(self, name: str) -> float:
         """Seconds until the cooldown ends; 0 without one."""
-        rest = self.of(name)
-        return 0.0 if rest is None else rest.until - self._clock()
+        cooldown = self.of(name)
+        return 0.0 if cooldown is None else cooldown.until - self._clock()

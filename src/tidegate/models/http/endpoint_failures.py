@@ -1,7 +1,7 @@
 """Failures of a model's endpoint, mapped to ModelFailed.
 
-Every failure has one of ten kinds, which decides how it is handled. Every message is one or two sentences that say what
-happened and what to do. The endpoint's own words are quoted on one line, shortened and without credentials. Pure
+Every failure has one of ten kinds, which decides how it is handled. Every message explains in one or two sentences what
+happened and what to do. The endpoint's own message is quoted on one line, shortened and without credentials. Pure
 functions.
 """
 
@@ -13,13 +13,14 @@ from tidegate.models.http import error_body
 from tidegate.models.http.connection import ConnectionFailed
 from tidegate.models.http.refused_field import REFUSED_STATUS
 
-# Enough to recognise a provider's error message, short enough for a chat line.
+# Enough to recognise a provider's error message, and short enough for a chat message.
 QUOTE_CHARACTERS = 300
-# Of an error body; the rest is not read.
+# The most that is read of an error body.
 ERROR_BODY_BYTES = 65536
 # How long to wait for a free connection in our own pool.
 CROWDED_SECONDS = 1.0
-# Of an error message that is matched against patterns. If it quotes the conversation, the error itself comes first.
+# The part of an error message that is matched against patterns. If the message quotes the conversation, the error
+# itself comes first.
 JUDGED_CHARACTERS = 600
 
 _CONTEXT = re.compile(
@@ -72,11 +73,12 @@ _STATUS_OF = (
     (re.compile(r"(?i)overloaded|server_error|api_error|unavailable|internal"), 503),
     (re.compile(r"(?i)invalid|bad_?request|context_length|content_(filter|policy)|unsupported"), 400),
 )
-"""The status that an error inside a stream corresponds to, by its type or code; any other is a failing server (503)."""
+"""The HTTP status that corresponds to an error inside a stream, by its type or code. Unknown errors count as a failing
+server (503)."""
 
 
 class FailureMapper:
-    """Makes the ModelFailed errors of one configured model. `redact` removes its credentials from quoted text."""
+    """Creates the ModelFailed errors of one configured model. `redact` removes its credentials from quoted text."""
 
     def __init__(self, name: str, address: str, redact: Callable[[str], str]) -> None:
         self._name = name
@@ -124,8 +126,8 @@ class FailureMapper:
         now: float,
         field_of: Callable[[str, str], str | None] = lambda _param, _said: None,
     ) -> ModelFailed:
-        """The failure for an HTTP status. `field_of` finds the caller's field that the endpoint refused, from the
-        endpoint's name for it and from its message."""
+        """The failure for an HTTP status. `field_of` returns the caller's field that the endpoint refused, given the
+        endpoint's name for the field and its message."""
         complaint = error_body.read(body)
         retry_after = error_body.retry_after_of(headers, now)
         kind, retryable, what = _judge(status, complaint)
@@ -156,7 +158,7 @@ class FailureMapper:
         status = int(found.group(1)) if found else _status_of(complaint.marks)
         kind, retryable, what = _judge(status, complaint)
         if kind in ("overloaded", "invalid", "timeout"):
-            what = "the endpoint reported an error in the middle of its answer; try again, or look at its status page."
+            what = "the endpoint reported an error in the middle of its answer; try again, or check its status page."
         return self.failed(
             what.format(status=""),
             kind=kind,
@@ -196,7 +198,7 @@ class FailureMapper:
                 what = f"the connection to {where} broke{' in the middle of the answer' if begun else ''}; try again."
                 return self.failed(what, kind="network", retryable=True)
             case "foreign":
-                what = f"{where} does not speak HTTP as expected; check base_url."
+                what = f"{where} did not send a valid HTTP response; check base_url."
                 return self.failed(what, kind="protocol", retryable=False, said=failure.said)
 
 
@@ -208,20 +210,20 @@ def _judge(status: int, complaint: error_body.EndpointError) -> tuple[ModelKind,
         if (judged := _judge_marks(status, marks)) is not None:
             return judged
     if status in _TIMEOUT_STATUS:
-        return "timeout", True, "the endpoint gave up waiting{status}; try again."
+        return "timeout", True, "the endpoint timed out{status}; try again."
     if status in _NEVER_STATUS:
-        return "invalid", False, "the endpoint cannot do what it was asked for{status}; check `api` and `base_url`."
+        return "invalid", False, "the endpoint does not support this request{status}; check `api` and `base_url`."
     if status >= 500 or status in _OVERLOADED_STATUS:
         return "overloaded", True, "the endpoint is overloaded or failing{status}; try again in a while."
     if 300 <= status < 400:
         return "invalid", False, "the address redirects elsewhere{status}, which is not followed; correct base_url."
     if status in _UNKNOWN_PATH_STATUS:
-        return "invalid", False, "the endpoint knows no such model or path{status}; check `model` and `base_url`."
+        return "invalid", False, "the endpoint has no such model or path{status}; check `model` and `base_url`."
     return "invalid", False, _REFUSED
 
 
 def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
-    """The same for errors on the caller's side; None for any other."""
+    """The same for errors that the request or the account caused; None for all others."""
     if status in (400, 403, 422) and _CONTENT.search(marks):
         return "content", False, "the endpoint's content rules refused the request{status}; rephrase it."
     if status == 402 or (status in (400, 403, 429) and _QUOTA.search(marks) and not _is_of_a_minute(marks)):
@@ -239,7 +241,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             "invalid",
             False,
             (
-                "the request is larger than the endpoint takes{status}; send smaller pictures and files, or start a "
+                "the request is larger than the endpoint accepts{status}; send smaller pictures and files, or start a "
                 "new conversation."
             ),
         )
@@ -271,7 +273,7 @@ def _is_large(status: int, marks: str) -> bool:
 
 
 def _is_of_a_minute(marks: str) -> bool:
-    """Whether the exhausted quota is one per minute or second, and so is a rate limit."""
+    """Whether the exhausted quota is per minute or second, which makes it a rate limit."""
     return _MINUTE.search(marks) is not None and "PerDay" not in marks
 
 

@@ -1,7 +1,7 @@
 """Error bodies of endpoints, in any of the shapes in use.
 
-Any bytes give an EndpointError: the message for a person, the marks by which it is classified (types, codes, reasons,
-including those of a provider behind the endpoint), and the requested wait, if the body names one. Pure functions.
+Any bytes are parsed to an EndpointError: the message for people, the marks by which it is classified (types, codes and
+reasons, including those of a provider behind the endpoint), and the requested wait, if there is one. Pure functions.
 """
 
 import math
@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 MARKS_CHARACTERS = 2000
-"""Of the marks: several times more than any provider sends, so that a body cannot make the classification slow."""
+"""The most that is kept of the marks: several times more than any provider sends. It bounds the time of the
+classification."""
 
 LISTED = 8
-"""Validation errors of one request that are quoted, and steps of the path to each."""
+"""The number of validation errors that are quoted, and of steps in the path to each."""
 
 PARAM_CHARACTERS = 200
-"""Of the name of a refused field; no field of ours has a longer name."""
+"""The most that is kept of a refused field's name; no field of ours has a longer name."""
 
 LONGEST_WAIT = 31 * 24 * 3600.0
-"""Seconds until a monthly quota is renewed. Longer waits are taken for mistakes."""
+"""The time until a monthly quota is renewed, in seconds. Longer waits are treated as mistakes."""
 
 _ANY_HEADER = zlib.MAX_WBITS | 32  # gzip or zlib, detected from the header
 _MARKING = ("type", "code", "status", "param")
@@ -37,12 +38,12 @@ class EndpointError(NamedTuple):
     marks: str = ""
     after: float | None = None
     param: str = ""
-    """The endpoint's name for the refused field of the request; empty if it names none."""
+    """The endpoint's name for the refused field of the request; empty if there is none."""
 
 
 def read(body: bytes) -> EndpointError:
     """Parse an error body: OpenAI's, Anthropic's, Gemini's, OpenRouter's, Azure's and the plainer ones of local
-    servers. A web page has no message worth quoting."""
+    servers. Nothing is quoted from a web page."""
     try:
         whole: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -80,26 +81,29 @@ def _param(inner: dict[Any, Any]) -> str:
     param, details = inner.get("param"), inner.get("detail")
     if isinstance(param, str):
         return param[:PARAM_CHARACTERS]
-    first = details[0] if isinstance(details, list) and details else None
+    first = details[0] if isinstance(details, list) and details else details
     place = first.get("loc") if isinstance(first, dict) else None
     steps = place[:LISTED] if isinstance(place, list) else []
     return ".".join(map(str, steps[1:] if steps[:1] == ["body"] else steps))[:PARAM_CHARACTERS]
 
 
 def _listed(details: object) -> str:
-    """FastAPI's validation errors: the location and the message of each."""
-    found = []
-    for detail in details[:LISTED] if isinstance(details, list) else ():
-        if isinstance(detail, dict) and isinstance(detail.get("msg"), str):
+    """FastAPI's validation errors, one or a list: the location and the message of each."""
+    found: list[str] = []
+    for detail in details[:LISTED] if isinstance(details, list) else (details,):
+        if isinstance(detail, str):
+            found.append(detail)
+        elif isinstance(detail, dict):
+            message = next((detail[key] for key in _WORDING if isinstance(detail.get(key), str)), "")
             place = detail.get("loc")
             where = ".".join(map(str, place[:LISTED])) if isinstance(place, list) else ""
-            found.append(f"{where}: {detail['msg']}" if where else detail["msg"])
-    return "; ".join(found)
+            found.append(f"{where}: {message}" if where and message else message)
+    return "; ".join(filter(None, found))
 
 
 def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
-    """An error body, decompressed up to `most` bytes if the endpoint compressed it unasked. It is empty if it cannot be
-    decompressed; the error is then classified by its status alone."""
+    """The error body, decompressed up to `most` bytes if the endpoint compressed it without being asked. Empty if it
+    cannot be decompressed; the error is then classified only by its status."""
     match encoding.strip().lower():
         case "" | "identity":
             return body
@@ -113,7 +117,7 @@ def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
 
 
 def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that the endpoint asks to wait, from any of the three headers in use; None if it does not say."""
+    """The wait that the endpoint asks for, in seconds, from any of the headers in use; None if there is none."""
     milliseconds = headers.get("retry-after-ms")
     seconds = headers.get("retry-after")
     try:
@@ -145,6 +149,6 @@ def _said_wait(said: str) -> float | None:
 
 
 def _delay(given: object) -> float | None:
-    """Seconds from the form `34.5s`."""
+    """The seconds of a delay written as `34.5s`."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", given) if isinstance(given, str) else None
     return None if found is None else float(found.group(1))

@@ -23,7 +23,7 @@ from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAn
 from tidegate.models.formats.call_names import distinct_calls
 from tidegate.models.formats.format import Format
 from tidegate.models.formats.stop_sequences import StopCutter
-from tidegate.models.formats.token_estimate import TokenEstimate
+from tidegate.models.formats.token_counts import TokenEstimate
 from tidegate.models.http.address import EndpointAddress
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.connection import WHOLE_BYTES, ConnectionFailed, Timeouts

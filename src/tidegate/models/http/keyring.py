@@ -1,8 +1,8 @@
 """The keys of one endpoint, used one at a time.
 
 A key is used until the endpoint reports that its quota is exhausted, its rate limit is reached or it is not accepted.
-Then it has a cooldown and the next key is used. A provider's prompt cache belongs to a key's account, so keys are
-changed only when necessary. A single key has no cooldown, because there is no other to use. Logs name a key by its
+It then gets a cooldown, and the next key is used. A provider's prompt cache belongs to a key's account, so keys are
+changed only when necessary. A single key gets no cooldown, because there is no other to use. Logs name a key by its
 reference, never by its value.
 
 Process lifetime. Models of one endpoint that name the same key share its cooldown.
@@ -45,13 +45,18 @@ class KeyRing:
         self._cooldowns.end(self._name(key))
 
     def failed(self, key: Key, failure: ModelFailed) -> bool:
-        """Whether another key can be used now. If all have a cooldown, sets `failure.retry_after` to the shortest."""
+        """Start the key's cooldown. Returns whether another key can be used now; if not, sets `failure.retry_after` to
+        the shortest remaining cooldown."""
         if len(self.keys) == 1 or failure.kind not in ROTATED:
             return False
         seconds = self._cooldowns.begin(self._name(key), failure)
         soonest = min(map(self._wait, self.keys))
         log.warning(
-            "a key rests", key=key.reference, why=failure.kind, seconds=round(seconds or 0), others_ready=soonest == 0
+            "a key is in cooldown",
+            key=key.reference,
+            why=failure.kind,
+            seconds=round(seconds or 0),
+            others_ready=soonest == 0,
         )
         if soonest > 0:
             failure.retry_after = soonest
@@ -59,7 +64,8 @@ class KeyRing:
         return True
 
     @property
-    def resting(self) -> int:
+    def in_cooldown(self) -> int:
+        """The number of keys that have a cooldown."""
         return sum(self._wait(key) > 0 for key in self.keys) if len(self.keys) > 1 else 0
 
     def _wait(self, key: Key) -> float:

@@ -1,9 +1,9 @@
 """The field of a caller's request that an endpoint refused.
 
-A provider reports a bad value by the name that its own format has for the field: `text.format.schema` or
-`output_config.format.schema` for `response_format`, `tools.3.input_schema` for one of `tools`. The functions here find
-the caller's name for it, and only for fields that the caller has set: the gateway wrote the rest of the request, so an
-error there is not the caller's. Pure functions.
+A provider reports an invalid value under its own format's name for the field: `text.format.schema` or
+`output_config.format.schema` for `response_format`, `tools.3.input_schema` for one of `tools`. The functions here
+return the caller's name, and only for fields that the caller has set: the gateway wrote the rest of the request, so
+errors there are not the caller's. Pure functions.
 """
 
 import re
@@ -31,19 +31,19 @@ _PATH = re.compile(r"[`'\"]?([a-z_]+)((?:[.\[][\w\]]+)*)")
 _QUOTED = re.compile(r"[`'\"](?:\$\.)?([a-z_]{3,64})((?:[.\[][\w\]]{1,64}){0,8})[`'\"]")
 _BEGINNING = re.compile(r"([a-z_]{1,64})((?:\.\w{1,64}){0,8})(?:: | must be )")
 _NO_JSON_WORD = re.compile(r"(?i)contain the word ['\"]?json")
-"""How providers refuse `json_object` for messages that do not mention JSON."""
+"""The error of providers that refuse `json_object` if no message mentions JSON."""
 _INDEX = re.compile(r"\d{1,6}")
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def caller_field(param: str, said: str, prefix: EncodedPrefix, call: Call) -> str | None:
-    """The caller's field that an endpoint refused: from the `param` of the error, or else from its message."""
-    if call.response_format and _NO_JSON_WORD.search(said):
+def caller_field(param: str, message: str, prefix: EncodedPrefix, call: Call) -> str | None:
+    """The caller's field that an endpoint refused, from the `param` of the error, or else from its message."""
+    if call.response_format and _NO_JSON_WORD.search(message):
         return "response_format"
     if param:
         found = _PATH.match(param)
         return _field(found[1], found[2], prefix, call) if found else None
-    for found in (_BEGINNING.match(said), *_QUOTED.finditer(said)):
+    for found in (_BEGINNING.match(message), *_QUOTED.finditer(message)):
         if found is not None and (field := _field(found[1], found[2], prefix, call)) is not None:
             return field
     return None
@@ -54,19 +54,19 @@ def _field(name: str, path: str, prefix: EncodedPrefix, call: Call) -> str | Non
         return "tools" if _is_callers_tool(path, prefix) else None
     if name == "text" and "verbosity" in path:
         name = "verbosity"
-    given = _given(call)
-    if name not in given:
+    fields = _set_fields(call)
+    if name not in fields:
         name = _NAMES.get(name, name)
-    if name in given:
+    if name in fields:
         return "logprobs" if name == "top_logprobs" else name
     return None
 
 
-def _given(call: Call) -> set[str]:
-    """The fields that the caller has set. Without `reasoning`, which may come from the session or the agent."""
-    given = {name for name in call.__struct_fields__ if getattr(call, name) not in (None, (), b"")}
+def _set_fields(call: Call) -> set[str]:
+    """The fields that the caller has set, without `reasoning`, which may come from the session or the agent."""
+    fields = {name for name in call.__struct_fields__ if getattr(call, name) not in (None, (), b"")}
     extras = set(msgspec.json.decode(call.extras)) if call.extras else set()
-    return given - {"reasoning", "extras", "caller_tools"} | extras
+    return fields - {"reasoning", "extras", "caller_tools"} | extras
 
 
 def _is_callers_tool(path: str, prefix: EncodedPrefix) -> bool:

@@ -23,9 +23,10 @@ from tidegate.models.http.connection import Trouble
 VERSION = 1
 MiB = 1024 * 1024
 BODY_BYTES = 8 * MiB
-"""Of one request or one answer: more than a context window of text. Longer ones hold pictures, or are mistakes."""
+"""The largest recorded request or answer: more than a context window of text. Larger ones contain pictures, or are
+mistakes."""
 FILE_BYTES = 256 * MiB
-"""Of the whole file: more than usual traffic, and no burden for a disk."""
+"""The largest file: more than usual traffic, and no burden for a disk."""
 LINE_BYTES = 8 * BODY_BYTES
 """A byte of a body takes at most six in JSON; the rest is for headers."""
 HOLDS = (
@@ -160,9 +161,11 @@ def _opened(path: Path) -> IO[bytes]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise Misconfigured(f"{path} is not a file; name one that `tidegate up --record` has made.")
+            raise Misconfigured(f"{path} is not a file; name one that `tidegate up --record` has written.")
         if found.st_size > FILE_BYTES:
-            raise Misconfigured(f"{path} is larger than any recording; name one that `tidegate up --record` has made.")
+            raise Misconfigured(
+                f"{path} is larger than any recording; name one that `tidegate up --record` has written."
+            )
         return os.fdopen(descriptor, "rb")
     except OSError as error:
         raise Misconfigured(f"The recording {path} cannot be read ({error.strerror}); name another.") from None
@@ -173,7 +176,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _check_opening(path: Path, first: bytes) -> None:
     if not first:
-        raise Misconfigured(f"{path} is empty; name a file that `tidegate up --record` has made.")
+        raise Misconfigured(f"{path} is empty; name a file that `tidegate up --record` has written.")
     try:
         # For a newer format, only its version can be read.
         found = msgspec.json.decode(first, type=dict[str, Any])
@@ -181,7 +184,7 @@ def _check_opening(path: Path, first: bytes) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         version = None
     if not isinstance(version, int):
-        raise Misconfigured(f"{path} is not a recording; name a file that `tidegate up --record` has made.")
+        raise Misconfigured(f"{path} is not a recording; name a file that `tidegate up --record` has written.")
     if version > VERSION:
         raise Misconfigured(
             f"{path} was recorded by a newer Tidegate (format {version}, here {VERSION}); replay it with that one."

@@ -28,7 +28,7 @@ from tidegate.security import Redactor
 from tidegate.status_report import ReplayerStatus
 
 COMPARED_BYTES = 32 * 1024 * 1024
-"""Of recorded requests that are compared to find the nearest one, which takes about a second."""
+"""Bytes of recorded requests that are compared to find the nearest one, which takes about a second."""
 
 Place = tuple[int, int]
 Request = tuple[str, str, str]
@@ -77,7 +77,7 @@ class TransportReplayer:
             elif isinstance(event, RecordedAnswer) and (asked := open_ones.pop(event.id, None)) is not None:
                 asked.answered = (start, size)
         if not self._exchanges:
-            raise Misconfigured(f"{self._path} holds no requests to replay; name another recording.")
+            raise Misconfigured(f"{self._path} contains no requests to replay; name another recording.")
 
     def _digest(self, asked: RecordedRequest) -> str:
         try:
@@ -143,7 +143,7 @@ class TransportReplayer:
         return _failed(f"The recording {self._path} was changed or removed during the replay; restart the gateway.")
 
     def _unanswered(self, exchange: _Exchange, why: str) -> ModelFailed:
-        return _failed(f"The recording {self._path} holds no answer to this request (number {exchange.number}): {why}.")
+        return _failed(f"The recording {self._path} has no answer to this request (number {exchange.number}): {why}.")
 
     def _not_recorded(self, key: Request, asked: Any) -> ModelFailed:
         """The error for an unknown request, with the first difference. The values may quote the conversation, so they
@@ -153,18 +153,18 @@ class TransportReplayer:
         if not alike:
             known = ", ".join(sorted({" ".join(exchange.key[:2]) for exchange in self._exchanges}))
             return _failed(
-                f"The recording {self._path} holds no request {method} {path}, only {known}; check base_url."
+                f"The recording {self._path} contains no request {method} {path}, only {known}; check base_url."
             )
         nearest = self._nearest(alike, asked)
         if nearest is None:
             return _failed(
-                f"The recording {self._path} does not hold this request, and its requests are too long to compare; "
+                f"The recording {self._path} does not contain this request, and its requests are too long to compare; "
                 "repeat the recorded conversation."
             )
         number, found = nearest
         return _failed(
-            f"The recording {self._path} does not hold this request. The first difference from the nearest one (number "
-            f"{number}) is in {found.place or 'the whole body'}.",
+            f"The recording {self._path} does not contain this request. The first difference from the nearest one "
+            f"(number {number}) is in {found.place or 'the whole body'}.",
             said=f"recorded: {found.recorded}; now: {found.asked}",
         )
 

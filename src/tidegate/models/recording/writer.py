@@ -2,8 +2,8 @@
 
 The file is new, private to its owner (0600) and not reached through a symbolic link; nothing is ever overwritten. One
 thread writes complete lines in order, each immediately; the event loop never waits for it. If the disk fails or cannot
-keep up, or the file reaches its limit, this is logged once, the file ends with a complete line, and the gateway goes on
-without recording. The writer owns its file and its thread, from `open` to `close`, both of which block.
+keep up, or the file reaches its limit, this is logged once, the file ends with a complete line, and the gateway
+continues without recording. The writer owns its file and its thread, from `open` to `close`, both of which block.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from tidegate.log import Log
 from tidegate.models.recording.recording_file import Event, RecordingStopped, line, opening
 
 PENDING_BYTES = 64 * 1024 * 1024
-"""Of bodies that wait to be written: a few seconds for a slow disk."""
+"""Bytes of bodies that may wait to be written: a few seconds for a slow disk."""
 PENDING_LINES = 10_000
-"""Lines that wait to be written; bounds those without a body."""
+"""Lines that may wait to be written; this bounds those without a body."""
 LAST_LINE_BYTES = 1024
 """Reserved for the last line, which says why the recording stopped."""
 CLOSE_SECONDS = 10.0
-"""To write the remaining lines at the end; a stopping gateway cannot wait for a disk that never responds."""
+"""The time to write the remaining lines at the end: a stopping gateway cannot wait for a disk that never responds."""
 FILE_MODE = 0o600
 
 log = Log(__name__)
@@ -75,7 +75,7 @@ class RecordingWriter:
                 raise queue.Full
             self._lines.put_nowait((make, size))
         except queue.Full:
-            self._stop("the disk does not keep up")
+            self._stop("the disk cannot keep up")
             return
         self._count(size)
 
@@ -114,9 +114,9 @@ class RecordingWriter:
                 self._append(text)
         except OSError as error:
             self._stop(f"the disk refuses ({error.strerror})")
-        except Exception as error:  # the gateway must go on, and no partial line is written
-            log.exception("a line of the recording could not be made", file=str(self.path))
-            self._stop(f"a line could not be made ({type(error).__name__})")
+        except Exception as error:  # the gateway must continue, and no partial line is written
+            log.exception("a line of the recording could not be encoded", file=str(self.path))
+            self._stop(f"a line could not be encoded ({type(error).__name__})")
         self._say_why()
 
     def _append(self, text: bytes) -> None:
@@ -154,7 +154,7 @@ class RecordingWriter:
             if self.stopped is not None:
                 return
             self.stopped = why
-        log.error("the recording stopped; the gateway goes on without it", file=str(self.path), why=why)
+        log.error("the recording stopped; the gateway continues without it", file=str(self.path), why=why)
 
 
 def check(path: Path) -> None:

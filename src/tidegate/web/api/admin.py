@@ -16,8 +16,8 @@ from tidegate.security import UserRole
 from tidegate.status_report import Readiness, SessionsStatus, StatusReport
 from tidegate.web.app.auth import Caller, Credentials, KeyView
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
 from tidegate.web.app.health import Health
+from tidegate.web.app.http_response import HttpResponse, json_response
 from tidegate.web.app.page_files import PageFiles
 
 LOGIN_BYTES = 4096
@@ -105,7 +105,7 @@ class Admin:
                 responses={200: ModelsAnswer},
             ),
             Endpoint(
-                method="GET", path="/v1/models/{id}", handler=self.model, summary="Show an agent",
+                method="GET", path="/v1/models/{id:path}", handler=self.model, summary="Show an agent",
                 responses={200: ModelView}, refusals=(404,),
             ),
             Endpoint(

@@ -14,7 +14,7 @@ from tidegate.sessions import Sessions
 from tidegate.store import approvals
 from tidegate.turns import QuestionView
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_LISTED = 500
 

@@ -11,8 +11,8 @@ from tidegate.errors import Refused
 from tidegate.sessions import Sessions
 from tidegate.store import AuditKind, AuditRow
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
-from tidegate.web.app.request_body import parse_time
+from tidegate.web.app.http_request import parse_time
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_ROWS = 1000
 """The largest page."""

@@ -8,7 +8,7 @@ import msgspec
 
 from tidegate.web.app.auth import BrowserView, Credentials
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 
 class BrowsersAnswer(msgspec.Struct, frozen=True):

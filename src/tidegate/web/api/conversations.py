@@ -22,8 +22,8 @@ from tidegate.web.api.event_stream import EventStream
 from tidegate.web.app.auth import Caller
 from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
-from tidegate.web.app.headers import idempotency_key
+from tidegate.web.app.http_request import idempotency_key
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_LISTED = 500
 IDEMPOTENCY_SECONDS = 86400.0

@@ -21,7 +21,7 @@ from tidegate.web.app import sse
 from tidegate.web.app.auth import Caller
 from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Request
-from tidegate.web.app.error_responses import HttpResponse
+from tidegate.web.app.http_response import HttpResponse
 
 RETRY_SECONDS = 5
 """When a refused reader may retry. A stream ends when a user closes a page, which cannot be predicted."""

@@ -13,7 +13,7 @@ from tidegate.errors import NotFound
 from tidegate.memory import Notebook, NoteView
 from tidegate.sessions import Sessions
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 if TYPE_CHECKING:
     from tidegate.memory import Memory, NoteSubject

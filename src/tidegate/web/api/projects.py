@@ -11,7 +11,7 @@ from msgspec import Meta
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import Sessions
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 
 class ProjectFile(msgspec.Struct):

@@ -16,8 +16,8 @@ from tidegate.status_report import BudgetView
 from tidegate.store import UsageTotal, usage
 from tidegate.values import BILLION
 from tidegate.web.app.endpoint import Endpoint, Request
-from tidegate.web.app.error_responses import HttpResponse, json_response
-from tidegate.web.app.request_body import parse_time
+from tidegate.web.app.http_request import parse_time
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_ROWS = 1000
 """The most rows of one response: more than the hours of a month."""

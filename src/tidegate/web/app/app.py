@@ -7,6 +7,8 @@ application owns no task; its server must run `background`.
 
 import asyncio
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -35,7 +37,9 @@ from tidegate.web.api.usage import UsageApi
 from tidegate.web.app.auth import Credentials
 from tidegate.web.app.cors import Cors
 from tidegate.web.app.endpoint import Endpoint, PathApp, Request, Routes
-from tidegate.web.app.error_responses import (
+from tidegate.web.app.health import Health
+from tidegate.web.app.http_request import ClientDisconnected, RequestBodies
+from tidegate.web.app.http_response import (
     ErrorResponses,
     Headers,
     HttpResponse,
@@ -43,10 +47,8 @@ from tidegate.web.app.error_responses import (
     request_id,
     send_response,
 )
-from tidegate.web.app.health import Health
-from tidegate.web.app.metrics import OTHER, HttpCounters, Metrics
+from tidegate.web.app.metrics import Metrics
 from tidegate.web.app.page_files import PageFiles
-from tidegate.web.app.request_body import ClientDisconnected, RequestBodies
 from tidegate.web.app.sse import KEEP_ALIVE_SECONDS, OpenStreams
 from tidegate.web.chat.completions import CHAT, ChatCompletions
 from tidegate.web.http1.protocol import ABORT, EXTRA
@@ -61,6 +63,8 @@ _API_HEADERS: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-opti
 """On every response of the two APIs, errors included. The page's files have headers of their own."""
 _ROUTE = "tidegate.route"
 """Scope key of the declared path of a request's endpoint."""
+OTHER = "other"
+"""The route of requests to unknown paths."""
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -98,6 +102,27 @@ class _RecordedSend:
         await self._send(message)
 
 
+class HttpCounters:
+    """Requests by route and status, and the durations of chat requests."""
+
+    BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+    """Upper bounds of the histogram in seconds, from the demo model's durations to those of long turns."""
+
+    __slots__ = ("buckets", "requests", "seconds")
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # lint: allow routes are known, any other is OTHER
+        self.buckets = [0] * (len(self.BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def count_response(self, route: str, status: int) -> None:
+        self.requests[route, status] += 1
+
+    def count_chat(self, seconds: float) -> None:
+        self.buckets[bisect_left(self.BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+
 class App:
     def __init__(
         self,
@@ -111,7 +136,7 @@ class App:
         errors: ErrorResponses,
         counters: HttpCounters,
         health: Health,
-        cors: Cors,
+        cors: Cors | None,
         descriptors: Descriptors,
     ) -> None:
         self._chat = chat
@@ -133,12 +158,12 @@ class App:
         if scope["type"] != "http":
             return
         began = time.perf_counter()
-        cors_headers = self._cors.headers(scope)
+        cors_headers = [] if self._cors is None else self._cors.headers(scope)
         is_api = scope["path"].startswith(("/api", "/v1"))
         recorded = _RecordedSend(send, [*cors_headers, *_API_HEADERS] if is_api else cors_headers)
         is_chat = scope["path"] == CHAT.path
         try:
-            if cors_headers and (preflight := self._cors.preflight(scope, cors_headers)) is not None:
+            if self._cors is not None and (preflight := self._cors.preflight(scope, cors_headers)) is not None:
                 await send_response(recorded, preflight)
                 return
             if self._stopping:
@@ -312,7 +337,7 @@ def create_app(
         errors=errors,
         counters=counters,
         health=health,
-        cors=Cors(config.server.origins),
+        cors=Cors(config.server.origins) if config.server.origins else None,
         descriptors=descriptors or Descriptors(),
     )
 

@@ -132,11 +132,13 @@ class Credentials:
         if authorization is not None:
             scheme, _, token = authorization.strip().partition(b" ")
             if scheme.lower() != b"bearer" or not token.strip():
-                raise Unauthenticated("Send your key in the Authorization header as `Bearer KEY`.")
+                raise Unauthenticated("Send your key in the Authorization header, after the word `Bearer`.")
             return await self._known_by("key", digest(token.strip()))
         cookie, page_token = _cookie(headers), headers.get(PAGE_TOKEN, b"")
         if not cookie and not page_token:
-            raise Unauthenticated("Send your key in the Authorization header as `Bearer KEY`, or sign in on the page.")
+            raise Unauthenticated(
+                "Send your key in the Authorization header, after the word `Bearer`, or sign in on the page."
+            )
         self.check_host(headers)
         self.check_origin(method, headers)
         if not cookie or not page_token:

@@ -1,6 +1,6 @@
 """CORS: requests from other web pages, for the origins in `server.origins` and with a key only.
 
-Without listed origins this module has no effect, and browsers let no other page call the gateway. A page from a listed
+Without listed origins this module is not used, and browsers let no other page call the gateway. A page from a listed
 origin may call with its own key; it never gets to use the cookie of the gateway's own page.
 """
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from tidegate.web.app.error_responses import Headers, HttpResponse
+from tidegate.web.app.http_response import Headers, HttpResponse
 
 _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
@@ -30,8 +30,6 @@ class Cors:
 
     def headers(self, scope: dict[str, Any]) -> Headers:
         """The response headers that let a page from a listed origin read the response."""
-        if not self._origins:
-            return []
         origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
         if origin.lower() not in self._origins:
             return [(b"vary", b"Origin")]

@@ -21,9 +21,8 @@ import msgspec
 from tidegate.errors import Refused
 from tidegate.security import Right
 from tidegate.web.app.auth import Caller, Credentials
-from tidegate.web.app.error_responses import HttpResponse, send_response
-from tidegate.web.app.headers import parse_headers
-from tidegate.web.app.request_body import RequestBodies, decode, refuse, refuse_duplicates
+from tidegate.web.app.http_request import RequestBodies, decode, parse_headers, refuse, refuse_duplicates
+from tidegate.web.app.http_response import HttpResponse, send_response
 from tidegate.web.http1.protocol import ABORT
 
 Receive = Callable[[], Awaitable[Any]]

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, and the counters of HTTP requests.
+"""Metrics for Prometheus.
 
 A request adds to a few integers; everything else is read from the packages when it is scraped. Labels come from closed
 sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the number of series is
@@ -6,8 +6,6 @@ bounded. There is no global registry. The Prometheus library is imported at the 
 scraped does not load it.
 """
 
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,33 +16,12 @@ from tidegate.config import LimitSettings
 from tidegate.lifetimes import CacheStats, Ledger
 from tidegate.status_report import ModelStatus, SessionsStatus
 from tidegate.store import StoreStats
-from tidegate.web.app.error_responses import HttpResponse
+from tidegate.web.app.http_response import HttpResponse
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Upper bounds of the histogram of chat durations, from the demo model's to those of long turns."""
-OTHER = "other"
-"""The route of requests to unknown paths."""
-
-
-class HttpCounters:
-    """Requests by route and status, and the durations of chat requests."""
-
-    __slots__ = ("buckets", "requests", "seconds")
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()  # lint: allow routes are known, any other is OTHER
-        self.buckets = [0] * (len(SECONDS) + 1)
-        self.seconds = 0.0
-
-    def count_response(self, route: str, status: int) -> None:
-        self.requests[route, status] += 1
-
-    def count_chat(self, seconds: float) -> None:
-        self.buckets[bisect_left(SECONDS, seconds)] += 1
-        self.seconds += seconds
+    from tidegate.web.app.app import HttpCounters
 
 
 class Metrics:
@@ -53,7 +30,7 @@ class Metrics:
     def __init__(
         self,
         *,
-        counters: HttpCounters,
+        counters: "HttpCounters",
         service: Callable[[], SessionsStatus],
         store: Callable[[], StoreStats],
         caches: Callable[[], Iterable[CacheStats]],
@@ -110,7 +87,7 @@ class Metrics:
 
         total = 0
         buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, SECONDS), "+Inf"), self._counters.buckets, strict=True):
+        for bound, count in zip((*map(str, self._counters.BOUNDS), "+Inf"), self._counters.buckets, strict=True):
             total += count
             buckets.append((bound, total))
         yield HistogramMetricFamily(

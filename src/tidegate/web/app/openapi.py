@@ -11,7 +11,7 @@ import msgspec
 
 from tidegate import __version__
 from tidegate.web.app.endpoint import Endpoint
-from tidegate.web.app.error_responses import ErrorAnswer
+from tidegate.web.app.http_response import ErrorAnswer
 
 _TEMPLATE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from tidegate.errors import NotFound
 from tidegate.lifetimes import BoundedCache, CacheStats
-from tidegate.web.app.error_responses import HttpResponse
+from tidegate.web.app.http_response import HttpResponse
 
 _TYPES = {
     ".html": b"text/html; charset=utf-8",

@@ -21,18 +21,20 @@ from tidegate.values import IDEMPOTENCY, RETRY, RETRY_MARK, Acceptance, Failure,
 from tidegate.web.app.auth import Caller, Credentials
 from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint
-from tidegate.web.app.error_responses import ErrorResponses, HttpResponse, json_response, send_response
-from tidegate.web.app.headers import (
+from tidegate.web.app.http_request import (
     Headers,
+    RequestBodies,
     busy_mode,
     client_attempt,
+    decode,
     disconnect_mode,
     idempotency_key,
     parse_headers,
+    refuse_duplicates,
     session_name,
     wants_all_events,
 )
-from tidegate.web.app.request_body import RequestBodies, decode, refuse_duplicates
+from tidegate.web.app.http_response import ErrorResponses, HttpResponse, json_response, send_response
 from tidegate.web.app.sse import OpenStreams, Stream
 from tidegate.web.chat.chat_stream import ChatStream
 from tidegate.web.chat.request import (
@@ -149,7 +151,11 @@ class ChatCompletions:
             caller = await self._credentials.caller("POST", headers)  # the key may have been revoked meanwhile
             inbound, options = self._parse(caller, headers, body)
             del body  # while the store is awaited, only the message stays in memory
-            return AcceptedRequest(await self._service.accept(inbound), options)
+            try:
+                return AcceptedRequest(await self._service.accept(inbound), options)
+            except Refused as error:
+                error.param, error.message = _caller_names(error.param, error.message, options)
+                raise
         finally:
             self._bodies.release(size)
 
@@ -318,12 +324,17 @@ def _is_partial(outcome: Outcome) -> bool:
 
 
 def _with_caller_names(failure: Failure, options: ResponseOptions) -> Failure:
-    """The failure, with the request's own name for the invalid field."""
-    name = options.names.get(failure.param or "")
-    if name is None:
-        return failure
-    message = failure.message.replace(f"`{failure.param}`", f"`{name}`")
-    return msgspec.structs.replace(failure, param=name, message=message)
+    param, message = _caller_names(failure.param, failure.message, options)
+    return failure if param == failure.param else msgspec.structs.replace(failure, param=param, message=message)
+
+
+def _caller_names(param: str | None, message: str, options: ResponseOptions) -> tuple[str | None, str]:
+    """The field and the message of an error, with the request's own names for its fields."""
+    if param not in options.names:
+        return param, message
+    for field, name in options.names.items():
+        message = message.replace(f"`{field}`", f"`{name}`")
+    return options.names[param], message
 
 
 def _turn_headers(request: AcceptedRequest) -> list[tuple[bytes, bytes]]:

@@ -29,6 +29,7 @@ class InputAudio(msgspec.Struct):
 
 class ImageUrl(msgspec.Struct):
     url: str
+    detail: Literal["auto", "low", "high"] | None = None
 
 
 class File(msgspec.Struct):
@@ -48,11 +49,12 @@ class ContentPart(msgspec.Struct):
 
 def attachment_of(part: ContentPart, where: str, message: int) -> Attachment | None:
     """The attachment of a part whose type is in `MEDIA_PARTS`; None for a text file."""
-    filename = ""
+    filename = detail = ""
     if part.type == "input_audio":
         data = _sound(part.input_audio, f"{where}.input_audio")
     elif part.type == "image_url":
         data = _picture(part.image_url, f"{where}.image_url")
+        detail = (part.image_url.detail if isinstance(part.image_url, ImageUrl) else None) or ""
     else:
         data = _file(part.file, f"{where}.file")
         kind = media_type_of(data)
@@ -61,7 +63,7 @@ def attachment_of(part: ContentPart, where: str, message: int) -> Attachment | N
         if kind == PDF:
             _bound(len(data), DOCUMENT_BYTES, "a document's bytes", f"{where}.file.file_data")
         filename = (part.file.filename if part.file is not None else None) or ""
-    return Attachment(message=message, name=where, data=data, filename=filename)
+    return Attachment(message=message, name=where, data=data, filename=filename, detail=detail)
 
 
 def text_of_file(part: ContentPart, where: str) -> str:

@@ -15,7 +15,7 @@ from msgspec import Meta, Raw
 
 from tidegate.errors import Refused, TooLarge
 from tidegate.values import Attachment, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
-from tidegate.web.app.request_body import refuse
+from tidegate.web.app.http_request import refuse
 from tidegate.web.chat.content_parts import MEDIA_PARTS, ContentPart, attachment_of, text_of_file
 
 REASONING = {
@@ -143,7 +143,7 @@ class ChatRequest(msgspec.Struct):
 
 
 class _Function(msgspec.Struct):
-    name: Annotated[str, Meta(pattern=_TOOL_NAME.pattern.join("^$"))]
+    name: str
     description: str | None = None
     parameters: Raw = msgspec.field(default_factory=Raw)
     strict: bool | None = None
@@ -168,7 +168,9 @@ def field_aliases(request: ChatRequest) -> dict[str, str]:
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     if is_present(request.functions):
-        names.update(tools="functions", tool_choice="function_call")
+        names["tools"] = "functions"
+    if not is_present(request.tool_choice) and is_present(request.function_call):
+        names["tool_choice"] = "function_call"
     return names
 
 
@@ -177,9 +179,10 @@ def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
     `caller_tools`; `extras` is the result of `parse_extras`."""
     if request.n is not None and request.n != 1:
         raise Refused(f"`n` is {request.n}; each request gets one answer: send 1 or leave it out.", param="n")
-    if is_present(request.audio) or "audio" in (request.modalities or ()):
-        param = "audio" if is_present(request.audio) else "modalities"
-        raise Refused("Answers are text only; leave out `audio` and the modality `audio`.", param=param)
+    if is_present(request.audio):
+        raise Refused("Answers are text only; leave out `audio`.", param="audio")
+    if any(modality != "text" for modality in request.modalities or ()):
+        raise Refused("Answers are text only; the only supported modality is `text`.", param="modalities")
     if is_present(request.web_search_options):
         raise Refused(
             "Agents search the web with their own tools; leave out `web_search_options`.",
@@ -283,12 +286,18 @@ def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
     raw = request.functions if param == "functions" else request.tools
     if not is_present(raw):
         return None
+    if param == "functions" and is_present(request.tools):
+        raise Refused("The request has both `tools` and `functions`; send only one of them.", param=param)
     if mode == "refuse":
         raise Refused(f"This agent does not accept `{param}` (its setting caller_tools is refuse).", param=param)
     if param == "functions":
         functions = _checked(param, raw, list[_Function])
     else:
         functions = [tool.function for tool in _checked(param, raw, list[_Tool])]
+    for index, function in enumerate(functions):
+        if _TOOL_NAME.fullmatch(function.name) is None:
+            where = f"{param}[{index}].name" if param == "functions" else f"{param}[{index}].function.name"
+            raise Refused(f"`{where}` must be a string that matches ^{_TOOL_NAME.pattern}$.", param=where)
     _unique(param, (function.name for function in functions))
     if mode == "ignore":
         return None
@@ -311,10 +320,10 @@ def _definition(function: "_Function", param: str) -> ToolDefinition:
 
 
 def _choice(request: ChatRequest) -> bytes:
-    """The tool choice. In a request without tools it applies to the agent's own."""
-    if is_present(request.functions):
-        return _old_choice(request.function_call)
-    return _tool_choice(request.tool_choice) if is_present(request.tool_choice) else b""
+    """The tool choice, by its newer or its older name. In a request without tools it applies to the agent's own."""
+    if is_present(request.tool_choice):
+        return _tool_choice(request.tool_choice)
+    return _old_choice(request.function_call) if is_present(request.function_call) else b""
 
 
 def _checked(param: str, raw: Raw, kind: Any) -> Any:
@@ -349,8 +358,6 @@ def _tool_choice(raw: Raw) -> bytes:
 
 
 def _old_choice(raw: Raw) -> bytes:
-    if not is_present(raw):
-        return b""
     choice = _checked("function_call", raw, Literal["none", "auto"] | _ChosenFunction)
     if isinstance(choice, str):
         return msgspec.json.encode(choice)

@@ -22,7 +22,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from tidegate.web.app.error_responses import ErrorAnswer, ErrorBody, request_id
+from tidegate.web.app.http_response import ErrorAnswer, ErrorBody, request_id
 from tidegate.web.http1.transport import BufferedTransport, HalfCloseWatch
 
 HEADER_BYTES = 64 * 1024

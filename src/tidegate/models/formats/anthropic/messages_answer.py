@@ -16,7 +16,7 @@ from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
 API = "anthropic"
-"""The name of this format in the configuration, and in what its answers carry."""
+"""The name of this format in the configuration. Stored with reasoning blocks, so that only this format sends them."""
 
 PLACE = msgspec.Raw(b"null")
 """Marks a position where text followed a tool call, so that the answer is split there. It is not sent."""
@@ -43,7 +43,7 @@ _DISORDER = "the pieces of the stream are out of order"
 
 
 class _Thought(msgspec.Struct, gc=False):
-    """A reasoning block as it is kept, with the order of fields that requests expect."""
+    """A stored reasoning block, with its fields in the order that requests expect."""
 
     thinking: str
     signature: str

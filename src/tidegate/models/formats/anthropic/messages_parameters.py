@@ -1,7 +1,7 @@
 """Parameters of one call in a request to Anthropic's Messages API.
 
-No combination of settings is sent that the model is known to refuse. A setting that the model does not accept and that
-would change its answer is refused with one sentence. Pure functions.
+Only combinations of settings that the model is known to accept are sent. A setting that the model does not accept and
+that would change its answer is refused with one sentence. Pure functions.
 """
 
 import hashlib
@@ -99,9 +99,12 @@ def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, tho
     refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
     top_k = refuse_extras(call, "top_k").get("top_k")
     if call.top_logprobs is not None:
-        raise invalid("This model returns no log probabilities; leave `logprobs` out.", "logprobs")
+        raise invalid("This model returns no log probabilities; leave out `logprobs`.", "logprobs")
     if call.verbosity not in (None, "medium"):
-        raise invalid("This model takes no `verbosity`; leave it out, or say in words how long to be.", "verbosity")
+        raise invalid(
+            "This model does not support `verbosity`; leave it out, or ask for the length in words.",
+            "verbosity",
+        )
     choice = _choice(call.tool_choice) if tools and call.tool_choice else None
     if tools and call.parallel_tool_calls is False:
         choice = _alone(choice or _Choice("auto"))
@@ -112,7 +115,7 @@ def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, tho
     if thinking is not None and thinking.type != "disabled":
         sampling = "fixed"
     if sampling == "fixed" and top_k is not None:
-        raise invalid("This model takes no `top_k`; leave it out, or choose another model.", "top_k")
+        raise invalid("This model does not support `top_k`; leave it out, or choose another model.", "top_k")
     temperature, top_p = _sampling(call, sampling)
     shape = _shape(call.response_format) if call.response_format else None
     encoded = _encode(
@@ -139,16 +142,16 @@ def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | Non
         refuse_fields(call, "temperature", "top_p")
         return None, None
     if temperature is not None and temperature > _MOST_TEMPERATURE:
-        raise invalid("This model takes a `temperature` of at most 1; send a lower one.", "temperature")
+        raise invalid("This model accepts a `temperature` of at most 1; send a lower one.", "temperature")
     if sampling == "free" or temperature is None or top_p is None:
         return temperature, top_p
     if 1 not in (temperature, top_p):
-        raise invalid("This model takes `temperature` or `top_p`, but not both; leave one of them out.", "top_p")
+        raise invalid("This model accepts `temperature` or `top_p`, but not both; leave out one of them.", "top_p")
     return (temperature, None) if top_p == 1 else (None, top_p)
 
 
 def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinking | None, str | None]:
-    """The thinking parameter, and the model's word for the effort."""
+    """The thinking parameter, and the model's name of the effort."""
     if reasoning is None or facts.thinking == "none":
         return None, None
     if facts.thinking == "budget":
@@ -168,7 +171,7 @@ def _budget(reasoning: str, most: int) -> _Thinking | None:
     asked = BUDGETS.get(reasoning)
     if asked is None:
         known = f"use one of off, {', '.join(BUDGETS)}"
-        raise invalid(f"The reasoning effort {reasoning!r} is not known; {known}.", "reasoning_effort")
+        raise invalid(f"The reasoning effort {reasoning!r} is unknown; {known}.", "reasoning_effort")
     # Thinking counts towards the limit of the answer; half of it is left for the text.
     tokens = min(asked, most // 2)
     return _Thinking("enabled", tokens) if tokens >= LEAST_BUDGET else None

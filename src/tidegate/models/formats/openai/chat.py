@@ -1,7 +1,7 @@
 """Requests of OpenAI's chat completions: the format, and its messages, prefix and request body as bytes.
 
 Equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a request grow only
-at its end. Tool arguments, tool schemas and fields that an endpoint wants back are sent verbatim; pictures, sounds and
+at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, sounds and
 documents are sent unchanged. Nothing is held per conversation.
 """
 
@@ -28,7 +28,7 @@ CALL_ID_CHARACTERS = 40
 
 # OpenAI's own services accept only the newer name of the output limit.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
-# Refuses a conversation in which an answer has no reasoning field; an empty one is enough.
+# Refuses conversations with answers that have no reasoning field; an empty one is enough.
 _THOUGHTFUL_HOST = "api.deepseek.com"
 # Refuses a call without its signature. For calls of other models it accepts the placeholder below.
 _MARKING_HOST = "generativelanguage.googleapis.com"
@@ -44,8 +44,9 @@ class _Text(msgspec.Struct):
     type: Literal["text"] = "text"
 
 
-class _Url(msgspec.Struct):
+class _Url(msgspec.Struct, omit_defaults=True):
     url: msgspec.Raw
+    detail: str = ""
 
 
 class _Image(msgspec.Struct):
@@ -197,9 +198,9 @@ class ChatWire:
         """The results, then their media in a user message: the format accepts media only from users, and nothing
         between the results of one step."""
         parts = [self._encode(_Result(self._id(result.call_id), result.text)) for result in results]
-        if told := request_text.media_caption(results):
-            shown = tuple(media for result in results for media in result.media)
-            parts.append(self.encode(Message(role="user", aside=told, media=shown)))
+        if caption := request_text.media_caption(results):
+            media = tuple(item for result in results for item in result.media)
+            parts.append(self.encode(Message(role="user", aside=caption, media=media)))
         return b",".join(parts)
 
     def encode_prefix(self, prefix: Prefix) -> EncodedPrefix:
@@ -244,16 +245,16 @@ class ChatWire:
     def _name(self, message: Message) -> str:
         return participant_name(message.name) if message.name and self._names else ""
 
-    def _id(self, given: str) -> str:
-        return short_id(given) if self._short_ids else call_id(given, CALL_ID_CHARACTERS)
+    def _id(self, id: str) -> str:
+        return short_id(id) if self._short_ids else call_id(id, CALL_ID_CHARACTERS)
 
     def _encode_call(self, call: ToolCall) -> bytes:
         return self._encode(_Call(self._id(call.id), _Function(call_name(call.name), call.arguments)))
 
-    def _media(self, shown: Iterable[Media]) -> list[_Part]:
+    def _media(self, media_items: Iterable[Media]) -> list[_Part]:
         """Media as raw JSON, so that large data is not copied more often than needed; nothing in it needs escaping."""
         parts: list[_Part] = []
-        for media in shown:
+        for media in media_items:
             if not self.takes(media.media_type):
                 parts.append(_Text(request_text.media_placeholder(media)))
             elif media.is_sound:
@@ -262,14 +263,14 @@ class ChatWire:
             elif media.is_document:
                 parts.append(_File(_FileData(request_text.file_name(media), msgspec.Raw(request_text.data_url(media)))))
             else:
-                parts.append(_Image(_Url(msgspec.Raw(request_text.data_url(media)))))
+                parts.append(_Image(_Url(msgspec.Raw(request_text.data_url(media)), media.detail)))
         return parts
 
     def _parameters(self, call: Call) -> bytes:
         newer = self._completion_tokens
         facts = self._facts
-        word = requested_effort(facts, call.reasoning)
-        thinks = facts.thinking != "none" and word != "none" and not (facts.thinking_unknown and word is None)
+        effort = requested_effort(facts, call.reasoning)
+        thinks = facts.thinking != "none" and effort != "none" and not (facts.thinking_unknown and effort is None)
         sampled = not newer or not thinks
         if newer:
             refuse_extras(call)
@@ -281,7 +282,7 @@ class ChatWire:
                 top_p=call.top_p if sampled else None,
                 max_tokens=None if newer else call.max_tokens,
                 max_completion_tokens=call.max_tokens if newer else None,
-                reasoning_effort=word,
+                reasoning_effort=effort,
                 stop=call.stop,
                 user=call.user,
                 metadata=call.metadata,

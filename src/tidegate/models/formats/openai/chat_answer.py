@@ -1,8 +1,8 @@
 """Answers of OpenAI's chat completions: a stream or a complete body becomes an assistant Message.
 
 The result is complete (a finish reason or the end mark has arrived), or BrokenAnswer gives the reason. The bounds are
-those of every streamed answer. Tool arguments are kept verbatim, and so are the fields that an endpoint wants back: its
-reasoning, under any of the names in use, and its signatures on calls.
+those of every streamed answer. Tool arguments are kept verbatim, and so are the fields that an endpoint expects back:
+its reasoning, under any of the names in use, and its signatures on calls.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _FINISHES = {
     "tool_calls": "tool_calls",
 }
 _ERROR = "error"
-"""A finish reason of relays. They usually send an error object with it."""
+"""A finish reason of relays, which usually send an error object with it."""
 
 
 class _Part(msgspec.Struct, gc=False):

@@ -47,7 +47,7 @@ class _Text(msgspec.Struct):
 
 class _Image(msgspec.Struct):
     image_url: msgspec.Raw
-    detail: Literal["auto"] = "auto"
+    detail: str = "auto"
     type: Literal["input_image"] = "input_image"
 
 
@@ -224,13 +224,13 @@ class ResponsesWire:
         if not self.takes(media.media_type):
             return _Text(request_text.media_placeholder(media))
         data = msgspec.Raw(request_text.data_url(media))
-        return _File(request_text.file_name(media), data) if media.is_document else _Image(data)
+        return _File(request_text.file_name(media), data) if media.is_document else _Image(data, media.detail or "auto")
 
     def _parameters(self, call: Call) -> bytes:
         refuse_fields(call, "seed", "frequency_penalty", "presence_penalty", "logit_bias")
         extras = refuse_extras(call)
         if call.top_logprobs is not None:
-            raise invalid("This model returns no log probabilities here; leave `logprobs` out.", "logprobs")
+            raise invalid("This model returns no log probabilities; leave out `logprobs`.", "logprobs")
         facts = self._facts
         word = requested_effort(facts, call.reasoning)
         thinks = facts.thinking != "none" and word != "none" and not (facts.thinking_unknown and word is None)

@@ -24,7 +24,7 @@ BETWEEN_MESSAGES = "\n\n"
 """Separates two messages of one answer for the reader; it is not the model's text."""
 
 ITEMS = 1024
-"""More items than any answer holds: each call may have reasoning and a message before it, with a margin."""
+"""More items than any answer contains: each call may follow reasoning and a message, with a margin."""
 
 _REASONS = {"content_filter": "content_filter"}
 """Reasons why a response is incomplete; all others mean that the output limit was reached."""
@@ -207,7 +207,7 @@ class ResponsesAnswer(StreamedAnswer):
 
     def _open(self, kind: str, index: int | None) -> _Growing:
         if len(self._items) >= ITEMS:
-            raise BrokenAnswer(f"the answer holds more than {ITEMS} items", limit="items")
+            raise BrokenAnswer(f"the answer contains more than {ITEMS} items", limit="items")
         item = _Growing(kind, index, self._length, len(self.calls))
         if kind == _CALL:
             item.call = self.new_call(index)

@@ -1,4 +1,6 @@
-"""Request bodies: reading them within limits, and decoding them to typed values.
+"""HTTP requests: their headers and bodies, read within limits and decoded to typed values.
+
+A known header that is repeated or has an invalid value is refused by name. All other headers are dropped.
 
 An invalid body is refused with 400 and the path of its first error (`messages[2].content`): not JSON, nested too
 deeply, not UTF-8, a repeated name, a number out of range, too many values. Nothing is guessed. Nothing larger than the
@@ -8,18 +10,25 @@ limit is read, and large bodies count against a shared limit until they are rele
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from tidegate.config import Duration, InvalidValue
 from tidegate.errors import Busy, Refused, TooLarge
 from tidegate.models import repair_json
+from tidegate.values import BusyMode, OnDisconnect
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
+Headers = Mapping[bytes, bytes]
+
+NAME_LENGTH = 200
+"""Characters of a client's name for a conversation."""
+KEY_LENGTH = 255
+"""Characters of an idempotency key, as in other APIs."""
 
 BODY_SECONDS = 60.0
 """A client that takes longer to send its body is refused. At the default limit this is 280 KB/s."""
@@ -32,8 +41,110 @@ MOST_VALUES = 250_000
 """JSON values of one body: several times as many as in the longest conversations. Decoding millions of empty lists
 would block all other requests for seconds."""
 
+_KNOWN = frozenset(
+    {
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"cookie",
+        b"host",
+        b"idempotency-key",
+        b"if-none-match",
+        b"last-event-id",
+        b"origin",
+        b"range",
+        b"sec-fetch-site",
+        b"x-busy",
+        b"x-events",
+        b"x-on-disconnect",
+        b"x-page-token",
+        b"x-session-id",
+        b"x-stainless-lang",
+        b"x-stainless-retry-count",
+    }
+)
+
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _DIVIDERS = (b",", b"[", b"{")
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+def parse_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The known headers by name; repeated cookies are joined."""
+    known: dict[bytes, bytes] = {}
+    for name, value in pairs:
+        if name in _KNOWN:
+            if name in known:
+                if name == b"cookie":
+                    value = known[name] + b"; " + value
+                else:
+                    raise Refused(f"The header {name.decode()} is repeated; send it once.", param=name.decode())
+            known[name] = value
+    return known
+
+
+def session_name(headers: Headers) -> str | None:
+    value = headers.get(b"x-session-id")
+    return None if value is None else _text(value, "X-Session-Id", NAME_LENGTH)
+
+
+def idempotency_key(headers: Headers) -> str | None:
+    value = headers.get(b"idempotency-key")
+    return None if value is None else _text(value, "Idempotency-Key", KEY_LENGTH)
+
+
+def busy_mode(headers: Headers) -> BusyMode:
+    value = headers.get(b"x-busy", b"queue").strip().lower()
+    match value:
+        case b"queue":
+            return "queue"
+        case b"steer":
+            return "steer"
+        case b"interrupt":
+            return "interrupt"
+    raise Refused("X-Busy must be queue, steer or interrupt.", param="X-Busy")
+
+
+def disconnect_mode(headers: Headers) -> OnDisconnect | None:
+    match headers.get(b"x-on-disconnect", b"").strip().lower():
+        case b"":
+            return None
+        case b"cancel":
+            return "cancel"
+        case b"continue":
+            return "continue"
+    raise Refused("X-On-Disconnect must be cancel or continue.", param="X-On-Disconnect")
+
+
+def wants_all_events(headers: Headers) -> bool:
+    value = headers.get(b"x-events", b"").strip().lower()
+    if value not in (b"", b"full"):
+        raise Refused("X-Events must be full or omitted.", param="X-Events")
+    return value == b"full"
+
+
+def client_attempt(headers: Headers) -> Literal["none", "first", "again"]:
+    """The attempt that an official client reports: its first one, a retry, or `none` for other clients."""
+    count = headers.get(b"x-stainless-retry-count", b"").strip()
+    if count.isdigit() and int(count[:9]) > 0:
+        return "again"
+    return "first" if b"x-stainless-lang" in headers or count else "none"
+
+
+def _text(value: bytes, name: str, longest: int) -> str:
+    value = value.strip(b" \t")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = value.decode("latin-1")
+    if not 1 <= len(text) <= longest or not text.isprintable():
+        raise Refused(f"{name} must have 1 to {longest} printable characters.", param=name)
+    return text
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
 
 
 class ClientDisconnected(Exception):

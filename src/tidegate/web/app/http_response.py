@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's format.
+"""HTTP responses: JSON, and errors in OpenAI's format.
 
 Every exception becomes `{"error": {message, type, param, code}}` with all four members. An unexpected one carries the
 id of an incident that the log explains. Secrets are redacted from the message. Statuses: 4xx as the error says; 502,
