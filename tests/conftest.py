@@ -18,7 +18,7 @@ _scratch = pytest.StashKey[Scratch]()
 
 # CI machines differ in speed, and a run must leave no files behind.
 settings.register_profile("default-tests", database=None, deadline=None, derandomize=True)
-settings.register_profile("quick", settings.get_profile("default-tests"), max_examples=quick.EXAMPLES)
+settings.register_profile(quick.PROFILE, settings.get_profile("default-tests"), max_examples=quick.EXAMPLES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("quick" if config.option.quick else "default-tests")
+    settings.load_profile(quick.PROFILE if config.option.quick else "default-tests")
     scratch = config.stash[_scratch] = Scratch.make()
     if config.option.basetemp is None:
         config.option.basetemp = str(scratch.given)
@@ -39,14 +39,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.option.quick and collection_path.name.startswith("test_") and quick.is_heavy(collection_path):
-        return True
-    return None
+    return True if config.option.quick and quick.is_left_out(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.quick:
-        items[:], others = quick.chosen(items)
+        items[:], others = quick.select(items)
         config.hook.pytest_deselected(items=others)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.project.quick import example_count
 from tidegate.config import Config, load, read, show
 from tidegate.config.settings import NAMED, SINGLE, settings_of
 from tidegate.errors import Misconfigured
@@ -70,7 +71,7 @@ def attempt(text: str) -> Config | str:
 
 
 @given(documents)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=example_count(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_document_gives_a_configuration_or_a_clear_refusal(document: dict[str, Any]) -> None:
     result = attempt("\n".join(f"{toml(key)} = {toml(value)}" for key, value in document.items()))
     if isinstance(result, Config):
@@ -78,13 +79,13 @@ def test_any_document_gives_a_configuration_or_a_clear_refusal(document: dict[st
 
 
 @given(st.text(alphabet="[]{}=.\"'#, \n\tabc019-+:_e\\ué🌊", max_size=80))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 def test_any_text_gives_a_configuration_or_a_clear_refusal(text: str) -> None:
     attempt(text)
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=example_count(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_give_a_configuration_or_a_clear_refusal(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "tidegate.toml").write_bytes(data)
     try:

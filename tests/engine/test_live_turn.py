@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.project.quick import example_count
 from tidegate.engine.live_turn import LiveTurn, Slots
 
 CAP = 2
@@ -143,7 +144,7 @@ def _makes_progress(live: LiveTurn) -> bool:
 
 
 TestForest = Forest.TestCase
-TestForest.settings = settings(max_examples=60, stateful_step_count=40)
+TestForest.settings = settings(max_examples=example_count(60), stateful_step_count=40)
 
 
 def test_a_slot_goes_from_a_turn_to_its_task_and_back() -> None:

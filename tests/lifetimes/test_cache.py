@@ -21,6 +21,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 def test_a_flood_of_keys_leaves_the_cap() -> None:
     """L04: a million fuzzed keys of several types, and never one entry too many."""
     cache: BoundedCache[object, int] = BoundedCache("flood", cap=64, max_bytes=4096, weigh=lambda value: value % 100)

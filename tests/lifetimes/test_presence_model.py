@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.lifetimes.residents import Clock, Tenant, settled
+from tests.project.quick import example_count
 from tidegate.lifetimes import Ledger, Presence, Present, Scope
 
 CAP, BUDGET, AGE = 3, 30, 100.0
@@ -246,5 +247,5 @@ class PresenceMachine(RuleBasedStateMachine):
         assert self.ledger.totals().get("resident") is None or self.ledger.totals()["resident"].count == len(alive)
 
 
-PresenceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+PresenceMachine.TestCase.settings = settings(max_examples=example_count(60), stateful_step_count=40)
 TestPresence = PresenceMachine.TestCase

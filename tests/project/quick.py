@@ -1,7 +1,8 @@
 """The selection of `make quick`: the first tests of every file that starts no process, with the first case of each.
 
-A test file is left out if it, or a helper in `tests` or `bench` that it imports, imports one of `HEAVY`. This is read
-from the text of the files, so a file that is left out is never imported.
+A test file is left out if it, or a helper in `tests` or `bench` that it imports, imports one of `HEAVY`. A folder is
+left out if its `conftest.py` does. This is read from the text of the files, so nothing that is left out is imported.
+Tests marked `slow` are left out too, and property tests try only a few examples.
 """
 
 import re
@@ -10,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,8 +29,10 @@ HEAVY = frozenset(
 """Modules that start processes or sandboxes, or that take seconds to import."""
 TESTS_OF_A_FILE = 2
 """The first tests show what a file is about. Two of each file keep the run below half a minute."""
+PROFILE = "quick"
+"""The Hypothesis profile of the run."""
 EXAMPLES = 5
-"""Examples of each property test that does not set its own number."""
+"""Examples of each property test that sets no number or uses `example_count`."""
 
 _IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]*)|import\s+([\w.]+))", re.MULTILINE)
 
@@ -47,8 +51,20 @@ def _imported(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
+def example_count(count: int) -> int:
+    """`max_examples` of a property test or state machine whose examples are expensive."""
+    return min(count, EXAMPLES) if settings.get_current_profile_name() == PROFILE else count
+
+
+def is_left_out(path: Path) -> bool:
+    """True for a test file, or a folder of tests, that must not be imported."""
+    if path.is_dir():
+        return (path / "conftest.py").is_file() and is_heavy(path / "conftest.py")
+    return path.name.startswith("test_") and is_heavy(path)
+
+
 def is_heavy(path: Path) -> bool:
-    """Whether a file, or a helper that it imports, imports something heavy."""
+    """True if a file, or a helper that it imports, imports something heavy."""
     todo, seen = [path], {path}
     while todo:
         for name in _imported(todo.pop()):
@@ -61,14 +77,14 @@ def is_heavy(path: Path) -> bool:
     return False
 
 
-def chosen(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+def select(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The first case of the first tests of each file, and the others."""
     seen: set[str] = set()
     of_file: Counter[Path] = Counter()
     kept, others = [], []
     for item in items:
         test = item.nodeid.partition("[")[0]
-        if test in seen or of_file[item.path] == TESTS_OF_A_FILE:
+        if test in seen or of_file[item.path] == TESTS_OF_A_FILE or item.get_closest_marker("slow"):
             others.append(item)
         else:
             seen.add(test)

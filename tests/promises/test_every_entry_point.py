@@ -145,6 +145,7 @@ async def api(h: InProcessGateway, model: ScriptedModel, number: int) -> None:
                 await call(h, "POST", f"/api/sessions/{session['id']}/end")
 
 
+@pytest.mark.slow
 async def test_the_census_returns_to_its_baseline_after_every_kind_of_call(home: Path, model: ScriptedModel) -> None:
     """F5, L06, L02, L31, B7, L07: descriptors, tasks, threads, leases, records, accounts and the objects of turns."""
     async with in_process_gateway(home, model=model) as h:

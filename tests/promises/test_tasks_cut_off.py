@@ -19,7 +19,7 @@ from tests.tasks import delegating, rows, still
 from tidegate.store import messages
 from tidegate.tools import ToolContext, Toolset, tool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TOML = """
 [models.main]
@@ -45,8 +45,8 @@ resumes = 1000
 
 TREE = 'delegate to helper: delegate to second: call note {"what": "a"}; delegate to second: call note {"what": "b"}'
 
-STRIDES = (53, pytest.param(1, marks=pytest.mark.slow))
-CRASHES = (53, pytest.param(7, marks=pytest.mark.slow))
+STRIDES = (53, 1)
+CRASHES = (53, 7)
 """Iterations between two points: little happens in one, and crashing in each of them takes minutes."""
 
 CLOSE, MOST = 1000, 1_000_000

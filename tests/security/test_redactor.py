@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.project.quick import example_count
 from tidegate.errors import Misconfigured
 from tidegate.security import HIDDEN, Redactor, Secret
 from tidegate.values import Frozen
@@ -163,7 +164,7 @@ def test_large_and_endless_values_come_out_bounded() -> None:
 
 
 @given(st.text(min_size=4, max_size=40), st.text(max_size=40), st.text(max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 def test_any_secret_is_gone_from_any_text(secret: str, before: str, after: str) -> None:
     """X15: for all characters."""
     if secret in HIDDEN:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.project.quick import example_count
 from tidegate.spool import bound_text
 
 NOTICE = re.compile(r"^\[… (\d+) of (\d+) bytes left out, (\d+) of (\d+) lines; (.*) …\]$", re.MULTILINE)
@@ -49,7 +50,7 @@ def test_it_says_how_much_was_left_out_and_how_to_get_it() -> None:
     st.integers(min_value=200, max_value=1500),
     st.integers(min_value=2, max_value=60),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 def test_any_text_comes_out_within_both_bounds_and_no_character_in_two(text: str, most: int, lines: int) -> None:
     shown = bound_text(text, most, lines)
     size, count = len(text.encode()), text.count("\n") + (not text.endswith("\n") and bool(text))

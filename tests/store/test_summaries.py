@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.project.quick import example_count
 from tests.store.rows import ANSWER, new_session, new_turn
 from tidegate.agent.context import View
 from tidegate.store import ElisionRow, SummaryRow, messages, migrations, sessions, summaries, turns
@@ -149,4 +150,6 @@ class Tree(RuleBasedStateMachine):
 
 def test_every_place_is_shown_exactly_once_whatever_is_summarised_and_undone() -> None:
     """S35"""
-    run_state_machine_as_test(Tree, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
+        Tree, settings=settings(max_examples=example_count(60), stateful_step_count=30, deadline=None)
+    )  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.project.quick import example_count
 from tests.store.rows import ANSWER, new_session, new_turn, user_message
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import messages, migrations, sessions, turns
@@ -211,7 +212,9 @@ class Turns(RuleBasedStateMachine):
 def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:
     """F4, S14, S02: each is waiting, taken by one turn, withdrawn, or in the transcript as unanswered; an ended session
     takes nothing more."""
-    run_state_machine_as_test(Turns, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        Turns, settings=settings(max_examples=example_count(25), stateful_step_count=40, deadline=None)
+    )
 
 
 def test_missing_turns_and_sessions_are_not_found(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from tests.project.quick import example_count
 from tidegate.config import Config, read
 from tidegate.errors import BudgetSpent
 from tidegate.models import Model
@@ -313,7 +314,7 @@ class CrowdedMachine(BudgetMachine):
         pass
 
 
-BudgetMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
-CrowdedMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+BudgetMachine.TestCase.settings = settings(max_examples=example_count(25), stateful_step_count=30, deadline=None)
+CrowdedMachine.TestCase.settings = settings(max_examples=example_count(15), stateful_step_count=30, deadline=None)
 TestBudgets = BudgetMachine.TestCase
 TestCrowded = CrowdedMachine.TestCase
