@@ -1,7 +1,7 @@
 """CORS: requests from other web pages, for the origins in `server.origins` and with a key only.
 
 Without listed origins this module is not used, and browsers let no other page call the gateway. A page from a listed
-origin may call with its own key; it never gets to use the cookie of the gateway's own page.
+origin may call with its own key; it can never use the cookie of the gateway's own page.
 """
 
 import re
@@ -14,7 +14,7 @@ _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
     b"X-Session-Id"
 )
-"""The headers allowed to a browser that does not say which ones it will send."""
+"""The headers allowed for a browser that does not request any."""
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (b"access-control-max-age", b"600"),

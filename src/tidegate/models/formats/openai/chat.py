@@ -1,8 +1,8 @@
 """Requests of OpenAI's chat completions: the format, and its messages, prefix and request body as bytes.
 
 Equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a request grow only
-at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, sounds and
-documents are sent unchanged. Nothing is held per conversation.
+at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, sounds
+and documents are sent unchanged. Nothing is held per conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
