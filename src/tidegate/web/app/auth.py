@@ -390,10 +390,10 @@ def cookie_name(headers: Headers) -> str:
 
 
 def _cookie(headers: Headers) -> bytes:
-    wanted = cookie_name(headers).encode()
+    expected = cookie_name(headers).encode()
     for pair in headers.get(b"cookie", b"").split(b";"):
         name, _, value = pair.strip().partition(b"=")
-        if name == wanted:
+        if name == expected:
             return value
     return b""
 

@@ -46,7 +46,7 @@ class Cors:
         """The response to a preflight request; None for any other request and for origins that are not listed."""
         if scope["method"] != "OPTIONS" or len(headers) < 2:
             return None
-        wanted = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
-        is_list = len(wanted) <= _NAMES_BYTES and _NAMES.fullmatch(wanted) is not None
-        allowed = (b"access-control-allow-headers", wanted if is_list else _ALLOWED)
+        requested = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
+        is_list = len(requested) <= _NAMES_BYTES and _NAMES.fullmatch(requested) is not None
+        allowed = (b"access-control-allow-headers", requested if is_list else _ALLOWED)
         return HttpResponse(204, [*_PREFLIGHT, allowed], b"")
