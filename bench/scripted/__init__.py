@@ -1,10 +1,10 @@
 """A strict, scripted model server with three formats on one port: chat completions, responses, messages.
 
-It refuses what a strict provider refuses (orphan or duplicate calls and results, duplicate tool names, bad roles, empty
-messages, unknown fields, invalid images, thinking that it has not signed). It gives the same answer to the same
-request, and counts how much of each conversation's previous request is repeated unchanged. It is cheap, because it
+It refuses what strict providers refuse (orphan or duplicate calls and results, duplicate tool names, bad roles, empty
+messages, unknown fields, invalid images, thinking that it has not signed). It always gives the same answer to the
+same request, and counts how much of each conversation's previous request is repeated unchanged. It is cheap, because it
 shares a machine with the measured program: raw asyncio and httptools, canned bytes for the plain answer, one write.
-Everything it keeps is bounded.
+Everything that it stores is bounded.
 
 The last user message may contain directives. Each accepts `times=N` (only the first N requests with it) and `step=K`
 (only for the answer of the K-th tool step, counted from 0):
@@ -16,7 +16,7 @@ The last user message may contain directives. Each accepts `times=N` (only the f
     [saying WORDS]              text before the tool calls, in the same answer
     [say WORDS] [words N] [finish REASON]     the final answer: its text; N words; its finish reason
     [text {"text": "…"}]        the final answer's text with its line breaks, a piece for each line
-    [refuse WORDS]              a refusal, as the format marks one
+    [refuse WORDS]              a refusal, in the format's own form
     [think WORDS] [redacted] [nothink]  its thinking, if thinking is on; a redacted block; no thinking
     [status CODE retry-after=S code=C type=T echo quote]   an HTTP error; `echo` quotes the caller's credential, `quote`
                                 the message

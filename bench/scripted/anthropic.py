@@ -1,8 +1,8 @@
 """The Messages format: answers as bytes, and the simulated prompt cache.
 
 Requests are checked strictly (`anthropic_request`, `anthropic_rules`); answers are valid by the official types.
-Thinking is signed and accepted back only unchanged. The cache holds what a mark of an earlier request covers, within
-the look-back.
+Thinking is signed, and accepted back only if it is unchanged. The cache contains the content before the marks of
+earlier requests, within the look-back.
 """
 
 import json

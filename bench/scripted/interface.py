@@ -1,6 +1,6 @@
 """The interface between the server and its formats: `Format`, a format-independent request, and refusals.
 
-Nothing here depends on a format, and a format depends neither on connections nor on faults.
+Nothing here depends on a format, and formats depend neither on connections nor on faults.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """A request that a strict provider would refuse, with the reason. Each format words the error body."""
+    """The refusal of a request that a strict provider would refuse, with the reason. Each format writes its own error
+    body."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
 """The Responses format: answers as bytes.
 
 Requests are checked strictly (`responses_request`, `responses_rules`); answers are valid by the official types.
-Reasoning is sealed and accepted back only unchanged. Nothing is stored. The simulated cache is automatic. The answer
-repeats parameters of the request only as far as the types require.
+Reasoning is sealed, and accepted back only if it is unchanged. Nothing is stored. The simulated cache is automatic. The
+answer repeats parameters of the request only as far as the types require.
 """
 
 from collections.abc import Iterator

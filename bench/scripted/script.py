@@ -1,4 +1,4 @@
-"""The script language in user messages, and the answer that it plans, for every format.
+"""The script language in user messages, and the answers that scripts describe, for every format.
 
 Pure values: the same request and counters give the same plan.
 """
@@ -16,7 +16,7 @@ NOTE = "[Note from the gateway"
 """The start of a note that the gateway itself adds."""
 
 OBEY = "[obey]"
-"""In a note: its directives count, because a test has put it there."""
+"""Marks a note whose directives count, because a test has written it."""
 
 STEPS = frozenset({"tool", "together", "badargs", "unknowntool"})
 FAULTS = frozenset(

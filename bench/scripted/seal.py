@@ -1,4 +1,4 @@
-"""Signatures and seals of the scripted model's own thinking, so that it recognises it when it is returned.
+"""Signatures and seals of the scripted model's own thinking, so that it can recognise it later.
 
 The key is a constant, so that conversations survive a restart of the server. It protects nothing.
 """

@@ -1,4 +1,4 @@
-"""The tools of a request, checked once for the same bytes. At most KEPT sets are cached; refused sets are not."""
+"""The tools of a request. The same bytes are checked only once. At most KEPT sets are cached, refused sets never."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence

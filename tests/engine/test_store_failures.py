@@ -14,7 +14,7 @@ from tests.logs import capture_logs
 from tests.store.rows import bulk, new_session, new_turn
 from tidegate.engine import failure_of
 from tidegate.engine.turn_failures import BUSY
-from tidegate.errors import StoreBusy, StoreFailed, StoreFull, TooLarge
+from tidegate.errors import Misconfigured, StoreBusy, StoreDamaged, StoreFailed, StoreFull, TidegateError, TooLarge
 from tidegate.store import Db, messages, turns
 from tidegate.values import Message, Outcome
 
@@ -176,3 +176,10 @@ async def test_waiting_for_an_end_that_cannot_be_stored_does_not_spin(home: Path
         await gateway.service.drain(0.5)
         assert time.process_time() - work < (time.monotonic() - wall) / 2
         fault.full = False
+
+
+@pytest.mark.parametrize("error", [StoreDamaged("A page of the database is damaged."), Misconfigured("It is wrong.")])
+def test_a_failure_that_no_retry_repairs_says_so(error: TidegateError) -> None:
+    """H22: clients would otherwise repeat the request."""
+    failure = failure_of(error)
+    assert (failure.status, failure.final, failure.retry) == (500, True, False)

@@ -582,7 +582,7 @@ def test_sampling_parameters_are_sent_only_to_models_that_accept_them(
 )
 def test_unsupported_sampling_parameters_are_refused_by_name(model: str, facts: Facts, call: Call, param: str) -> None:
     """H08: a different answer is not passed off as the requested one."""
-    with pytest.raises(ModelFailed, match="This model (accepts|does not support)") as refused:
+    with pytest.raises(ModelFailed, match=r"This model (accepts|does not support)") as refused:
         body([], call, wire=AnthropicWire(model, facts))
     assert refused.value.param == param
 

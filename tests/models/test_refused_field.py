@@ -74,7 +74,7 @@ def _fastapi(*place: str | int) -> Any:
 def test_a_refused_field_is_reported_by_the_callers_name(body: Any, field: str | None) -> None:
     """H08: only if the caller set it; of tools, only the caller's own."""
     complaint = error_body.read(json.dumps(body).encode())
-    assert caller_field(complaint.param, complaint.said, PREFIX, CALL) == field
+    assert caller_field(complaint.param, complaint.message, PREFIX, CALL) == field
 
 
 @given(param=st.text(max_size=200), said=st.text(max_size=600))

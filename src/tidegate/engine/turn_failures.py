@@ -92,7 +92,7 @@ def failure_of(error: BaseException) -> Failure:
         case StoreBusy():
             return Failure(message=BUSY, code="store_busy", status=503, retry=True)
         case StoreDamaged():
-            return Failure(message=error.message, code="store_damaged", status=500)
+            return Failure(message=error.message, code="store_damaged", status=500, final=True)
         case StoreLost():
             return Failure(message=error.message, code="store_lost", status=503, retry=True)
         case DiskFailed():
@@ -100,7 +100,7 @@ def failure_of(error: BaseException) -> Failure:
         case StoreFailed():
             return Failure(message=BROKEN, code="store_failed", status=503, retry=True)
         case TidegateError():
-            return Failure(message=error.message, code="misconfigured", status=500)
+            return Failure(message=error.message, code="misconfigured", status=500, final=True)
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             return Failure(
                 message="The gateway has no file descriptors left; try again soon.",

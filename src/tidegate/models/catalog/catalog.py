@@ -72,8 +72,8 @@ class Catalog:
         return Facts(
             window=window,
             output=settings.max_output or _output(window, family),
-            vision=_either(settings.vision, family is not None and family.vision),
-            audio=_either(settings.audio, family is not None and family.audio),
+            vision=_override(settings.vision, family is not None and family.vision),
+            audio=_override(settings.audio, family is not None and family.audio),
             thinking=thinking,
             efforts=efforts,
             prices=_prices(settings, pattern, family),
@@ -115,8 +115,8 @@ def _fits(pattern: str, name: str) -> bool:
     return name.endswith(parts[-1]) and len(name) - len(parts[-1]) >= place
 
 
-def _either(given: bool | None, known: bool) -> bool:
-    return known if given is None else given
+def _override(setting: bool | None, known: bool) -> bool:
+    return known if setting is None else setting
 
 
 def _output(window: int, family: Family | None) -> int:
@@ -129,18 +129,18 @@ def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking,
     """How the effort of thinking is set for the model, and its levels. Models of other vendors use the levels of the
     configured API."""
     anthropic = settings.api == "anthropic"
-    how: Thinking = "adaptive" if anthropic else "effort"
-    words: tuple[str, ...] = ANTHROPIC_EFFORTS if anthropic else CHAT_EFFORTS
+    thinking: Thinking = "adaptive" if anthropic else "effort"
+    efforts: tuple[str, ...] = ANTHROPIC_EFFORTS if anthropic else CHAT_EFFORTS
     if family is not None and family.thinking == "none":
-        how = "none"
+        thinking = "none"
     elif family is not None and family.thinking == "budget" and anthropic:
-        how = "budget"
-    elif family is not None and (family.thinking == how or anthropic):
-        words = family.chat if family.chat is not None and settings.api == "openai-chat" else family.efforts
-    how = settings.thinking or how
+        thinking = "budget"
+    elif family is not None and (family.thinking == thinking or anthropic):
+        efforts = family.chat if family.chat is not None and settings.api == "openai-chat" else family.efforts
+    thinking = settings.thinking or thinking
     if settings.efforts is not None:
-        words = settings.efforts
-    return how, words if how in ("effort", "adaptive") else ()
+        efforts = settings.efforts
+    return thinking, efforts if thinking in ("effort", "adaptive") else ()
 
 
 def _prices(settings: ModelSettings, pattern: str | None, family: Family | None) -> Prices | None:
@@ -153,5 +153,5 @@ def _prices(settings: ModelSettings, pattern: str | None, family: Family | None)
     input, output, *others = family.models[pattern]
     cached, written, written_1h = (*others, None, None, None)[:3]
     long, input_times, output_times = family.long or (None, 1.0, 1.0)
-    kept = written_1h if settings.cache_ttl == "1h" else written
-    return Prices(input, output, cached, kept, long, input_times, output_times)
+    cache_write = written_1h if settings.cache_ttl == "1h" else written
+    return Prices(input, output, cached, cache_write, long, input_times, output_times)

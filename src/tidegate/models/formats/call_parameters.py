@@ -98,34 +98,38 @@ def caller_identifier(call: Call) -> str:
 
 def parse_tool_choice(choice: bytes) -> ToolChoice:
     try:
-        read = _decode_choice(choice)
+        decoded = _decode_choice(choice)
     except _UNREADABLE as error:
         raise invalid(
             'This model does not accept this tool_choice; send "none", "auto", "required" or one function.',
             "tool_choice",
         ) from error
-    return ToolChoice(kind="function", name=read.function.name) if isinstance(read, _Chosen) else ToolChoice(kind=read)
+    return (
+        ToolChoice(kind="function", name=decoded.function.name)
+        if isinstance(decoded, _Chosen)
+        else ToolChoice(kind=decoded)
+    )
 
 
 def parse_response_format(response_format: bytes) -> OutputShape:
     try:
-        read = _decode_format(response_format)
+        decoded = _decode_format(response_format)
     except _UNREADABLE as error:
         raise invalid(
             "This model does not accept this response_format; send a json_schema in OpenAI's shape.",
             "response_format",
         ) from error
-    schema = read.json_schema
-    if read.type == "json_schema" and not _given(schema.schema):
+    schema = decoded.json_schema
+    if decoded.type == "json_schema" and not _present(schema.schema):
         raise invalid(
             "`response_format` has no `json_schema.schema`; send the schema that the answer must follow.",
             "response_format",
         )
     return OutputShape(
-        kind=read.type,
+        kind=decoded.type,
         name=schema.name,
         description=schema.description or "",
-        schema=_given(schema.schema),
+        schema=_present(schema.schema),
         strict=bool(schema.strict),
     )
 
@@ -150,6 +154,6 @@ def nearest_effort(reasoning: str, efforts: Sequence[str]) -> str | None:
     return fitting[-1] if fitting else known[0]
 
 
-def _given(raw: msgspec.Raw) -> msgspec.Raw:
+def _present(raw: msgspec.Raw) -> msgspec.Raw:
     """A copy, so that the request it was decoded from can be freed; empty for `null`."""
     return _ABSENT if bytes(raw) in (b"", b"null") else msgspec.Raw(bytes(raw))

@@ -79,7 +79,7 @@ class _Waiter(NamedTuple):
     """A request that waits for a connection. The future gets a freed one, or None when a new one may be opened."""
 
     origin: Origin
-    given: "asyncio.Future[EndpointConnection | None]"
+    future: "asyncio.Future[EndpointConnection | None]"
 
 
 class Clients:
@@ -145,7 +145,7 @@ class Clients:
             try:
                 return await _ask(used, head, body, waits)
             except ConnectionFailed as error:
-                if error.trouble != "broken" or used.heard:
+                if error.trouble != "broken" or used.has_received:
                     raise
                 # The server closed the idle connection just as it was reused, so the request was not processed.
         return await _ask(await self._obtain(origin, waits), head, body, waits)
@@ -168,11 +168,11 @@ class Clients:
         while not self._has_room(origin):
             try:
                 async with asyncio.timeout(waits.first_byte):
-                    given = await self._turn(origin, overtaken)
+                    connection = await self._wait_for_slot(origin, overtaken)
             except TimeoutError:
                 raise ConnectionFailed("crowded") from None
-            if given is not None and given.usable:
-                return given
+            if connection is not None and connection.usable:
+                return connection
             overtaken = True
         try:
             async with asyncio.timeout(waits.connect):
@@ -187,18 +187,18 @@ class Clients:
             next(iter(self._idle.values()))[0].abort()  # the longest idle one of another endpoint
         return self._counts.total() < self._connections
 
-    async def _turn(self, origin: Origin, overtaken: bool) -> EndpointConnection | None:
+    async def _wait_for_slot(self, origin: Origin, overtaken: bool) -> EndpointConnection | None:
         """Wait for a freed connection, or for space for a new one (None). A request that was overtaken waits at the
         front of the queue."""
         waiter = _Waiter(origin, asyncio.get_running_loop().create_future())
         (self._waiting.appendleft if overtaken else self._waiting.append)(waiter)
         try:
-            return await waiter.given
+            return await waiter.future
         except BaseException:
-            if waiter.given.done() and not waiter.given.cancelled():  # pass it on to the next waiter
-                given = waiter.given.result()
-                if given is not None and given.usable:
-                    self._free(given)
+            if waiter.future.done() and not waiter.future.cancelled():  # pass it on to the next waiter
+                connection = waiter.future.result()
+                if connection is not None and connection.usable:
+                    self._free(connection)
                 else:
                     self._next()
             raise
@@ -216,8 +216,8 @@ class Clients:
 
     def _give(self, waiter: "_Waiter", connection: EndpointConnection | None) -> None:
         self._waiting.remove(waiter)
-        if not waiter.given.done():
-            waiter.given.set_result(connection)
+        if not waiter.future.done():
+            waiter.future.set_result(connection)
 
     async def _connect(self, origin: Origin) -> EndpointConnection:
         loop = self._loop
@@ -264,7 +264,7 @@ class Clients:
     def _free(self, connection: EndpointConnection) -> None:
         origin = self._origins[connection]
         for waiter in self._waiting:
-            if waiter.origin == origin and not waiter.given.done():
+            if waiter.origin == origin and not waiter.future.done():
                 self._give(waiter, connection)
                 return
         self._idle.setdefault(origin, []).append(connection)

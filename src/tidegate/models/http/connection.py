@@ -134,7 +134,7 @@ class EndpointConnection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when the socket is closed."""
         self.idle_since = 0.0
-        self.heard = False
+        self.has_received = False
         """Whether anything arrived in response to the last request."""
         self._free = free
         self._gone = gone
@@ -163,7 +163,7 @@ class EndpointConnection(asyncio.Protocol):
         response = self._response = Response(self)
         self._until_closed = self._head_done = self._sent = self._reusable = False
         self._framed = 0
-        self.heard = False
+        self.has_received = False
         self._patience, self._idle_patience = waits.first_byte, waits.idle
         if sum(map(len, body)) <= WHOLE_BYTES:
             self._transport.write(b"".join((head, *body)))
@@ -229,7 +229,7 @@ class EndpointConnection(asyncio.Protocol):
         if self._response is None:
             self.abort()  # there is no request to respond to
             return
-        self.heard = True
+        self.has_received = True
         self._framed += len(data)
         try:
             self._parser.feed_data(data)

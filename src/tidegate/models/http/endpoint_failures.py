@@ -128,44 +128,44 @@ class FailureMapper:
     ) -> ModelFailed:
         """The failure for an HTTP status. `field_of` returns the caller's field that the endpoint refused, given the
         endpoint's name for the field and its message."""
-        complaint = error_body.read(body)
+        error = error_body.read(body)
         retry_after = error_body.retry_after_of(headers, now)
-        kind, retryable, what = _judge(status, complaint)
+        kind, retryable, what = _judge(status, error)
         if headers.get("x-should-retry") in ("true", "false"):  # more precise than the status
             retryable = headers["x-should-retry"] == "true"
-        marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
+        marks = f"{error.marks} {error.message[:JUDGED_CHARACTERS]}"
         param = None
         if what == _REFUSED and status in REFUSED_STATUS:
-            param = field_of(complaint.param, complaint.said[:JUDGED_CHARACTERS])
+            param = field_of(error.param, error.message[:JUDGED_CHARACTERS])
             what = what if param is None else f"the endpoint refused `{param}`{{status}}; correct it or leave it out."
         return self.failed(
             what.format(status=f" ({status})"),
             kind=kind,
             retryable=retryable,
-            said=complaint.said,
+            said=error.message,
             status=status,
-            after=complaint.after if retry_after is None else retry_after,
-            thoughts=kind == "invalid" and _REASONING.search(f"{complaint.marks} {complaint.said}") is not None,
+            after=error.after if retry_after is None else retry_after,
+            thoughts=kind == "invalid" and _REASONING.search(f"{error.marks} {error.message}") is not None,
             large=kind == "invalid" and _is_large(status, marks),
             documents=kind == "invalid" and _UNREAD.search(marks) is not None,
             param=param,
         )
 
-    def of_stream_error(self, error: bytes) -> ModelFailed:
+    def of_stream_error(self, body: bytes) -> ModelFailed:
         """The failure for an error object inside a stream that started successfully."""
-        complaint = error_body.read(b'{"error":' + error + b"}")
-        found = re.search(r"\b([45]\d\d)\b", complaint.marks)
-        status = int(found.group(1)) if found else _status_of(complaint.marks)
-        kind, retryable, what = _judge(status, complaint)
+        error = error_body.read(b'{"error":' + body + b"}")
+        found = re.search(r"\b([45]\d\d)\b", error.marks)
+        status = int(found.group(1)) if found else _status_of(error.marks)
+        kind, retryable, what = _judge(status, error)
         if kind in ("overloaded", "invalid", "timeout"):
             what = "the endpoint reported an error in the middle of its answer; try again, or check its status page."
         return self.failed(
             what.format(status=""),
             kind=kind,
             retryable=retryable,
-            said=complaint.said,
+            said=error.message,
             status=int(found.group(1)) if found else None,
-            after=complaint.after,
+            after=error.after,
         )
 
     def of_connection(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
@@ -202,11 +202,11 @@ class FailureMapper:
                 return self.failed(what, kind="protocol", retryable=False, said=failure.said)
 
 
-def _judge(status: int, complaint: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
+def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
     """The kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes precedence
     over the status, because providers use different statuses for the same error."""
     if status < 500:
-        marks = f"{complaint.marks} {complaint.said[:JUDGED_CHARACTERS]}"
+        marks = f"{error.marks} {error.message[:JUDGED_CHARACTERS]}"
         if (judged := _judge_marks(status, marks)) is not None:
             return judged
     if status in _TIMEOUT_STATUS:

@@ -34,7 +34,7 @@ _UNITS = {"ms": 0.001, "m": 60.0, "minute": 60.0, "minutes": 60.0}
 
 
 class EndpointError(NamedTuple):
-    said: str = ""
+    message: str = ""
     marks: str = ""
     after: float | None = None
     param: str = ""
@@ -45,35 +45,37 @@ def read(body: bytes) -> EndpointError:
     """Parse an error body: OpenAI's, Anthropic's, Gemini's, OpenRouter's, Azure's and the plainer ones of local
     servers. Nothing is quoted from a web page."""
     try:
-        whole: Any = msgspec.json.decode(body)
+        decoded: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = body.decode("utf-8", "replace")
         return EndpointError("" if text.lstrip().startswith("<") else text)
-    if isinstance(whole, list) and whole:
-        whole = whole[0]
-    if isinstance(whole, str):
-        return EndpointError(whole, after=_said_wait(whole))
-    if not isinstance(whole, dict):
+    if isinstance(decoded, list) and decoded:
+        decoded = decoded[0]
+    if isinstance(decoded, str):
+        return EndpointError(decoded, after=_wait_in(decoded))
+    if not isinstance(decoded, dict):
         return EndpointError()
-    inner = whole.get("error") or whole
+    inner = decoded.get("error") or decoded
     if isinstance(inner, str):
-        return EndpointError(inner, _marks(whole), _said_wait(inner))
+        return EndpointError(inner, _marks(decoded), _wait_in(inner))
     if not isinstance(inner, dict):
-        return EndpointError("", _marks(whole))
-    said = next((inner[key] for key in _WORDING if isinstance(inner.get(key), str)), "") or _listed(inner.get("detail"))
-    marks = [_marks(inner)] if inner is whole else [_marks(inner), _marks(whole)]
+        return EndpointError("", _marks(decoded))
+    message = next((inner[key] for key in _WORDING if isinstance(inner.get(key), str)), "") or _listed(
+        inner.get("detail")
+    )
+    marks = [_marks(inner)] if inner is decoded else [_marks(inner), _marks(decoded)]
     behind = inner.get("innererror")
     if isinstance(behind, dict):
         marks.append(_marks(behind))
     metadata = inner.get("metadata")
     if isinstance(metadata, dict):  # of the provider behind the endpoint
         marks += (str(metadata.get(key) or "") for key in ("raw", "reasons", "error_type"))
-    after = _said_wait(said)
+    after = _wait_in(message)
     for detail in inner["details"] if isinstance(inner.get("details"), list) else ():
         if isinstance(detail, dict):
             after = _delay(detail.get("retryDelay")) or after
             marks += (str(detail.get(key) or "") for key in ("reason", "violations"))
-    return EndpointError(said, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after, _param(inner))
+    return EndpointError(message, " ".join(filter(None, marks))[:MARKS_CHARACTERS], after, _param(inner))
 
 
 def _param(inner: dict[Any, Any]) -> str:
@@ -139,16 +141,16 @@ def _waiting(seconds: float) -> float | None:
     return min(max(0.0, seconds), LONGEST_WAIT) if math.isfinite(seconds) else None
 
 
-def _marks(found: dict[Any, Any]) -> str:
-    return " ".join(str(found[key]) for key in _MARKING if isinstance(found.get(key), str | int))
+def _marks(fields: dict[Any, Any]) -> str:
+    return " ".join(str(fields[key]) for key in _MARKING if isinstance(fields.get(key), str | int))
 
 
-def _said_wait(said: str) -> float | None:
-    found = _WAIT.search(said)
+def _wait_in(text: str) -> float | None:
+    found = _WAIT.search(text)
     return None if found is None else float(found.group(1)) * _UNITS.get(found.group(2).lower(), 1.0)
 
 
-def _delay(given: object) -> float | None:
+def _delay(value: object) -> float | None:
     """The seconds of a delay written as `34.5s`."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", given) if isinstance(given, str) else None
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", value) if isinstance(value, str) else None
     return None if found is None else float(found.group(1))

@@ -39,14 +39,14 @@ class _Exchange:
     """The positions of an exchange's two lines. There is no answer if the recording gateway was killed before it
     ended."""
 
-    __slots__ = ("answered", "asked", "key", "number", "when")
+    __slots__ = ("answer", "key", "number", "request", "when")
 
-    def __init__(self, number: int, key: Request, when: str, asked: Place) -> None:
+    def __init__(self, number: int, key: Request, when: str, request: Place) -> None:
         self.number = number
         self.key = key
         self.when = when
-        self.asked = asked
-        self.answered: Place | None = None
+        self.request = request
+        self.answer: Place | None = None
 
 
 class TransportReplayer:
@@ -56,7 +56,7 @@ class TransportReplayer:
         self._leases: Counter[str] = Counter()
         self._exchanges: list[_Exchange] = []  # lint: allow what is in the file, whose size is bounded
         self._equal: dict[Request, list[_Exchange]] = {}  # lint: allow the same, by request
-        self._given: dict[Request, int] = {}  # lint: allow one entry for each that is in the file
+        self._answers: dict[Request, int] = {}  # lint: allow one entry for each that is in the file
         self._replayed = self._again = self._unknown = 0
 
     @property
@@ -66,16 +66,16 @@ class TransportReplayer:
 
     def open(self) -> None:
         """Index the file. Blocks."""
-        open_ones: dict[int, _Exchange] = {}
+        unanswered: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
             if isinstance(event, RecordedRequest):
                 body = event.digest or self._digest(event)
                 exchange = _Exchange(event.id, (event.method, event.path, body), event.time, (start, size))
                 self._exchanges.append(exchange)
                 self._equal.setdefault(exchange.key, []).append(exchange)
-                open_ones[event.id] = exchange
-            elif isinstance(event, RecordedAnswer) and (asked := open_ones.pop(event.id, None)) is not None:
-                asked.answered = (start, size)
+                unanswered[event.id] = exchange
+            elif isinstance(event, RecordedAnswer) and (open_exchange := unanswered.pop(event.id, None)) is not None:
+                open_exchange.answer = (start, size)
         if not self._exchanges:
             raise Misconfigured(f"{self._path} contains no requests to replay; name another recording.")
 
@@ -106,13 +106,13 @@ class TransportReplayer:
         if equal is None:
             self._unknown += 1
             raise await to_thread.run_sync(self._not_recorded, key, asked)
-        given = self._given[key] = self._given.get(key, 0) + 1
+        count = self._answers[key] = self._answers.get(key, 0) + 1
         self._replayed += 1
-        self._again += given > len(equal)
-        exchange = equal[min(given, len(equal)) - 1]
-        if exchange.answered is None:
+        self._again += count > len(equal)
+        exchange = equal[min(count, len(equal)) - 1]
+        if exchange.answer is None:
             raise self._unanswered(exchange, "the recording gateway ended before the answer did")
-        answered, pieces = await to_thread.run_sync(self._answer, exchange.answered)
+        answered, pieces = await to_thread.run_sync(self._answer, exchange.answer)
         if not answered.status:
             if answered.end == "left" or answered.end == "complete":
                 raise self._unanswered(exchange, "the request was cancelled before an answer started")
@@ -173,10 +173,10 @@ class TransportReplayer:
         best: tuple[int, int, Difference] | None = None
         read = 0
         for exchange in alike:
-            read += exchange.asked[1]
+            read += exchange.request[1]
             if read > COMPARED_BYTES and best is not None:
                 break
-            event = self._event(exchange.asked)
+            event = self._event(exchange.request)
             if not isinstance(event, RecordedRequest) or event.left_out:
                 continue
             found = described(redacted_value(event.body, self._redactor), asked)

@@ -1,6 +1,6 @@
-"""Endpoints of the gateway itself: sign-in, keys, models, status, health, metrics and the chat page.
+"""Endpoints for the gateway as a whole: sign-in, keys, models, status, health, metrics and the chat page.
 
-Endpoints that concern all users require a right that few roles have. Without a key, a client can only load the page and
+Endpoints that concern all users require a right that few roles have. Without a key, clients can only load the page and
 check that the process is running. Codes and keys never appear in URLs.
 """
 
@@ -21,7 +21,7 @@ from tidegate.web.app.http_response import HttpResponse, json_response
 from tidegate.web.app.page_files import PageFiles
 
 LOGIN_BYTES = 4096
-"""The largest body of a sign-in, which anyone may send."""
+"""The largest body of a sign-in request, which anyone may send."""
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -122,7 +122,7 @@ class Admin:
                 summary="Metrics for Prometheus", responses={200: "text/plain"},
             ),
             Endpoint(
-                method="GET", path="/api/status", handler=self.status, summary="Show what the gateway holds and does",
+                method="GET", path="/api/status", handler=self.status, summary="Show the state of the gateway",
                 access="see_usage", responses={200: dict[str, Any]},
             ),
             Endpoint(
@@ -202,7 +202,7 @@ class Admin:
         for index, agent in enumerate(body.agents or ()):
             if agent not in self._agents:
                 raise Refused(
-                    f"agents[{index}]: there is no agent {agent!r}; there are: {', '.join(sorted(self._agents))}.",
+                    f"`agents[{index}]`: there is no agent {agent!r}; choose from {', '.join(sorted(self._agents))}.",
                     param=f"agents[{index}]",
                 )
         allowed = tuple(body.agents) if body.agents is not None else None

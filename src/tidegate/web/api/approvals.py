@@ -1,7 +1,7 @@
 """`/api/approvals`: agents' approval requests and questions, and the users' answers.
 
-Users see and answer only their own; those of other users get 404, whatever the role. The first answer counts, from any
-client, and repeating it changes nothing. Lists are bounded and say when there are more entries.
+Users see and answer only their own; those of other users get 404, whatever the role. The first answer from any client
+counts, and repeating it changes nothing. Lists are bounded and say whether there are more entries.
 """
 
 from typing import Annotated, Literal
@@ -23,12 +23,12 @@ class ApprovalsQuery(msgspec.Struct):
     session: (
         Annotated[str, Meta(min_length=1, max_length=200, description="Only those of this conversation.")] | None
     ) = None
-    closed: Annotated[bool, Meta(description="With `session`: include answered ones, the latest first.")] = False
+    closed: Annotated[bool, Meta(description="With `session`: include closed ones, latest first.")] = False
     limit: Annotated[int, Meta(ge=1, le=MOST_LISTED)] = 200
 
 
 class ApprovalsAnswer(msgspec.Struct, frozen=True):
-    """Approvals and questions that wait for your answer, the oldest first."""
+    """The approvals and questions that wait for your answer, oldest first."""
 
     approvals: list[QuestionView]
     more: bool

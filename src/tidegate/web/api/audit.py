@@ -53,7 +53,7 @@ class AuditEvent(msgspec.Struct, frozen=True):
 
 
 class AuditAnswer(msgspec.Struct, frozen=True):
-    """Events, the latest first."""
+    """Events, latest first."""
 
     events: list[AuditEvent]
     next: str | None

@@ -42,7 +42,7 @@ class ListQuery(msgspec.Struct):
 
 
 class SessionsAnswer(msgspec.Struct, frozen=True):
-    """Conversations, the most recently used first."""
+    """Conversations, most recently used first."""
 
     sessions: list[SessionView]
     next: str | None
@@ -51,14 +51,14 @@ class SessionsAnswer(msgspec.Struct, frozen=True):
 
 
 class PageQuery(msgspec.Struct):
-    after: Annotated[Place, Meta(description="Rows after this place, in order.")] | None = None
-    before: Annotated[Place, Meta(description="The newest rows before this place.")] | None = None
+    after: Annotated[Place, Meta(description="Rows after this position, in order.")] | None = None
+    before: Annotated[Place, Meta(description="The newest rows before this position.")] | None = None
     limit: Limit = 200
 
 
 class MessagesAnswer(msgspec.Struct, frozen=True):
     """Rows of a transcript, in order; without `after`, the newest ones. If messages are long, there are fewer than
-    `limit`. Each row is complete except for the bytes of its media, which are fetched one by one."""
+    `limit`. Each row is complete except for the bytes of its media, which are fetched separately."""
 
     messages: tuple[MessageRow, ...]
     next: int | None
@@ -83,7 +83,7 @@ class MessageIn(msgspec.Struct):
 
 
 class AcceptedAnswer(msgspec.Struct, frozen=True):
-    """The message is durable; `how` says how it is handled."""
+    """The message is stored durably; `how` says how it is handled."""
 
     turn: str
     session: str
@@ -251,7 +251,7 @@ class ConversationsApi:
             (b"accept-ranges", b"bytes"),
             *placed,
             *_attachment_headers(media),
-            (b"content-security-policy", b"default-src 'none'; sandbox"),  # whatever type the media claims to have
+            (b"content-security-policy", b"default-src 'none'; sandbox"),  # the type of the media is not trusted
         ]
         return HttpResponse(status, headers, data)
 
@@ -333,7 +333,7 @@ class ConversationsApi:
             )
         if view.kind == "ephemeral":
             raise Conflict(
-                "This is a one-shot call or a task, which ends with its answer; write in a conversation instead.",
+                "This is a one-shot call or a task, which ends with its answer; write to a conversation instead.",
                 code="ephemeral",
             )
         return view

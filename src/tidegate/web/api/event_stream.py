@@ -24,9 +24,9 @@ from tidegate.web.app.endpoint import Request
 from tidegate.web.app.http_response import HttpResponse
 
 RETRY_SECONDS = 5
-"""When a refused reader may retry. A stream ends when a user closes a page, which cannot be predicted."""
+"""The Retry-After of a refused reader, in seconds. It is an estimate: streams end whenever users close a page."""
 LATEST_PLACE = 2**53
-"""An id above every row's, for readers that want only new events."""
+"""An id above that of every row, for readers that want only new events."""
 
 
 class EventStream:
@@ -36,7 +36,7 @@ class EventStream:
         self._streams = streams
         self._encode = msgspec.json.Encoder().encode
         self._stopping = False
-        self._ends: dict[anyio.Event, str] = {}  # of each open stream, with the id of its reader's key or sign-in
+        self._ends: dict[anyio.Event, str] = {}  # one for each open stream, with the id of its reader's key or sign-in
         self._open: Counter[str] = Counter()  # by principal; together at most limits.event_streams
 
     @property

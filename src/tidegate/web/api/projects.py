@@ -1,6 +1,6 @@
 """`/api/projects/files`: the project files that enter prompts, and the owner's approval of their content.
 
-Only for the owner. Content is approved by its digest, so that the approved content is exactly the one that was read.
+Only for the owner. Content is approved by its digest, so that exactly the content that was read is approved.
 """
 
 from typing import Annotated

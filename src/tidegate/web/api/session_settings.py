@@ -34,7 +34,7 @@ class SessionSetting(msgspec.Struct, frozen=True):
 
 
 class SettingsAnswer(msgspec.Struct, frozen=True):
-    """The current settings, the latest first."""
+    """The current settings, latest first."""
 
     settings: list[SessionSetting]
     next: str | None

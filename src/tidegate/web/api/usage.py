@@ -20,7 +20,7 @@ from tidegate.web.app.http_request import parse_time
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_ROWS = 1000
-"""The most rows of one response: more than the hours of a month."""
+"""The maximum number of rows in a response: more than a month has hours."""
 
 Time = Annotated[str, Meta(min_length=1, max_length=40)]
 

@@ -54,13 +54,13 @@ from tidegate.web.chat.completions import CHAT, ChatCompletions
 from tidegate.web.http1.protocol import ABORT, EXTRA
 
 FINAL_RESPONSE_SECONDS = 0.5
-"""The time for the error response of a request that is cut off at the end of the process."""
+"""The time for the error response of a request that is cut off when the process ends."""
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
 """Paths that are served even when all connections are in use and no descriptor is left."""
 
 _API_HEADERS: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-"""On every response of the two APIs, errors included. The page's files have headers of their own."""
+"""Headers of every response of the two APIs, errors included. The page's files have other ones."""
 _ROUTE = "tidegate.route"
 """Scope key of the declared path of a request's endpoint."""
 OTHER = "other"
@@ -237,7 +237,7 @@ class App:
     async def _fail(self, error: Exception, send: _RecordedSend, scope: dict[str, Any]) -> None:
         response = self._errors.from_error(error)
         if send.status:
-            # The response has begun. Dropping the connection is the only way to tell the client.
+            # The response has begun. Dropping the connection is the only way to report the failure.
             log.warning("a response was aborted", path=scope.get(_ROUTE, OTHER), error=str(error))
             scope.get(ABORT, _nothing)()
             return

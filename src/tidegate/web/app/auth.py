@@ -24,9 +24,10 @@ from tidegate.store import KeyKind, PrincipalRow, Store, principals
 from tidegate.values import Frozen
 
 KNOWN_CALLERS = 4096
-"""Callers cached between requests: more than a gateway has, at a few hundred bytes each."""
+"""The number of cached callers: more than a gateway has, at a few hundred bytes each."""
 KNOWN_SECONDS = 30.0
-"""How long a caller is cached. A revocation clears the cache at once; this bounds any other change."""
+"""How long a caller is cached. Revocations clear the cache immediately; all other changes take effect within this
+time."""
 COOKIE_SECONDS = 30 * 86400.0
 """How long a browser stays signed in."""
 COOKIE_NAME = "tidegate"
@@ -58,14 +59,14 @@ class Caller(Frozen, frozen=True):
 
     def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
         """The channel of this caller's messages, derived from the credential: a browser's is the page. The home
-        folder's key is the terminal if a user is present, and otherwise a program's key like any other."""
+        folder's key counts as the terminal if a user is present, and otherwise as a program's key like any other."""
         if self.via == "cookie":
             return "page"
         return "terminal" if self.is_terminal and attended else "http"
 
 
 class KeyView(Frozen, frozen=True, omit_defaults=False):
-    """A key as it is listed; the key itself is not stored."""
+    """A key in the list of keys. The key itself is not stored."""
 
     id: str
     principal: str
@@ -172,7 +173,7 @@ class Credentials:
         )
 
     async def _mark_used(self, token: bytes) -> None:
-        """Record the use for the operator's list of keys. A failed write does not fail the request."""
+        """Record the use of a key for the operator's list. If the write fails, the request still succeeds."""
         try:
             await self._store.write(principals.mark_used, token, self._clock())
         except StoreFailed as error:
@@ -305,7 +306,7 @@ class Credentials:
             _check_agents(by, agents if found is None else found.agents)
             if found is None:
                 if role == "owner":
-                    raise Conflict("A gateway has only one owner; choose another role.", param="role")
+                    raise Conflict("A gateway has exactly one owner; choose another role.", param="role")
                 found = principals.add(db, name=name, role=role or "member", agents=agents, now=now, by=by.id)
             elif role not in (None, found.role):
                 raise Conflict(f"{name} exists and has the role {found.role}; leave the role out.", param="role")
@@ -404,10 +405,10 @@ def cookie_name(headers: Headers) -> str:
 
 
 def _cookie(headers: Headers) -> bytes:
-    wanted = cookie_name(headers).encode()
+    expected = cookie_name(headers).encode()
     for pair in headers.get(b"cookie", b"").split(b";"):
         name, _, value = pair.strip().partition(b"=")
-        if name == wanted:
+        if name == expected:
             return value
     return b""
 

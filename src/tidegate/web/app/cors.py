@@ -1,7 +1,7 @@
 """CORS: requests from other web pages, for the origins in `server.origins` and with a key only.
 
 Without listed origins this module is not used, and browsers let no other page call the gateway. A page from a listed
-origin may call with its own key; it never gets to use the cookie of the gateway's own page.
+origin may call with its own key; it can never use the cookie of the gateway's own page.
 """
 
 import re
@@ -14,7 +14,7 @@ _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
     b"X-Session-Id"
 )
-"""The headers allowed to a browser that does not say which ones it will send."""
+"""The headers allowed for a browser that does not request any."""
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (b"access-control-max-age", b"600"),
@@ -46,7 +46,7 @@ class Cors:
         """The response to a preflight request; None for any other request and for origins that are not listed."""
         if scope["method"] != "OPTIONS" or len(headers) < 2:
             return None
-        wanted = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
-        is_list = len(wanted) <= _NAMES_BYTES and _NAMES.fullmatch(wanted) is not None
-        allowed = (b"access-control-allow-headers", wanted if is_list else _ALLOWED)
+        requested = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")
+        is_list = len(requested) <= _NAMES_BYTES and _NAMES.fullmatch(requested) is not None
+        allowed = (b"access-control-allow-headers", requested if is_list else _ALLOWED)
         return HttpResponse(204, [*_PREFLIGHT, allowed], b"")

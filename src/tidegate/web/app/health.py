@@ -1,8 +1,8 @@
 """The health of the gateway, end to end: the event loop, writes to the store, and the timers.
 
-`check` reports ready only if each of them was seen working just now or within its interval, the store has no open
-problem and no added check fails. It returns within `CHECK_SECONDS` even when nothing else responds. It costs one small
-write, at most once a second, however often it is called.
+`check` reports ready only if each of them worked just now or within its interval, the store has no open problem and no
+added check fails. It returns within `CHECK_SECONDS` even if nothing else responds. It costs one small write, at most
+once a second, however often it is called.
 
 A timer is registered with `expect` and reports with `beat`. Any other condition is added with `add` or `watch`.
 """
@@ -21,7 +21,7 @@ from tidegate.store import Store, maintenance
 CHECK_SECONDS = 5.0
 LAG_EVERY = 1.0
 LAG_ALLOWED = 1.0
-"""A loop this late was blocked by something; a busy one is late by milliseconds."""
+"""A loop that is this late was blocked; one that is merely busy is late by milliseconds."""
 MISSED_BEATS = 3
 GRACE_SECONDS = 30.0
 """A timer is late after three missed beats and this grace period, so that one long run raises no alarm."""
@@ -49,7 +49,7 @@ class Health:
         self._lock = asyncio.Lock()
 
     def expect(self, name: str, interval: float) -> None:
-        """Require this timer to beat from now on."""
+        """Expect this timer to beat from now on."""
         self._beats[name] = _Beat(interval, self._clock())
 
     def add(self, name: str, check: Callable[[], Check]) -> None:
@@ -110,7 +110,7 @@ class Health:
         return Check(ok=True, detail=f"a write took {(self._clock() - began) * 1000:.1f} ms")
 
     def _check_database(self) -> Check:
-        """The store's open problems, including those that the test write did not meet."""
+        """The store's open problems, including those that did not affect the test write."""
         stats = self._store.stats()
         if stats.problems:
             return Check(ok=False, detail="; ".join(f"{problem.kind}: {problem.text}" for problem in stats.problems))

@@ -31,15 +31,15 @@ KEY_LENGTH = 255
 """Characters of an idempotency key, as in other APIs."""
 
 BODY_SECONDS = 60.0
-"""A client that takes longer to send its body is refused. At the default limit this is 280 KB/s."""
+"""The time for a body to arrive. At the default limit of a body this is 280 KB/s."""
 SMALL_BODY = 64 * 1024
 """Bodies up to this size do not count against the shared limit."""
 BODIES_AT_ONCE = 4
 """The number of bodies of the largest size that may be in memory at the same time, before they become messages."""
 
 MOST_VALUES = 250_000
-"""JSON values of one body: several times as many as in the longest conversations. Decoding millions of empty lists
-would block all other requests for seconds."""
+"""The maximum number of JSON values in a body: several times as many as in the longest conversations. Decoding millions
+of empty lists would block all other requests for seconds."""
 
 _KNOWN = frozenset(
     {

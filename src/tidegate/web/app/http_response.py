@@ -1,9 +1,9 @@
 """HTTP responses: JSON, and errors in OpenAI's format.
 
-Every exception becomes `{"error": {message, type, param, code}}` with all four members. An unexpected one carries the
-id of an incident that the log explains. Secrets are redacted from the message. Statuses: 4xx as the error says; 502,
-503 or 504 for a model's failure (400 when the conversation is too long or its content was refused); 507 for a full disk
-and 503 for any other failure of the store; 500 for damaged data and unexpected exceptions.
+Every exception becomes `{"error": {message, type, param, code}}` with all four members. The message of an unexpected
+one contains the id of an incident, which the log explains. Secrets are redacted from the message. Statuses: 4xx as the
+error says; 502, 503 or 504 for a model's failure (400 when the conversation is too long or its content was refused);
+507 for a full disk and 503 for any other failure of the store; 500 for damaged data and unexpected exceptions.
 """
 
 import math

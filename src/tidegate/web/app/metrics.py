@@ -45,7 +45,7 @@ class Metrics:
             collect = staticmethod(self.read)
 
             def describe(self) -> "Iterator[Metric]":
-                """Nothing: describing by collecting would read the packages before they are open."""
+                """Describe nothing: describing by collecting would read the packages before they are open."""
                 return iter(())
 
         self._counters = counters
@@ -124,7 +124,7 @@ class Metrics:
             yield _gauge(f"tidegate_sessions_{name}", text, value=getattr(sessions, name))
         yield _counter(
             "tidegate_residents_over_cap_mid_turn",
-            "Times a resident over the cap was kept because it was in mid-turn.",
+            "Times a resident over the cap was kept because its turn was running.",
             value=sessions.over_cap_mid_turn,
         )
         unloads = _counter("tidegate_unloads", "Residents unloaded, by reason.", labels=("reason",))
@@ -147,7 +147,7 @@ class Metrics:
         yield from self._model_metrics(status.model_states)
 
     def _usage_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
-        """By configured models, and by the budgets of the whole gateway."""
+        """Metrics by configured model, and by budget of the whole gateway."""
         tokens = _counter(
             "tidegate_tokens",
             "Tokens used by models, by kind; cached and written ones are part of the input.",
@@ -172,7 +172,7 @@ class Metrics:
         yield _gauge("tidegate_day_tokens", "Tokens used by models today (UTC).", value=status.budgets[0].tokens)
 
     def _model_metrics(self, states: dict[str, ModelStatus]) -> "Iterator[Metric]":
-        """By configured models and the gateway's own kinds of failure."""
+        """Metrics by configured model and kind of failure."""
         failures = _counter(
             "tidegate_model_failures",
             "Failed requests to models, including those that were retried, by kind.",
@@ -223,9 +223,9 @@ class Metrics:
     def _cache_metrics(self) -> "Iterator[Metric]":
         entries = _gauge("tidegate_cache_entries", "Entries of a cache.", labels=("cache",))
         cap = _gauge("tidegate_cache_cap", "Entries that a cache may hold.", labels=("cache",))
-        size = _gauge("tidegate_cache_bytes", "Bytes of a cache that weighs its entries.", labels=("cache",))
-        hits = _counter("tidegate_cache_hits", "Lookups that found something.", labels=("cache",))
-        misses = _counter("tidegate_cache_misses", "Lookups that found nothing.", labels=("cache",))
+        size = _gauge("tidegate_cache_bytes", "Bytes of a cache that measures its entries.", labels=("cache",))
+        hits = _counter("tidegate_cache_hits", "Lookups that found an entry.", labels=("cache",))
+        misses = _counter("tidegate_cache_misses", "Lookups that found no entry.", labels=("cache",))
         evictions = _counter("tidegate_cache_evictions", "Entries evicted by cap, bytes or age.", labels=("cache",))
         for stats in self._caches():
             label = (stats.name,)

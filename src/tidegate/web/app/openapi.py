@@ -1,6 +1,6 @@
 """The OpenAPI description, generated from the endpoints' declarations and types.
 
-The description matches the routes, since both are read from the same table. All errors share one schema.
+The description always matches the routes, since both come from the same table. All errors share one schema.
 """
 
 import re
@@ -18,7 +18,7 @@ _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _HEADERS = {
     "X-Session-Id": ("Your name for a conversation: 1 to 200 printable characters.", {"type": "string"}),
     "X-Busy": (
-        "How a message is handled while the conversation is in a turn.",
+        "How a message is handled while a turn of the conversation is running.",
         {"type": "string", "enum": ["queue", "steer", "interrupt"]},
     ),
     "X-On-Disconnect": (
@@ -143,7 +143,7 @@ def _query(endpoint: Endpoint, refs: dict[Any, Any], components: dict[str, Any])
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot hold null: a nullable field can be left out instead."""
+    """A query cannot contain null: a nullable field can be left out instead."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf" and value is not None}
     return {**choices[0], **rest} if len(choices) == 1 else schema

@@ -1,8 +1,8 @@
 """The chat page's static files.
 
-Only files of the folder that ships with the program are served, each with its content type, an ETag and security
-headers that exclude foreign scripts, frames and origins. Any other name gets 404, however it is written. Files are read
-in a thread and kept in a bounded cache.
+Only files of the folder that is part of the program are served, each with its content type, an ETag and security
+headers that exclude foreign scripts, frames and origins. All other names get 404, however they are written. Files are
+read in a thread and kept in a bounded cache.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[1] / "static"
 KEPT_FILES = 64
 KEPT_BYTES = 2 * 1024 * 1024
 KEPT_SECONDS = 2.0
-"""An edited file is served after this time; requests before that do not touch the disk."""
+"""The seconds until an edited file is served. Requests before that do not access the disk."""
 
 SECURITY_HEADERS = [
     (

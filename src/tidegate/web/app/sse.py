@@ -1,8 +1,8 @@
-"""Server-sent events: response streams, and the keep-alive comments that idle ones get.
+"""Server-sent events: response streams and their keep-alive comments.
 
 A stream's response begins with its first event, so a failure before that still gets its own status. Events arrive in
 the order in which they were written. An idle stream gets a comment before `interval` seconds have passed. A slow reader
-delays only itself, and its connection drops it when it stops reading.
+delays only itself, and is disconnected when it stops reading.
 
 A stream belongs to its request. `OpenStreams` refers to it only while it is open.
 """
@@ -19,7 +19,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 15.0
 CHECKS_PER_INTERVAL = 5
-_KEEP_ALIVE_PATIENCE = 0.05  # a stream with a slow reader is skipped: that reader has enough to read
+_KEEP_ALIVE_PATIENCE = 0.05  # streams with a slow reader are skipped: data is already waiting for it
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -1,7 +1,7 @@
 """Validation errors in plain English.
 
-Each becomes one sentence that names the invalid value by its path in the request, says what it must be and, where that
-helps, what it was. Values are quoted only in part. This module is imported when the first invalid request arrives.
+Each becomes one sentence that names the invalid value by its path in the request and says what it must be and, where
+that helps, what it was. Values are quoted only in part. This module is imported when the first invalid request arrives.
 """
 
 import re
@@ -13,7 +13,7 @@ from msgspec import inspect
 from tidegate.errors import Refused
 
 QUOTED_CHARACTERS = 100
-"""The most that is quoted of an invalid value, so that an error does not return a megabyte of the request."""
+"""The maximum length of a quoted value, so that an error does not repeat a megabyte of the request."""
 
 _AT = re.compile(r" - at (`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")

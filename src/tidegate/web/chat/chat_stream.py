@@ -2,7 +2,7 @@
 
 A plain client gets only OpenAI's chunks and SSE comments. Text that was sent cannot be withdrawn from it, so an answer
 that restarts after visible text ends with an error event instead. A client that requested all events gets every event,
-including withdrawn text. There is one object per reader; its only state is the position in the stream.
+including withdrawn text. There is one object per reader; it holds only the state of that stream.
 """
 
 import msgspec

@@ -1,8 +1,8 @@
 """`POST /v1/chat/completions`, complete or streamed.
 
-The caller is authenticated before the body is read. The message is durable before anything is sent. Responses are in
+The caller is authenticated before the body is read. The message is durable before anything is sent. Responses have
 OpenAI's format. When the client disconnects, the session service decides whether the turn stops or continues. The
-request's bytes are dropped as soon as the message is accepted, however long the turn takes.
+request's bytes are released as soon as the message is accepted, however long the turn takes.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ CHAT = Endpoint(
     refusals=(404, 409, 413, 422, 429, 502, 503, 504),
     headers=("X-Session-Id", "X-Busy", "X-On-Disconnect", "X-Events", "Idempotency-Key"),
 )
-"""Only the description: the app dispatches to it before any routing, since it is the hot path."""
+"""Only the description: the app handles this path before any routing, since it is the most frequent one."""
 
 
 class ResponseOptions(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The content parts of a message: text, and in user messages and tool results also pictures, sounds and files.
 
-The type of a part is detected from its first bytes; a mismatch is refused with the path of the part. A text file
-becomes text; a picture, a sound or a PDF becomes an attachment, however it is sent. Nothing is fetched from a URL.
+The type of a part is detected from its first bytes; a mismatch is refused with the path of the part. Text files
+become text; pictures, sounds and PDFs become attachments, however they are sent. Nothing is fetched from a URL.
 """
 
 import binascii

@@ -64,10 +64,10 @@ EXTRAS: dict[str, Any] = {
 support them. For other providers, those that change the answer are refused (`refuse_extras`)."""
 
 SYSTEM_ALONE = "The caller sent a system message and nothing else."
-"""Replaces the missing user message in a named session, whose system message is part of its prompt."""
+"""Replaces the missing user message of a named session, whose prompt contains the system message."""
 
 MOST_MEDIA = 50
-"""Pictures, sounds and documents of one request: most are examined by a separate process each."""
+"""The maximum number of pictures, sounds and documents in a request: most are examined by a process each."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -163,7 +163,7 @@ def has_tools(request: ChatRequest) -> bool:
 
 
 def field_aliases(request: ChatRequest) -> dict[str, str]:
-    """The request's own names for fields that `Call` names differently."""
+    """The names in the request of fields that `Call` names differently."""
     names: dict[str, str] = {}
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -445,7 +445,7 @@ def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMes
     attachments: list[Attachment] = []
     found: list[Message] = []
     open_calls: dict[str, str] = {}
-    taken: set[str] = set()
+    used_ids: set[str] = set()
     for index, message in enumerate(messages):
         if message.role in ("tool", "function"):
             text, more = _content(message, index, len(found), limit)
@@ -467,7 +467,7 @@ def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMes
             found.append(Message(role="user", text=text, name=message.name or ""))
             attachments += more
         else:
-            found.append(_assistant(message, index, open_calls, taken))
+            found.append(_assistant(message, index, open_calls, used_ids))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
     if not found:  # a request with only a system message is answered to that message
@@ -486,7 +486,7 @@ def _parsed(messages: tuple[Message, ...], prompt: str, attachments: list[Attach
     return ParsedMessages(messages=messages, extra_prompt=prompt or None, attachments=tuple(attachments))
 
 
-def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], taken: set[str]) -> Message:
+def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], used_ids: set[str]) -> Message:
     """An assistant message. OpenAI allows a call id to be reused in a later message; other providers do not, so a
     repeated id gets a suffix. `open_calls` maps each id to the one used here."""
     text = _text(message, index) or message.refusal or ""
@@ -499,16 +499,16 @@ def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], tak
         calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
     if len({call.id for call in calls}) != len(calls):
         raise Refused(f"`messages[{index}].tool_calls` repeats an id.", param=f"messages[{index}].tool_calls")
-    named: list[ToolCall] = []
+    renamed: list[ToolCall] = []
     for call in calls:
-        own = call.id
-        while own in taken:
-            own = f"{own}_{index}"
-        taken.add(own)
-        open_calls[call.id] = own
-        named.append(msgspec.structs.replace(call, id=own))
+        id = call.id
+        while id in used_ids:
+            id = f"{id}_{index}"
+        used_ids.add(id)
+        open_calls[call.id] = id
+        renamed.append(msgspec.structs.replace(call, id=id))
     finish = "tool_calls" if calls else "stop"
-    return Message(role="assistant", text=text, calls=tuple(named), name=message.name or "", finish=finish)
+    return Message(role="assistant", text=text, calls=tuple(renamed), name=message.name or "", finish=finish)
 
 
 def _call_id(message: ChatMessage, index: int, open_calls: dict[str, str]) -> str:

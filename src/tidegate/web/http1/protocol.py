@@ -39,7 +39,7 @@ ABORT = "tidegate.abort"
 EXTRA = "tidegate.extra"
 """Scope key that is present when the request's connection is one beyond the limit."""
 EXTRA_HEAD_SECONDS = 5.0
-"""The time for the head on such a connection: there are few of them."""
+"""The time for the head on such a connection, of which there are only a few."""
 
 _TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -129,7 +129,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head:
-            # The parser reports a header only when it is complete, and would wait for the end of an endless one.
+            # The parser reports a header only when it is complete, so an endless one would never be reported.
             self._unparsed += len(data)
             if self._unparsed > HEADER_BYTES + READ_BYTES:
                 self._refusal = _TOO_LARGE

@@ -45,7 +45,7 @@ SHED_SHARE = 1 / 32
 RECENT_SECONDS = 10.0
 """How long `/readyz` reports that a connection was accepted beyond the limit or not at all."""
 CONNECTION_BYTES = 12 * 1024
-"""Bytes of a client's connection: its socket, transport, parser and current request. Measured."""
+"""The memory of a connection: its socket, transport, parser and current request. Measured."""
 
 log = Log(__name__)
 
@@ -165,7 +165,7 @@ class Server:
             self._listener.resume()
 
     def check(self) -> Check:
-        """The check `/readyz` makes of this server: whether it accepts connections."""
+        """The check of this server for `/readyz`: whether it accepts connections."""
         recent = time.monotonic() - RECENT_SECONDS
         open, limit = self._descriptors.open, self._descriptors.limit
         failed = self._listener is not None and (self._listener.failed_at or 0) > recent
@@ -214,7 +214,7 @@ class Server:
             connection.transport.abort()
         if self._listener is not None:
             self._listener.close()
-        await asyncio.sleep(0)  # an aborted transport notifies its connection in the next iteration of the loop
+        await asyncio.sleep(0)  # an aborted transport notifies its connection in the next iteration of the event loop
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
         """Clients' connections, with the bytes that wait to be sent."""

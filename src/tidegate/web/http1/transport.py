@@ -16,14 +16,14 @@ import socket
 from typing import Any
 
 LINGER_BYTES = 64 * 1024 * 1024
-"""Four bodies of the default limit: more than a client sends by mistake."""
+"""As much as four bodies of the default limit: more than a client sends by mistake."""
 LINGER_SECONDS = 30.0
-"""Long enough for a slow line to deliver the rest of a body and to read the response."""
+"""Long enough to receive the rest of a body and deliver the response over a slow connection."""
 
 HEAD_START = b"HTTP/1.1 "
 """The first bytes of every response, whatever its status."""
 CHUNK_START = b"0"
-"""A chunk's size may begin with a zero, whatever the size is."""
+"""The size of any chunk may be written with a leading zero."""
 FIRST_PROBE_SECONDS = 0.02
 """Time for the reset of a nearby peer to arrive. Each later probe waits twice as long, for more distant peers."""
 LONGEST_PROBE_SECONDS = 1.0

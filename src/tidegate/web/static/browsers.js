@@ -1,5 +1,5 @@
-// The dialog of signed-in browsers: lists them and signs out one of them, or all of the user's own. The list is the
-// gateway's latest. Keys pressed in the dialog have no effect outside it.
+// The dialog of signed-in browsers: lists them and signs out one of them, or all of the user's own. The list is always
+// the latest one from the gateway. Keys pressed in the dialog have no effect outside it.
 
 import { del, get } from "./api.js";
 import { ago } from "./sidebar.js";

@@ -1,13 +1,13 @@
 // One open conversation: its record, its event stream and the user's actions. Opening starts one stream and closing ends
 // it. A message with an unknown outcome keeps its key, so that sending it again cannot duplicate it. The user's text is
-// never lost: it is accepted, or stays there to be sent again. Owned by `app.js`.
+// never lost: it is accepted, or stays in the page to be sent again. Owned by `app.js`.
 
 import { get, post } from "./api.js";
 import * as records from "./record.js";
 import { follow } from "./stream.js";
 import { batch, newKey, signal } from "./ui.js";
 
-const DRAW_EVERY = 40; // milliseconds between renderings of a growing answer: smooth to the eye, cheap for the machine
+const DRAW_EVERY = 40; // milliseconds between renderings of a growing answer: looks smooth and costs little
 const DRAW_LONG_EVERY = 200; // the same for a long answer, which costs more to render
 const LONG = 20_000; // characters
 const ASK_AFTER = 1_000; // milliseconds until the state of a sent message's turn is requested, if the stream does not report it; …

@@ -1,6 +1,6 @@
 // The lists of conversations: the active ones, the ended ones once they are requested, and search results. Each list is
-// the gateway's latest; a late response never replaces a newer one. Entries that are left out can be requested. Owned by
-// `app.js`.
+// the latest one from the gateway; a late response never replaces a newer one. Further entries can be requested. Owned
+// by `app.js`.
 
 import { get } from "./api.js";
 import { batch, signal } from "./ui.js";

@@ -1,6 +1,6 @@
 // The event stream of a session, for as long as its conversation is open. After any interruption (a restarted gateway, a
-// lost network, a sleeping machine) the stream reconnects and resumes after the last row it received. It ends when its
-// signal is aborted, and then holds no connection and no timer.
+// lost network, a sleeping machine) the stream reconnects and resumes after the last row it received. When its
+// signal is aborted, it ends and leaves no connection and no timer.
 
 import { refusalOf, send } from "./api.js";
 

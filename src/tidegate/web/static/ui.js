@@ -24,7 +24,7 @@ export function memo(draw) {
   };
 }
 
-/** A random key. `crypto.randomUUID` is not available on plain http except on loopback; this is. */
+/** A random key. `crypto.randomUUID` is not available on plain http except on loopback; this function is. */
 export function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

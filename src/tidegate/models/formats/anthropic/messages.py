@@ -146,22 +146,22 @@ class AnthropicWire:
         if message.role == "assistant":
             blocks = self._answer(message)
             return _encode(_Message("assistant", blocks)) if blocks else b""
-        said: list[_Shown] = [*_texts(message.text, aside(message.aside) if message.aside.strip() else "")]
-        said += [self._shown(media) for media in message.media]
-        return _encode(_Message("user", said or [_Text(aside(NO_MESSAGE))]))
+        content: list[_Shown] = [*_texts(message.text, aside(message.aside) if message.aside.strip() else "")]
+        content += [self._shown(media) for media in message.media]
+        return _encode(_Message("user", content or [_Text(aside(NO_MESSAGE))]))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
         """One message, as the API requires: first all results, then the gateway's additions."""
         if not results:
             return b""
         blocks: list[_Result | _Shown] = []
-        behind: list[_Shown] = []
+        trailing: list[_Shown] = []
         for result in results:
             content: list[_Shown] = [*_texts(result.text)]
             # A failed result may contain only text.
-            (behind if result.failed else content).extend(map(self._shown, result.media))
+            (trailing if result.failed else content).extend(map(self._shown, result.media))
             blocks.append(_Result(_id(result.call_id), content or [_Text(NO_OUTPUT)], result.failed))
-        blocks += behind
+        blocks += trailing
         blocks += [_Text(aside(result.aside)) for result in results if result.aside.strip()]
         return _encode(_Message("user", blocks))
 
@@ -258,11 +258,11 @@ def _use(call: ToolCall) -> _Use:
     return _Use(_id(call.id), call_name(call.name), _input(call.arguments))
 
 
-def _id(given: str) -> str:
+def _id(id: str) -> str:
     """A call id that the API accepts: the original if possible, else a digest, so that ids stay distinct."""
-    if _ID.fullmatch(given) and not given.startswith(_MADE_ID):
-        return given
-    return _MADE_ID + hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:_MADE_DIGITS]
+    if _ID.fullmatch(id) and not id.startswith(_MADE_ID):
+        return id
+    return _MADE_ID + hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:_MADE_DIGITS]
 
 
 def _input(arguments: str) -> msgspec.Raw:

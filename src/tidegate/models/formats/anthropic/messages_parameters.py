@@ -156,24 +156,24 @@ def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinkin
         return None, None
     if facts.thinking == "budget":
         return _budget(reasoning, most), None
-    word = nearest_effort(reasoning, facts.efforts)
-    off = (word or reasoning) in _OFF
+    level = nearest_effort(reasoning, facts.efforts)
+    off = (level or reasoning) in _OFF
     if facts.thinking == "effort":
-        return None, None if off else word
+        return None, None if off else level
     # If the model's efforts start above off, its thinking cannot be switched off: use the lowest.
-    return _Thinking("disabled" if off else "adaptive"), None if off else word
+    return _Thinking("disabled" if off else "adaptive"), None if off else level
 
 
 def _budget(reasoning: str, most: int) -> _Thinking | None:
     """The budget for a model that thinks only if it gets one."""
     if reasoning in _OFF:
         return None
-    asked = BUDGETS.get(reasoning)
-    if asked is None:
+    budget = BUDGETS.get(reasoning)
+    if budget is None:
         known = f"use one of off, {', '.join(BUDGETS)}"
         raise invalid(f"The reasoning effort {reasoning!r} is unknown; {known}.", "reasoning_effort")
     # Thinking counts towards the limit of the answer; half of it is left for the text.
-    tokens = min(asked, most // 2)
+    tokens = min(budget, most // 2)
     return _Thinking("enabled", tokens) if tokens >= LEAST_BUDGET else None
 
 

@@ -1,8 +1,8 @@
 """Requests of OpenAI's chat completions: the format, and its messages, prefix and request body as bytes.
 
 Equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a request grow only
-at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, sounds and
-documents are sent unchanged. Nothing is held per conversation.
+at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, sounds
+and documents are sent unchanged. Nothing is held per conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,7 +142,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
 
 _NO_CALL = Call()
 _ONE_AT_A_TIME = b',"parallel_tool_calls":false'
-_wanted = msgspec.json.Decoder(EndpointFields).decode
+_decode_fields = msgspec.json.Decoder(EndpointFields).decode
 
 
 class ChatWire:
@@ -229,9 +229,9 @@ class ChatWire:
             return self._encode(_Plain(message.role, message.text, self._name(message)))
         own = message.model == self._model
         carried = message.carried if own and message.carrier == API else ()
-        wanted = [(item.calls, _wanted(item.item)) for item in carried]
-        fields = [found.message for _, found in wanted if found.message] or [self._missing_thought]
-        marks = [(place, found.call) for place, found in wanted] if own else [(0, self._missing_mark)]
+        fields_of_items = [(item.calls, _decode_fields(item.item)) for item in carried]
+        fields = [found.message for _, found in fields_of_items if found.message] or [self._missing_thought]
+        marks = [(place, found.call) for place, found in fields_of_items] if own else [(0, self._missing_mark)]
         if message.calls:
             calls = [
                 msgspec.Raw(_with_fields(self._encode_call(call), [mark for at, mark in marks if at == place]))

@@ -125,7 +125,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
 _NO_CALL = Call()
 _THOUGHTS = b',"include":["reasoning.encrypted_content"]'
 """Requests encrypted reasoning, so that it can be sent back. Models that cannot think refuse it."""
-_kept = msgspec.json.Decoder(ReturnedItem).decode
+_decode_item = msgspec.json.Decoder(ReturnedItem).decode
 
 
 class ResponsesWire:
@@ -188,37 +188,37 @@ class ResponsesWire:
         items: list[bytes] = []
         text, calls, wanted = 0, 0, 0
         for mark in carried:
-            kept = _kept(mark.item)
+            stored = _decode_item(mark.item)
             before = len(items)
-            items += self._said(message.text[text : mark.text])
-            items += self._called(message.calls[calls : mark.calls])
+            items += self._text_items(message.text[text : mark.text])
+            items += self._call_items(message.calls[calls : mark.calls])
             text, calls = max(text, mark.text), max(calls, mark.calls)
-            if not kept.item:
-                items += self._said(message.text[text : text + kept.characters], kept.phase)
-                text += kept.characters
+            if not stored.item:
+                items += self._text_items(message.text[text : text + stored.characters], stored.phase)
+                text += stored.characters
             if len(items) > before:
                 wanted = len(items)
-            if kept.item:
-                items.append(bytes(kept.item))
-        rest = self._said(message.text[text:]) + self._called(message.calls[calls:])
+            if stored.item:
+                items.append(bytes(stored.item))
+        rest = self._text_items(message.text[text:]) + self._call_items(message.calls[calls:])
         return b",".join(items + rest if rest else items[:wanted])
 
-    def _said(self, text: str, phase: str = "") -> list[bytes]:
+    def _text_items(self, text: str, phase: str = "") -> list[bytes]:
         """A message item, or none for the blank separator that we put between two messages of one answer."""
         return [self._encode(_Message("assistant", text, phase or msgspec.UNSET))] if text.strip() else []
 
-    def _called(self, calls: Iterable[ToolCall]) -> list[bytes]:
+    def _call_items(self, calls: Iterable[ToolCall]) -> list[bytes]:
         return [self._encode(_FunctionCall(_id(call.id), call_name(call.name), call.arguments)) for call in calls]
 
     def _output(self, result: Message) -> str | list[_Part]:
         """A list if the result has a picture or a document, else plain text, which every server accepts."""
         parts: list[_Part] = [_Text(result.text)] if result.text else []
         parts += self._media(result.media)
-        told = [part.text for part in parts if isinstance(part, _Text)]
-        return "\n".join(told) if len(told) == len(parts) else parts
+        texts = [part.text for part in parts if isinstance(part, _Text)]
+        return "\n".join(texts) if len(texts) == len(parts) else parts
 
-    def _media(self, shown: Iterable[Media]) -> list[_Part]:
-        return [self._shown(media) for media in shown]
+    def _media(self, items: Iterable[Media]) -> list[_Part]:
+        return [self._shown(media) for media in items]
 
     def _shown(self, media: Media) -> _Part:
         if not self.takes(media.media_type):
@@ -232,8 +232,8 @@ class ResponsesWire:
         if call.top_logprobs is not None:
             raise invalid("This model returns no log probabilities; leave out `logprobs`.", "logprobs")
         facts = self._facts
-        word = requested_effort(facts, call.reasoning)
-        thinks = facts.thinking != "none" and word != "none" and not (facts.thinking_unknown and word is None)
+        effort = requested_effort(facts, call.reasoning)
+        thinks = facts.thinking != "none" and effort != "none" and not (facts.thinking_unknown and effort is None)
         if thinks:
             refuse_fields(call, "temperature", "top_p")
         encoded = self._encode(
@@ -241,7 +241,7 @@ class ResponsesWire:
                 temperature=None if thinks else call.temperature,
                 top_p=None if thinks else call.top_p,
                 max_output_tokens=call.max_tokens,
-                reasoning=None if word is None else _Effort(word),
+                reasoning=None if effort is None else _Effort(effort),
                 safety_identifier=_identifier(user) if (user := caller_identifier(call)) else None,
                 prompt_cache_retention=extras.get("prompt_cache_retention"),
                 metadata=call.metadata,
@@ -249,7 +249,7 @@ class ResponsesWire:
             )
         )
         parts = b"," + encoded[1:-1] if len(encoded) > 2 else b""
-        if facts.thinking_unknown and word is not None:
+        if facts.thinking_unknown and effort is not None:
             parts += _THOUGHTS
         shape = call.response_format
         text = [b'"format":' + self._encode(_shape(shape))] if shape else []
@@ -273,13 +273,13 @@ class OpenAIResponses:
         return ResponsesAnswer(limit, on_text)
 
 
-def _choice(given: bytes) -> str | _ChosenFunction:
-    choice = parse_tool_choice(given)
+def _choice(raw: bytes) -> str | _ChosenFunction:
+    choice = parse_tool_choice(raw)
     return _ChosenFunction(choice.name) if choice.kind == "function" else choice.kind
 
 
-def _shape(given: bytes) -> _Plain | _Schema:
-    shape = parse_response_format(given)
+def _shape(raw: bytes) -> _Plain | _Schema:
+    shape = parse_response_format(raw)
     if shape.kind != "json_schema":
         return _Plain(shape.kind)
     return _Schema(shape.name, shape.description, shape.schema, shape.strict)
@@ -293,8 +293,8 @@ def _cache_key(prefix: EncodedPrefix) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _id(given: str) -> str:
-    return call_id(given, CALL_ID_CHARACTERS)
+def _id(id: str) -> str:
+    return call_id(id, CALL_ID_CHARACTERS)
 
 
 def _identifier(user: str) -> str:
