@@ -33,6 +33,10 @@ class ToolRegistry:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._toolsets))
 
+    def adding(self, toolsets: Mapping[str, Toolset]) -> "ToolRegistry":
+        """A registry with these toolsets as well. Built-in toolsets are not replaced."""
+        return ToolRegistry({**toolsets, **self._toolsets})
+
     def resolve(self, names: Iterable[str], *, where: str = "tools") -> Toolset:
         """Composes the named toolsets. `where` is the setting that names them, for the error message if a name
         is unknown or two toolsets are in conflict."""
