@@ -13,7 +13,7 @@ from tidegate.plugins.loading import PluginUse
 from tidegate.recall.recall import RecallService
 from tidegate.spool import Spool
 from tidegate.store import Db, Store, SummaryRow, messages, summaries
-from tidegate.tools import ToolContext, ToolServices
+from tidegate.tools import Recall, ToolContext, ToolServices
 from tidegate.values import Message
 
 ANNA, BERT = OWNER, "p_bert"
@@ -50,7 +50,7 @@ class RecallStore:
             turn=turn,
             workspace=cast(Any, None),
             spool=self.spool.of(session, turn),
-            services=ToolServices(recall=self.recall),
+            services=ToolServices({Recall: self.recall}),
         )
 
     async def begin(self, session: str, principal: str = ANNA, **fields: Any) -> None:

@@ -24,7 +24,7 @@ from tidegate.sessions.lifecycle import EndHook, SessionEndings
 from tidegate.sessions.prompt_prefix import PromptPrefixes, PromptSource
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Store
-from tidegate.tools import Skills, ToolRegistry, ToolServices
+from tidegate.tools import Delegates, Notes, Recall, Skills, ToolRegistry, ToolServices
 from tidegate.turns import DELEGATE, Approvals, Budgets, Channels, Compaction, Runner, ToolEnv
 from tidegate.workspaces import Provenance, Workspaces
 
@@ -109,8 +109,15 @@ def build_components(
         presence.ledger.view("memory provider", memory.measure)
     delegation = _delegation(config, store, lambda: engine, lambda: intake)
     recall = _recall(config, store, spool, scope, _plugin(plugins, "index"))
-    services = ToolServices(recall=recall, notes=memory, skills=_skill_reader(skills), delegates=delegation)
-    tool_env = ToolEnv(config, spool, approvals, workspaces, web, services)
+    provided: dict[type, object | None] = {
+        Recall: recall,
+        Notes: memory,
+        Skills: _skill_reader(skills),
+        Delegates: delegation,
+        type(web): web,
+    }
+    services = ToolServices({kind: service for kind, service in provided.items() if service is not None})
+    tool_env = ToolEnv(config, spool, approvals, workspaces, services)
     on_summarised = None if memory is None else memory.queue_current_notes
     compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, on_summarised)
     runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, clock)
