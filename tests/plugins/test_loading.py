@@ -9,6 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.core import WAIT
+from tests.gateway.process import environment
 from tidegate.config import load, read, show
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import PreflightFailed, preflight
@@ -54,25 +55,22 @@ def test_a_file_in_the_home_folder_is_a_plug_in(tmp_path: Path) -> None:
 
 def test_a_package_offers_a_plug_in_by_its_entry_point(tmp_path: Path) -> None:
     """C3: installed like any other package."""
-    (tmp_path / "seaside.py").write_text(TOOLSET)
-    installed = tmp_path / "seaside-1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: seaside\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[tidegate.plugins]\nsea = seaside:make\n")
+    folder = tmp_path / "installed"
+    _install(folder, TOOLSET)
     code = (
         "from pathlib import Path; from tidegate.plugins.loading import PluginUse, load; "
         "print(load(PluginUse(kind='toolset', name='sea', agents=('main',)), Path('/nowhere')).file)"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"PYTHONPATH": str(tmp_path)}
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"PYTHONPATH": str(folder)}
     )
-    assert run.stdout.strip() == str(tmp_path / "seaside.py"), run.stderr
+    assert run.stdout.strip() == str(folder / "seaside.py"), run.stderr
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("x = 1\n1 / 0", "line 2: ZeroDivisionError: division by zero; fix it"),
+        ("x = 1\n1 / 0", "line 2: ZeroDivisionError: division by zero$"),
         ("x = 1\ndef", "line 2: SyntaxError"),
         ("import no_such_module", "line 1: ModuleNotFoundError"),
         ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
@@ -167,3 +165,37 @@ def test_the_public_module_is_light() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split("\n") == ["", "tidegate.tools.toolset", ""]
+
+
+def _install(folder: Path, text: str) -> None:
+    """A package with the entry point `sea`, as an installer would leave it."""
+    folder.mkdir()
+    if text:
+        (folder / "seaside.py").write_text(text)
+    information = folder / "seaside-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: seaside\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[tidegate.plugins]\nsea = seaside:make\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("x = 1\nimport no_such_module", "{folder}/seaside.py, line 2: ModuleNotFoundError"),
+        ("x = 1\n1 / 0", "{folder}/seaside.py, line 2: ZeroDivisionError"),
+        ("", "the entry point sea of the package seaside: ModuleNotFoundError: No module named 'seaside'"),
+        ("x = 1", "the entry point sea of the package seaside: AttributeError"),
+        ("make = 1", "the package seaside declares no plug-in"),
+    ],
+)
+def test_a_broken_package_is_named_with_its_file_and_line(tmp_path: Path, text: str, fault: str) -> None:
+    """Or with its entry point, if no line of it has run."""
+    folder = tmp_path / "installed"
+    _install(folder, text)
+    (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["sea"]\n')
+    run = subprocess.run(
+        [sys.executable, "-m", "tidegate", "config", "check", "--home", str(tmp_path)],
+        capture_output=True, text=True, check=False, env=environment(PYTHONPATH=str(folder)),
+    )  # fmt: skip
+    assert run.returncode != 0 and "the agent main needs it" in run.stderr
+    assert fault.format(folder=folder) in run.stderr

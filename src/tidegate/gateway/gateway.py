@@ -19,7 +19,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from tidegate import commands
-from tidegate.config import show
+from tidegate.config import FILE_NAME, show
 from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import home as home_folder
 from tidegate.gateway import listen_address, start_message
@@ -299,7 +299,7 @@ class Gateway:
         self._plugins, toolsets = await open_plugins(self._config, found, self._scope, self._ready.secrets)
         self._tools = self._tools.adding(toolsets)
         for name, agent in self._config.agents.items():
-            self._tools.resolve(agent.tools, where=f"[agents.{name}] tools")
+            self._tools.resolve(agent.tools, where=f"{self.home / FILE_NAME}: [agents.{name}] tools")
 
     async def _open_sessions(self) -> None:
         reference = self._config.web.search_key

@@ -26,6 +26,9 @@ T = TypeVar("T")
 WAIT_SECONDS = 5.0
 """Time limit of one call to a provider: a person is waiting for a conversation to begin."""
 
+OPEN_SECONDS = 10.0
+"""Time limit for starting it, including the wait for others who do so."""
+
 REST_SECONDS = 30.0
 """The pause after a failure, so that not every new conversation waits for the provider."""
 
@@ -131,7 +134,8 @@ class ProviderNotes:
         if self._clock() < self._paused_until:
             raise self._unanswered()
         try:
-            provider: MemoryProvider = await self._plugin.open()
+            with anyio.fail_after(OPEN_SECONDS):
+                provider: MemoryProvider = await self._plugin.open()
             with anyio.fail_after(WAIT_SECONDS):
                 return await what(provider)
         except LookupError:

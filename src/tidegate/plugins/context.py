@@ -39,4 +39,6 @@ class PluginContext:
             raise Misconfigured(
                 f'[plugins.{self.name}] {setting} must refer to a secret, as "env:NAME" or "file:PATH"; add it'
             )
+        if reference not in self._secrets:
+            raise Misconfigured(f"[plugins.{self.name}] {setting} = {reference}: the secret is not there; provide it")
         return self._secrets[reference]

@@ -13,7 +13,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from tidegate.config import Config
+from tidegate.config import Config, plugin_references
 from tidegate.errors import TidegateError
 from tidegate.lifetimes import Scope
 from tidegate.log import Log
@@ -96,7 +96,9 @@ class Plugin:
         limits = self._deadlines
         scope = self._parent.child(f"plug-in {self.name}", close_within=limits.stop, on_error=self._task_failed)
         settings = self._config.plugins.get(self.name, {})
-        context = PluginContext(self.name, settings, folder, scope, self._secrets)
+        own = {reference for _, reference in plugin_references(settings)}
+        secrets = {reference: secret for reference, secret in self._secrets.items() if reference in own}
+        context = PluginContext(self.name, settings, folder, scope, secrets)
         try:
             made = await self._bounded(scope, lambda: factory.make(context), "make", limits.make, factory.place)
             if missing := missing_members(KINDS[self.use.kind], made):

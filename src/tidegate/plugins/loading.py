@@ -25,6 +25,10 @@ IMPORT_SECONDS = 20.0
 """Time limit for importing one plug-in with everything that it imports: large libraries take some seconds."""
 
 
+_IMPORTING = ("<frozen ", str(Path(importlib.util.__file__).parent), __file__)
+"""The beginnings of file names of code that imports plug-ins."""
+
+
 class PluginUse(Frozen, frozen=True):
     """A plug-in that the configuration names, and the agents that use it."""
 
@@ -112,12 +116,14 @@ def missing_members(kind: Kind, made: object) -> tuple[str, ...]:
 
 
 def place_of(error: BaseException, file: str) -> str:
-    """The file and line of an error: the innermost one in the plug-in's file, or else the innermost one."""
+    """The file and line of an error: the innermost one in the plug-in's file, or else the innermost one outside of this
+    module and the import system. `file` if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == file]
-    if not (chosen := own or frames):
+    foreign = [frame for frame in frames if not frame.filename.startswith(_IMPORTING)]
+    if not (chosen := own or foreign):
         return file
     return f"{chosen[-1].filename}, line {chosen[-1].lineno}"
 
@@ -152,9 +158,8 @@ def _within_deadline(work: Callable[[], Any], origin: str, seconds: float) -> An
         place = _thread_place(thread, origin)
         raise PluginInvalid(f"{place}: its import did not finish within {seconds:g} s; do not wait in it")
     if failure:
-        # A package's own file is not known here, so its innermost frame outside of the import system is named.
         error = failure[0]
-        raise PluginInvalid(f"{place_of(error, origin)}: {described(error)}; fix it") from error
+        raise PluginInvalid(f"{place_of(error, origin)}: {described(error)}") from error
     return result[0]
 
 

@@ -52,7 +52,9 @@ def find_plugins(config: Config) -> FoundPlugins:
             elif KINDS[use.kind].required:
                 errors.append(f"{FILE_NAME}: {use.setting}: {needed(use, error.message)}")
             else:
-                warnings.append(f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}")
+                warnings.append(
+                    f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}; repair it"
+                )
     return FoundPlugins(uses, tuple(loaded), tuple(errors), tuple(warnings), tuple(unknown))
 
 

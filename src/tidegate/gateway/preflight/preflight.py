@@ -76,7 +76,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         *(with_path(home, warning) for warning in folders.missing(config)),
         *_pointless_delegates(config),
         *_pointless_rules(config, tools),
-        *(plugins.warnings if plugins is not None else ()),
+        *(with_path(home, warning) for warning in (plugins.warnings if plugins is not None else ())),
         *_unused_plugin_tables(config, plugins),
         *_unusable_skills(config),
         *_no_network(config),
