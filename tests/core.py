@@ -13,8 +13,11 @@ import anyio
 
 from bench.scripted_model import ScriptedModel
 from tidegate.config import Config, load
+from tidegate.gateway.plugins import open_plugins
+from tidegate.gateway.preflight.plugins import find_plugins
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Clients, Models, RetryPolicy
+from tidegate.plugins.host import Plugins
 from tidegate.security import Principal, resolve
 from tidegate.sessions import Components, EndHook, Sessions, build_components
 from tidegate.store import Db, Store, principals
@@ -58,8 +61,16 @@ tools = [{tools}]
 class Core:
     """A running core. `say` sends a message and waits for its outcome, as a caller does."""
 
-    def __init__(self, service: Sessions, components: Components, scope: Scope, model: ScriptedModel) -> None:
+    def __init__(
+        self,
+        service: Sessions,
+        components: Components,
+        scope: Scope,
+        model: ScriptedModel,
+        plugins: Plugins | None = None,
+    ) -> None:
         self.service = service
+        self.plugins = plugins
         self.components = components
         self.store: Store = components.store
         self.scope = scope
@@ -104,6 +115,15 @@ class Core:
         return [request.decoded() for request in self.model.recorded]
 
 
+async def open_test_plugins(
+    config: Config, scope: Scope, own: frozenset[str] = frozenset()
+) -> tuple[Plugins, dict[str, Toolset]]:
+    """The plug-ins that the configuration uses, open, except toolsets with one of the names `own`."""
+    found = await anyio.to_thread.run_sync(find_plugins, config)
+    uses = tuple(use for use in found.uses if use.name not in own)
+    return await open_plugins(config, found._replace(uses=uses), scope, {})
+
+
 @contextlib.asynccontextmanager
 async def core(
     home: Path,
@@ -128,6 +148,7 @@ async def core(
     (home / "tidegate.toml").write_text(toml if toml is not None else settings(model, extra, tools=tools))
     config = await anyio.to_thread.run_sync(load, home)
     registry = ToolRegistry({**builtin_toolsets(), **(toolsets or {})})
+    own = frozenset(toolsets or {})
     async with (
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db", **options) as store,
@@ -140,14 +161,23 @@ async def core(
             retry_policy=RetryPolicy(clock=clock),
         ) as models,
     ):
+        plugins, plugin_toolsets = await open_test_plugins(config, scope, own)
         turns = scope.child("turns")
         components = build_components(
-            turns, store, config, models, registry, hooks=hooks, clock=clock, channels=channels
+            turns,
+            store,
+            config,
+            models,
+            registry.adding(plugin_toolsets),
+            hooks=hooks,
+            clock=clock,
+            channels=channels,
+            plugins=plugins,
         )
         service = Sessions(components)
         await service.recover()
         try:
-            yield Core(service, components, scope, model)
+            yield Core(service, components, scope, model, plugins)
         finally:
             if drain is not None:
                 await service.drain(drain)

@@ -52,10 +52,9 @@ def configuration() -> str:
             f"## `[{table}]`",
             "",
             purpose,
-            "",
-            "| setting | default | description | value |",
-            "|---|---|---|---|",
         ]
+        if settings:
+            lines += ["", "| setting | default | description | value |", "|---|---|---|---|"]
         for setting in settings:
             default = "required" if setting.default is NODEFAULT else _default(setting.rule.write, setting.default)
             lines.append(f"| `{setting.name}` | {default} | {_cell(setting.doc)} | {_cell(setting.rule.shape)} |")

@@ -256,6 +256,17 @@ class MemoryBreakdown(MemoryStatus, frozen=True, omit_defaults=False):
     owners: list[OwnerHolding]
 
 
+class PluginStatus(Frozen, frozen=True, omit_defaults=False):
+    """A plug-in that the configuration uses. `state` is `running`, `failed` or `not running`; `fault` is its last error
+    with file and line."""
+
+    name: str
+    kind: str
+    state: str
+    file: str
+    fault: str
+
+
 class StatusReport(Frozen, frozen=True, omit_defaults=False):
     """The status of a gateway as the command line reads it: `GatewayStatus` without store and model clients. In JSON,
     the fields of `SessionsStatus` are at the top level."""
@@ -281,6 +292,7 @@ class StatusReport(Frozen, frozen=True, omit_defaults=False):
     health: Readiness
     connections: ConnectionStats
     tape: RecorderStatus | ReplayerStatus | None
+    plugins: list[PluginStatus]
     chores: list[MaintenanceStatus]
     memory: MemoryStatus
     """A `MemoryBreakdown` if the caller requested one."""

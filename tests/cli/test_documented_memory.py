@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.core import open_test_plugins
 from tests.gateway.process import WAIT, environment, gateway
 from tidegate.config import MemorySettings, read
+from tidegate.lifetimes import Scope
 from tidegate.memory.extraction import LEAST_SAID, MOST_EXTRACTED, TRIES
 from tidegate.memory.provider_notes import REST_SECONDS, WAIT_SECONDS
+from tidegate.plugins import Draft, MemoryProvider
 from tidegate.store import notes
-from tidegate.tools.memory_provider import Draft, find
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text()
 WORDS = " ".join(PAGE.split())
@@ -23,6 +25,8 @@ RUN = [
     for language, code in BLOCKS
     if language == "python" or (language == "sh" and (shutil.which("curl") or "curl" not in code))
 ]
+
+PROVIDER_SETTINGS = '[agents.main]\ntools = ["memory"]\n[memory]\nprovider = "mine"\n'
 
 
 def test_every_example_works(tmp_path: Path) -> None:
@@ -58,9 +62,15 @@ def test_every_example_works(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_the_provider_of_the_page_is_one(tmp_path: Path) -> None:
     """As a file in the home folder."""
-    (tmp_path / "memories").mkdir()
-    (tmp_path / "memories" / "mine.py").write_text(BLOCKS[-1][1])
-    provider = await find("mine", tmp_path)(tmp_path)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_text(BLOCKS[-1][1])
+    async with Scope("process") as scope:
+        plugins, _ = await open_test_plugins(read(PROVIDER_SETTINGS, tmp_path), scope)
+        (plugin,) = plugins.of_kind("memory")
+        await _check_provider(plugin.object)
+
+
+async def _check_provider(provider: MemoryProvider) -> None:
     draft = Draft(about="person", whose="p_anna", text="likes tea", author="p_anna", by="anna", source="person")
     note = await provider.remember(draft)
     assert await provider.part("main", "p_anna") == "- 1 (anna): likes tea"
@@ -68,7 +78,6 @@ async def test_the_provider_of_the_page_is_one(tmp_path: Path) -> None:
         await provider.forget("person", "p_bert", note.id)
     await provider.forget("person", "p_anna", note.id)
     assert list(await provider.listing("person", "p_anna")) == []
-    await provider.close()
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ CANARY = "canary7f3a"
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     folder = tmp_path / "home"
-    (folder / "tools").mkdir(parents=True)
-    (folder / "tools" / "own.py").write_text(OWN)
+    (folder / "plugins").mkdir(parents=True)
+    (folder / "plugins" / "own.py").write_text(OWN)
     (folder / "tidegate.toml").write_text(SETTINGS)
     return folder
 

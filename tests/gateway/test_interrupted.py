@@ -27,7 +27,7 @@ OWN = '''
 import asyncio
 from pathlib import Path
 
-from tidegate.tools import ToolContext, tool
+from tidegate.plugins import ToolContext, Toolset, plugin, tool
 
 
 @tool(effect="network", timeout=None, owner="own")
@@ -36,6 +36,11 @@ async def transfer(ctx: ToolContext, *, to: str) -> str:
     Path(to).touch()
     await asyncio.Event().wait()
     return "transferred"
+
+
+@plugin("toolset")
+async def make(ctx):
+    return Toolset([transfer])
 '''
 
 UNKNOWN = "Interrupted: its effect is unknown, and it was not run again."
@@ -52,8 +57,8 @@ class Deed(NamedTuple):
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     folder = tmp_path / "home"
-    (folder / "tools").mkdir(parents=True)
-    (folder / "tools" / "own.py").write_text(OWN)
+    (folder / "plugins").mkdir(parents=True)
+    (folder / "plugins" / "own.py").write_text(OWN)
     configure(folder, resumes=0)
     return folder
 

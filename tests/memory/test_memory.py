@@ -12,9 +12,9 @@ from tests.tools.contexts import bare
 from tidegate.errors import NotAllowed, NotFound, ToolFailed
 from tidegate.memory.memory import Memory
 from tidegate.memory.stored_notes import INTRO, composed
+from tidegate.plugins import Note
 from tidegate.security import Principal
 from tidegate.store import Db, messages, notes, principals, sessions
-from tidegate.tools.memory_provider import Note
 from tidegate.turns.compaction.compaction import read_view
 
 pytestmark = pytest.mark.anyio

@@ -14,18 +14,20 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tests.tools.contexts import bare
 from tidegate.errors import Misconfigured, Refused, ToolFailed
+from tidegate.gateway.preflight import preflight
 from tidegate.memory import provider_notes
 from tidegate.store import notes, sessions
-from tidegate.tools.memory_provider import find
 
 pytestmark = pytest.mark.anyio
 
 PROVIDER = """
 import asyncio, json
-from tidegate.tools.memory_provider import Note
+from tidegate.plugins import Note, plugin
 
-async def provide(home):
-    return Remote(*await asyncio.open_connection("127.0.0.1", int((home / "port").read_text())))
+@plugin("memory")
+async def make(ctx):
+    port = int((ctx.folder.parent.parent / "port").read_text())
+    return Remote(*await asyncio.open_connection("127.0.0.1", port))
 
 class Remote:
     def __init__(self, reader, writer):
@@ -48,7 +50,7 @@ class Remote:
         return Note(**await self.ask(do="put", **fields))
     async def forget(self, about, whose, note):
         await self.ask(do="drop", id=note)
-    async def close(self):
+    async def stop(self):
         self.writer.close()
         await self.writer.wait_closed()
 """
@@ -98,8 +100,8 @@ class Remote:
 
 @asynccontextmanager
 async def remote(home: Path) -> AsyncIterator[Remote]:
-    (home / "memories").mkdir(parents=True)
-    (home / "memories" / "far.py").write_text(PROVIDER)
+    (home / "plugins").mkdir(parents=True)
+    (home / "plugins" / "far.py").write_text(PROVIDER)
     there = Remote()
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
         (home / "port").write_text(str(listener.extra(anyio.abc.SocketAttribute.local_port)))
@@ -122,7 +124,7 @@ async def test_a_provider_keeps_the_notes_and_is_closed_with_the_process(home: P
     async with remote(home) as there:
         async with core(home, FAR, model=model, tools='"memory"') as gateway:
             memory = gateway.service.memory
-            assert memory is not None and there.open == 0
+            assert memory is not None and there.open == 1
             await gateway.say('[tool remember {"text": "likes tea"}]')
             assert [(note["text"], note["author"], note["source"]) for note in there.notes] == [
                 ("likes tea", ANNA.id, "tool")
@@ -195,18 +197,31 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("far", "1 / 0", "ZeroDivisionError"),
-        ("far", "x = 1", "has no function provide"),
-        ("near", "", "was not found"),
-        ("../far", "", "is not a valid name"),
-    ],
+    ("name", "says"),
+    [("near", "there is no plug-in 'near'"), ("../far", "is not a valid name")],
 )
-def test_a_missing_provider_is_reported_in_one_sentence(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_a_missing_provider_is_reported_in_one_sentence(tmp_path: Path, name: str, says: str) -> None:
     """X07: a name is not a path."""
-    (tmp_path / "memories").mkdir()
-    (tmp_path / "memories" / "far.py").write_text(text)
+    (tmp_path / "tidegate.toml").write_text(f'[agents.main]\ntools = ["memory"]\n[memory]\nprovider = "{name}"\n')
     with pytest.raises(Misconfigured, match=says) as raised:
-        find(name, tmp_path)
+        preflight.examine(tmp_path, {})
     assert "\n" not in raised.value.message
+
+
+async def test_a_provider_that_cannot_start_is_tried_again(home: Path, model: ScriptedModel) -> None:
+    """S36: the gateway starts without it; its file and line are in the status until it runs."""
+    now = [1000.0]
+    async with remote(home) as there:
+        port = (home / "port").read_text()
+        (home / "port").write_text("1")
+        async with core(home, FAR, model=model, tools='"memory"', clock=lambda: now[0]) as gateway:
+            assert gateway.plugins is not None
+            (status,) = gateway.plugins.status()
+            assert status.state == "failed" and f"{home}/plugins/far.py, line 8: ConnectionRefused" in status.fault
+            await gateway.say("hello", name="one")
+            assert "does not answer" in system(gateway)
+            (home / "port").write_text(port)
+            now[0] += provider_notes.REST_SECONDS
+            await gateway.say("hello", name="two")
+            assert "does not answer" not in system(gateway) and there.open == 1
+            assert [each.state for each in gateway.plugins.status()] == ["running"]

@@ -25,7 +25,7 @@ HUM = '''
 import io
 import wave
 
-from tidegate.tools import Result, ToolContext, tool
+from tidegate.plugins import Result, ToolContext, Toolset, plugin, tool
 
 
 @tool(effect="read", timeout=10)
@@ -39,6 +39,11 @@ async def hum(ctx: ToolContext, *, seconds: float = 12.0) -> Result:
         file.writeframes(bytes(int(seconds * 16000) * 2))
     media = await ctx.spool.media("hum", buffer.getvalue())
     return Result(text="hummed", media=(media,))
+
+
+@plugin("toolset")
+async def make(ctx):
+    return Toolset([hum])
 '''
 TOML = """
 [models.main]
@@ -58,8 +63,8 @@ def sounding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with a tool of the user's own, and files to read."""
     home = tmp_path_factory.mktemp("sounding")
     (home / "tidegate.toml").write_text(TOML)
-    (home / "tools").mkdir()
-    (home / "tools" / "hum.py").write_text(HUM)
+    (home / "plugins").mkdir()
+    (home / "plugins" / "hum.py").write_text(HUM)
     (home / "project").mkdir()
     (home / "project" / "song.mp3").write_bytes(SONG)
     (home / "project" / "red.png").write_bytes(saved(plain(60, 40), "PNG"))

@@ -8,10 +8,12 @@ from typing import Any, cast
 from tests.store.rows import OWNER, new_session
 from tidegate.config import read
 from tidegate.lifetimes import Ledger, Scope
+from tidegate.plugins.host import Plugin
+from tidegate.plugins.loading import PluginUse
 from tidegate.recall.recall import RecallService
 from tidegate.spool import Spool
 from tidegate.store import Db, Store, SummaryRow, messages, summaries
-from tidegate.tools import ToolContext, ToolServices
+from tidegate.tools import Recall, ToolContext, ToolServices
 from tidegate.values import Message
 
 ANNA, BERT = OWNER, "p_bert"
@@ -30,11 +32,12 @@ recall = "person"
 class RecallStore:
     """A store with messages, and the recall service."""
 
-    def __init__(self, store: Store, spool: Spool, recall: RecallService, scope: Scope) -> None:
+    def __init__(self, store: Store, spool: Spool, recall: RecallService, scope: Scope, plugin: Plugin | None) -> None:
         self.store = store
         self.spool = spool
         self.recall = recall
         self.scope = scope
+        self.plugin = plugin
 
     def context(
         self, session: str = "s_1", *, agent: str = "main", principal: str = ANNA, turn: str = "t_now"
@@ -47,7 +50,7 @@ class RecallStore:
             turn=turn,
             workspace=cast(Any, None),
             spool=self.spool.of(session, turn),
-            services=ToolServices(recall=self.recall),
+            services=ToolServices({Recall: self.recall}),
         )
 
     async def begin(self, session: str, principal: str = ANNA, **fields: Any) -> None:
@@ -100,14 +103,16 @@ async def open_recall_store(
 ) -> AsyncIterator[RecallStore]:
     """With one empty conversation of Anna's, s_1."""
     config = read(SETTINGS + extra, home)
+    index = PluginUse(kind="index", name=config.context.index, agents=("main",)) if config.context.index else None
     async with (
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db") as store,
     ):
         spool = Spool(home / "spool", store, excerpt_bytes=excerpt_bytes, excerpt_lines=excerpt_lines, quota=50_000_000)
-        recall = RecallService(config, store, spool, scope.child("sessions"))
-        if entered:
-            await scope.enter(recall)
-        made = RecallStore(store, spool, recall, scope)
+        plugin = None if index is None else Plugin(index, config, scope.child("plug-ins"), {})
+        recall = RecallService(config, store, spool, scope.child("sessions"), plugin)
+        if plugin is not None and entered:
+            await plugin.open()
+        made = RecallStore(store, spool, recall, scope, plugin)
         await made.begin("s_1")
         yield made

@@ -34,8 +34,8 @@ async def test_the_documented_conversation_is_exact(tmp_path: Path) -> None:
 
 
 def _put(home: Path) -> None:
-    (home / "indexes").mkdir()
-    (home / "indexes" / "nearby.py").write_text(INDEX)
+    (home / "plugins").mkdir()
+    (home / "plugins" / "nearby.py").write_text(INDEX)
 
 
 async def test_the_index_on_the_page_answers(tmp_path: Path) -> None:
@@ -44,7 +44,6 @@ async def test_the_index_on_the_page_answers(tmp_path: Path) -> None:
     assert read(text, tmp_path).context.index == "nearby"
     async with in_process_gateway(tmp_path, toml=text) as h:
         assert h.components.recall is not None and h.components.recall.index is not None
-        await h.scope.enter(h.components.recall)
         for said in ("my boat is red", "my dog is brown"):
             await h.chat(said, "talk")
         await h.components.recall.index.feed()

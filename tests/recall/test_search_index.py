@@ -25,11 +25,9 @@ INDEX = '\n[context]\nindex = "mine"\n'
 MINE = '''
 """Finds every message that it was told of, the oldest first; what it does is said in the file `mood`."""
 import asyncio
-from tidegate.recall.search_index import IndexHit, IndexHits
+from tidegate.plugins import IndexHit, IndexHits, plugin
 
 class Mine:
-    name = "mine"
-
     def __init__(self, home):
         self.home = home
         self.told = {}
@@ -69,17 +67,18 @@ class Mine:
         with (self.home / "forgotten").open("a") as file:
             file.write(session + "\\n")
 
-    async def close(self):
+    async def stop(self):
         (self.home / "closed").write_text("yes")
 
-def make(home):
-    return Mine(home)
+@plugin("index")
+async def make(ctx):
+    return Mine(ctx.folder.parent.parent)
 '''
 
 
 def put(home: Path, text: str = MINE) -> None:
-    (home / "indexes").mkdir()
-    (home / "indexes" / "mine.py").write_text(text)
+    (home / "plugins").mkdir()
+    (home / "plugins" / "mine.py").write_text(text)
 
 
 def plugged(past: RecallStore) -> PluginIndex:
@@ -118,7 +117,8 @@ async def test_hits_of_an_index_are_checked_against_the_store(tmp_path: Path) ->
         for session in ("s_1", "s_2", "s_bert", "s_once"):
             await past.say(session, f"bird of {session}")
         await past.say("s_1", "regretted", turn="t_1")
-        index: Any = plugged(past)._index
+        assert past.plugin is not None
+        index: Any = past.plugin.object
         index.told = dict.fromkeys(range(-5, 50), "")
         index.told[2**70] = index.told[-(2**70)] = ""
         assert quotes(await past.search("bird", limit=50)) == ["bird of s_1", "regretted"]
@@ -193,34 +193,26 @@ async def test_a_batch_that_an_index_does_not_accept_is_sent_again(tmp_path: Pat
 
 
 def test_a_missing_index_is_reported_before_the_start(tmp_path: Path) -> None:
-    """With the missing file, or its error."""
-    with pytest.raises(Misconfigured, match=r"no file .*indexes/mine\.py, and no installed package"):
-        search_index.find_index("mine", tmp_path)
-    put(tmp_path, "nothing = 1")
-    with pytest.raises(Misconfigured, match="has no function make"):
-        search_index.find_index("mine", tmp_path)
-    (tmp_path / "indexes" / "mine.py").write_text("raise OSError('broken')")
-    with pytest.raises(Misconfigured, match=r"mine\.py cannot be loaded \(OSError: broken\)"):
-        search_index.find_index("mine", tmp_path)
-
-
-@pytest.mark.parametrize(("made", "words"), [("1", "it needs a name, search and close"), ("1 / 0", "cannot be made")])
-async def test_something_else_is_not_taken_for_an_index(tmp_path: Path, made: str, words: str) -> None:
-    put(tmp_path, f"def make(home): return {made}")
-    with pytest.raises(Misconfigured, match=words):
-        async with open_recall_store(tmp_path, INDEX, entered=True):
-            pass
-
-
-def test_a_start_says_which_index_is_missing(tmp_path: Path) -> None:
-    """By `config check` too, where an agent would use it."""
+    """By `config check` too, if an agent would use it."""
     tools = '[models.main]\napi = "demo"\n[agents.main]\ntools = ["{}"]\n' + INDEX
     (tmp_path / "tidegate.toml").write_text(tools.format("clock"))
     preflight.examine(tmp_path, {})
     (tmp_path / "tidegate.toml").write_text(tools.format("context"))
-    missing = r"tidegate\.toml: \[context\] index = '\w+' was not found: there is no file"
+    missing = r"tidegate\.toml: \[context\] index = 'mine': there is no plug-in 'mine': no file .*plugins/mine\.py"
     with pytest.raises(Misconfigured, match=missing):
         preflight.examine(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("1 / 0", "line 1: ZeroDivisionError"), ("x = 1", "declares no plug-in"), ("def", "line 1: SyntaxError")],
+)
+def test_a_broken_index_is_a_warning_since_the_full_text_index_answers(tmp_path: Path, text: str, fault: str) -> None:
+    """L20: with its file and line; the gateway starts."""
+    put(tmp_path, text)
+    (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["context"]\n' + INDEX)
+    (warning,) = [each for each in preflight.examine(tmp_path, {}).warnings if "plug-in" in each]
+    assert str(tmp_path / "plugins" / "mine.py") in warning and fault in warning
 
 
 @pytest.mark.parametrize("way", ["deleted", "past its retention"])
@@ -229,8 +221,6 @@ async def test_an_index_is_told_to_forget_a_deleted_session(home: Path, model: S
     home.mkdir()
     put(home)
     async with core(home, INDEX, model=model, tools='"context"') as house:
-        assert house.components.recall is not None
-        await house.scope.enter(house.components.recall)
         session = (await house.say("one bird")).session
         if way == "deleted":
             assert await house.service.delete(session, ANNA)

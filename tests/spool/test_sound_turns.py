@@ -16,7 +16,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core, core, settings
 from tests.spool.sounds import mp3, wav
 from tidegate.agent import Conversation
-from tidegate.tools import Result, ToolContext, Toolset, plugins, tool
+from tidegate.tools import Result, ToolContext, Toolset, tool
 from tidegate.values import Media
 
 pytestmark = pytest.mark.anyio
@@ -91,13 +91,12 @@ async def test_a_model_hears_sounds_and_its_requests_only_grow_over_unload_and_r
         grows(model)
 
 
-async def test_the_example_of_the_documentation_is_heard(home: Path, model: ScriptedModel, tmp_path: Path) -> None:
+async def test_the_example_of_the_documentation_is_heard(home: Path, model: ScriptedModel) -> None:
     """D3: a user's own tool, from its file to the model."""
     (code,) = re.findall(r"^```python\n(.*?)^```", RESULTS.read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "beeps.py").write_text(code)
-    found = plugins.find_toolset("beeps", tmp_path)
-    assert found is not None
-    async with core(home, model=model, toolsets={"beeps": found}, tools='"beeps"') as gateway:
+    (home / "plugins").mkdir(parents=True)
+    (home / "plugins" / "beeps.py").write_text(code)
+    async with core(home, model=model, tools='"beeps"') as gateway:
         assert (await gateway.say("[tool beep {}] one")).state == "answered"
         (sound,) = heard(gateway)
         with wave.open(io.BytesIO(sound)) as file:

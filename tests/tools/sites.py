@@ -17,7 +17,7 @@ from tests.store.rows import new_session
 from tidegate.config import WebSettings
 from tidegate.security import Secret
 from tidegate.store import Store
-from tidegate.tools import Result, ToolContext, builtin_toolsets
+from tidegate.tools import Result, ToolContext, ToolServices, builtin_toolsets
 from tidegate.tools.builtin.web.http_access import WebAccess
 from tidegate.workspaces import Files, Mount, Workspace
 from tidegate.workspaces.files.local_files import LocalFiles
@@ -159,6 +159,6 @@ async def agent(
                 turn="t_1",
                 workspace=Folder(folder),
                 spool=spool.of(SESSION, "t_1"),
-                web=access,
+                services=ToolServices({WebAccess: access}),
             )
             yield Agent(context, folder)

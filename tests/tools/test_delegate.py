@@ -10,7 +10,7 @@ from tests.gateway.process import environment
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.security.policy import Action, Mode, decide
-from tidegate.tools import ToolContext, ToolRegistry, ToolServices, builtin_toolsets
+from tidegate.tools import Delegates, ToolContext, ToolRegistry, ToolServices, builtin_toolsets
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +48,7 @@ def test_delegate_needs_approval_only_where_every_call_does(mode: Mode, verdict:
 async def test_delegate_passes_the_task_unchanged_and_fails_without_the_service() -> None:
     """X23: whom it works for is in its context."""
     given = '{"agent": "helper", "task": "look"}'
-    context = bare(services=ToolServices(delegates=Echo()), step="tool-0-0")
+    context = bare(services=ToolServices({Delegates: Echo()}), step="tool-0-0")
     assert await DELEGATE.run(context, given) == "main tool-0-0 helper look"
     with pytest.raises(ToolFailed, match="no agent that you may give tasks to"):
         await DELEGATE.run(bare(), given)

@@ -7,7 +7,7 @@ import pytest
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.security.policy import Action, decide
-from tidegate.tools import ToolContext, ToolServices, builtin_toolsets
+from tidegate.tools import Notes, ToolContext, ToolServices, builtin_toolsets
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ class RecordedNotes:
 async def test_the_tools_pass_text_and_context_to_the_service() -> None:
     """X20: who speaks is in the context, and no argument changes that."""
     said = RecordedNotes()
-    ctx = bare(principal="p_anna", services=ToolServices(notes=said))
+    ctx = bare(principal="p_anna", services=ToolServices({Notes: said}))
     assert await REMEMBER.run(ctx, '{"text": "likes tea"}') == "done"
     await REMEMBER.run(ctx, '{"text": "likes cake", "about": "agent", "replaces": 3}')
     await FORGET.run(ctx, '{"note": 3}')

@@ -12,7 +12,7 @@ from tidegate.config import Config
 from tidegate.errors import ToolFailed
 from tidegate.skills import SkillLibrary
 from tidegate.skills.library import FILES_LISTED, READ_BYTES
-from tidegate.tools import ToolRegistry, ToolServices, builtin_toolsets
+from tidegate.tools import Skills, ToolRegistry, ToolServices, builtin_toolsets
 from tidegate.tools.builtin.skills import skill as tool
 from tidegate.turns.skill_reader import SkillReader
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Path:
 
 
 async def call(config: Config, name: str = "", file: str = "", *, agent: str = "main") -> str:
-    services = ToolServices(skills=SkillReader(SkillLibrary(config)))
+    services = ToolServices({Skills: SkillReader(SkillLibrary(config))})
     arguments: dict[str, Any] = {key: value for key, value in (("name", name), ("file", file)) if value}
     given = await tool.run(bare(services=services, agent=agent), msgspec.json.encode(arguments).decode())
     assert isinstance(given, str)

@@ -21,7 +21,7 @@ def command() -> None:
 def check(context: click.Context, home: Path, as_json: bool) -> None:
     """Check tidegate.toml, its secrets, and everything else that the gateway needs to start."""
     try:
-        config, _, _, warnings = examine(home)
+        config, _, _, warnings, _ = examine(home)
     except PreflightFailed as error:
         if not as_json:
             raise

@@ -104,7 +104,7 @@ def _key(home: Path, _holder: Holder | None) -> Finding:
 
 def _config(home: Path, holder: Holder | None) -> Finding:
     try:
-        config, _, _, warnings = examine(home)
+        config, _, _, warnings, _ = examine(home)
     except PreflightFailed as error:
         text = "; ".join(error.errors)
         if holder is None or error.config is None:

@@ -92,6 +92,7 @@ def _print_facts(status: StatusReport) -> None:
 
 def _warnings(status: StatusReport) -> list[str]:
     warnings = [status.workspaces.warning] if status.workspaces.warning else []
+    warnings += [f"the {each.kind} plug-in {each.name!r}: {each.fault}" for each in status.plugins if each.fault]
     warnings += [f"{name}: {check.detail}" for name, check in status.health.checks.items() if not check.ok]
     return warnings + [
         f"the maintenance task {task.name!r} failed last time: {task.error}" for task in status.chores if task.error

@@ -7,6 +7,7 @@ file is opened here.
 """
 
 from tidegate.config.loader import FILE_NAME, home_folder, load, read
+from tidegate.config.plugin_tables import references as plugin_references
 from tidegate.config.reference import example, reference, show
 from tidegate.config.settings import (
     AgentSettings,
@@ -51,6 +52,7 @@ __all__ = [
     "load",
     "looks_secret",
     "nearest",
+    "plugin_references",
     "read",
     "reference",
     "show",

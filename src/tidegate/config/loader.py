@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tidegate.config.plugin_tables import PLUGINS, plugin_tables
 from tidegate.config.settings import (
     NAMED,
     SINGLE,
@@ -79,7 +80,7 @@ def read(text: str, home: Path) -> Config:
     """Parses the content of a `tidegate.toml`."""
     faults: list[str] = []
     document = _parse(text)
-    tables = (*SINGLE, *NAMED)
+    tables = (*SINGLE, *NAMED, PLUGINS)
     for key in document:
         if key not in tables:
             faults.append(f"there is no table or key {_key(key)!r}{nearest(key, tables)}")
@@ -87,6 +88,7 @@ def read(text: str, home: Path) -> Config:
     models = _named("models", document, faults)
     agents = _named("agents", document, faults)
     budgets = _named("budgets", document, faults)
+    plugins = plugin_tables(document.get(PLUGINS, {}), faults)
     demo = not models
     if demo:
         models = {"main": ModelSettings(api="demo")}
@@ -107,6 +109,7 @@ def read(text: str, home: Path) -> Config:
         models=MappingProxyType(models),
         agents=MappingProxyType(agents),
         budgets=MappingProxyType(budgets),
+        plugins=plugins,
         demo=demo,
         **parts,
     )

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from tidegate.config.plugin_tables import plugin_block
 from tidegate.config.settings import NAMED, SINGLE, Config, DeclaredSetting, settings_of
 from tidegate.config.value_types import Plain, References
 from tidegate.values import Frozen
@@ -46,6 +47,7 @@ def show(config: Config) -> str:
             continue
         for name, value in getattr(config, group).items():
             blocks.append(_block(f"{group}.{name if BARE.fullmatch(name) else json.dumps(name)}", kind, value))
+    blocks += (plugin_block(name, table) for name, table in config.plugins.items())
     return "\n\n".join(blocks) + "\n"
 
 
@@ -67,3 +69,4 @@ def reference() -> Iterator[tuple[str, str, list[DeclaredSetting]]]:
         yield name, inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())
     for group, kind in NAMED.items():
         yield f"{group}.NAME", inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())
+    yield "plugins.NAME", "Settings of a plug-in, which defines its own keys; see docs/plugins.md.", []

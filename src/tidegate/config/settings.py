@@ -368,7 +368,8 @@ class ContextSettings(Frozen, frozen=True):
     index: Annotated[
         str,
         Text(),
-        "Name of your own search index for the toolset `context`; default: only full-text search. See docs/recall.md.",
+        "Plug-in that searches messages for the toolset `context`; default: full-text search only. See "
+        "docs/plugins.md.",
     ] = ""
     summary_seconds: Annotated[float, Duration(1), "Time limit of one summary."] = 120.0
     cooldown: Annotated[float, Duration(0), "Pause after a useless summary before another one is attempted."] = 600.0
@@ -390,8 +391,7 @@ class MemorySettings(Frozen, frozen=True):
     provider: Annotated[
         str,
         Text(at_most=64),
-        "Memory provider that replaces the built-in store: a file `memories/NAME.py` in the home folder, or a package; "
-        "see docs/memory.md.",
+        "Plug-in that stores the notes in place of the gateway's own store; see docs/plugins.md.",
     ] = ""
 
 
@@ -524,6 +524,8 @@ class Config(Frozen, frozen=True):
     skills: SkillSettings = SkillSettings()
     expiry: ExpirySettings = ExpirySettings()
     log: LogSettings = LogSettings()
+    plugins: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=lambda: MappingProxyType({}))
+    """The tables `[plugins.NAME]`, whose keys each plug-in defines for itself."""
     demo: bool = False
 
     def project(self, agent: str) -> Path | None:

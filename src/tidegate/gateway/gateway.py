@@ -19,7 +19,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from tidegate import commands
-from tidegate.config import show
+from tidegate.config import FILE_NAME, show
 from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import home as home_folder
 from tidegate.gateway import listen_address, start_message
@@ -107,6 +107,7 @@ class Gateway:
             ("store", self._open_store),
             ("key", self._ensure_key),
             ("models", self._open_models),
+            ("plug-ins", self._open_plugins),
             ("sessions", self._open_sessions),
             ("web", self._open_web),
             ("maintenance", self._start_maintenance),
@@ -291,6 +292,17 @@ class Gateway:
             )
         )
 
+    async def _open_plugins(self) -> None:
+        self._plugins, self._tools = None, self._ready.tools
+        if (found := self._ready.plugins) is None:
+            return
+        from tidegate.gateway.plugins import open_plugins  # not needed without plug-ins
+
+        self._plugins, toolsets = await open_plugins(self._config, found, self._scope, self._ready.secrets)
+        self._tools = self._tools.adding(toolsets)
+        for name, agent in self._config.agents.items():
+            self._tools.resolve(agent.tools, where=f"{self.home / FILE_NAME}: [agents.{name}] tools")
+
     async def _open_sessions(self) -> None:
         reference = self._config.web.search_key
         components = build_components(
@@ -298,16 +310,15 @@ class Gateway:
             self.store,
             self._config,
             self._models,
-            self._ready.tools,
+            self._tools,
             environment=os.environ,
             search_key=None if reference is None else self._ready.secrets.get(reference),
+            plugins=self._plugins,
         )
         self._presence = components.presence
         self.sessions = Sessions(components)
         if components.web is not None:
             await self._scope.enter(components.web)
-        if components.recall is not None:
-            await self._scope.enter(components.recall)
         resumed = await self.sessions.recover()
         if resumed:
             self._log.info("turns resumed", count=resumed)
@@ -384,6 +395,7 @@ class Gateway:
             memory=self._memory,
             pressure=self._pressure,
             recording=self._recording,
+            plugins=self._plugins,
             stop=self.ask_to_stop,
         )
         await Control(self.home, self._status_service.verbs(), self._descriptors).open(self._scope.child("control"))

@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +26,9 @@ from tidegate.sessions import Sessions
 from tidegate.status_report import StatusReport
 from tidegate.store import Store, StoreStats
 from tidegate.web import Health, Server
+
+if TYPE_CHECKING:
+    from tidegate.plugins.host import Plugins
 
 
 class GatewayStatus(StatusReport, frozen=True, omit_defaults=False):
@@ -52,6 +55,7 @@ class StatusService:
         memory: MemoryAccounting,
         pressure: MemoryPressure,
         recording: Recording,
+        plugins: "Plugins | None",
         stop: Callable[..., None],
     ) -> None:
         self._config = config
@@ -65,6 +69,7 @@ class StatusService:
         self._memory = memory
         self._pressure = pressure
         self._recording = recording
+        self._plugins = plugins
         self._stop = stop
         self._since = time.time()
 
@@ -88,6 +93,7 @@ class StatusService:
             health=await self._health.check(),
             connections=self._server.report(),
             tape=self._recording.status(),
+            plugins=[] if self._plugins is None else self._plugins.status(),
             chores=self._maintenance.report(),
             memory=self._memory.read(pressure) if memory else self._memory.figures(pressure),
             store=self._store.stats(),

@@ -5,14 +5,12 @@ about a person are written in that person's own conversations and by that person
 prompts of all its users, so they are written only in the owner's conversations and by the owner, who may also see and
 edit everyone's notes. Every note names its author.
 
-Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing. A memory provider is opened
-and closed with it.
+Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from tidegate.agent import part_of
 from tidegate.config import Config
@@ -20,11 +18,14 @@ from tidegate.errors import NotAllowed, NotFound, Refused, ToolFailed
 from tidegate.lifetimes import CacheStats, Holding
 from tidegate.memory.stored_notes import NoteMarks, NoteStore, StoredNotes, line_of
 from tidegate.memory.views import Notebook, NoteView
+from tidegate.plugins import Draft, Note
 from tidegate.security import Principal
 from tidegate.store import About, SessionRow, Store, notes, notices, principals, sessions
 from tidegate.tools import ToolContext
-from tidegate.tools.memory_provider import Draft, Note, find
 from tidegate.values import Frozen
+
+if TYPE_CHECKING:
+    from tidegate.plugins.host import Plugin
 
 TOOLSET = "memory"
 
@@ -53,34 +54,21 @@ class Memory:
     name = "memory"
     needs_tools = False
 
-    def __init__(self, config: Config, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: Config, store: Store, clock: Callable[[], float], provider: "Plugin | None" = None
+    ) -> None:
         self._config = config
         self._store = store
         self._clock = clock
         self._agents = frozenset(name for name, agent in config.agents.items() if TOOLSET in agent.tools)
         self._marks = NoteMarks(store)
-        self.note_store: NoteStore = StoredNotes(store, config.memory, self._marks, clock)
-
-    async def __aenter__(self) -> Self:
-        """Finds the provider, if one is configured; it is opened at its first use."""
-        if name := self._config.memory.provider:
+        self.note_store: NoteStore
+        if provider is None:
+            self.note_store = StoredNotes(store, config.memory, self._marks, clock)
+        else:
             from tidegate.memory.provider_notes import ProviderNotes  # only where it is used
 
-            self.note_store = ProviderNotes(
-                name,
-                find(name, self._config.home),
-                self._config.home,
-                self._store,
-                self._config.memory,
-                self._marks,
-                self._clock,
-            )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.note_store.close()
+            self.note_store = ProviderNotes(provider, store, config.memory, self._marks, clock)
 
     # -- the prompt --
 

@@ -2,12 +2,11 @@
 
 Every wait for the provider is bounded. A provider that fails or hangs is not called for a while; users get one sentence
 about it, and new conversations begin without its notes, which their prompt says. Its notes are bounded and marked as
-data like the gateway's own, and running conversations are notified of changes made through the gateway. The provider is
-opened at its first use and closed with the process, within a bound.
+data like the gateway's own, and running conversations are notified of changes made through the gateway. The host of
+plug-ins starts and stops the provider; one that could not be started is tried again later.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -18,8 +17,9 @@ from tidegate.errors import Busy, NotFound, TidegateError
 from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
 from tidegate.memory.stored_notes import NoteMarks, Write, marked
+from tidegate.plugins import Draft, MemoryProvider, Note
+from tidegate.plugins.host import Plugin, PluginFailed
 from tidegate.store import About, SessionRow, Store, notes
-from tidegate.tools.memory_provider import Draft, MemoryProvider, Note, Provide
 
 T = TypeVar("T")
 
@@ -27,10 +27,7 @@ WAIT_SECONDS = 5.0
 """Time limit of one call to a provider: a person is waiting for a conversation to begin."""
 
 OPEN_SECONDS = 10.0
-"""Time limit for opening it."""
-
-CLOSE_SECONDS = 5.0
-"""Time limit for closing it when the process ends."""
+"""Time limit for starting it, including the wait for others who do so."""
 
 REST_SECONDS = 30.0
 """The pause after a failure, so that not every new conversation waits for the provider."""
@@ -48,28 +45,22 @@ class ProviderUnanswered(Busy):
 class ProviderNotes:
     def __init__(
         self,
-        name: str,
-        provide: Provide,
-        home: Path,
+        plugin: Plugin,
         store: Store,
         settings: MemorySettings,
         marks: NoteMarks,
         clock: Callable[[], float],
     ) -> None:
-        self._name = name
-        self._provide = provide
-        self._home = home
+        self._plugin = plugin
         self._store = store
         self._settings = settings
         self._marks = marks
         self._clock = clock
-        self._provider: MemoryProvider | None = None
-        self._opening = anyio.Lock()
         self._paused_until = 0.0
 
     @property
     def holds(self) -> int:
-        return int(self._provider is not None)
+        return int(self._plugin.object is not None)
 
     async def part(self, agent: str, principal: str) -> str:
         try:
@@ -139,40 +130,24 @@ class ProviderNotes:
     def stats(self) -> CacheStats:
         return CacheStats("notes", 0, 1, 0, 0, 0, 0)
 
-    async def close(self) -> None:
-        provider, self._provider = self._provider, None
-        if provider is None:
-            return
-        try:
-            with anyio.fail_after(CLOSE_SECONDS):
-                await provider.close()
-        except Exception as error:  # any error of the provider
-            log.error("a memory provider could not be closed", provider=self._name, error=repr(error))
-
     async def _ask(self, what: Callable[[MemoryProvider], Awaitable[T]], number: int | None = None) -> T:
         if self._clock() < self._paused_until:
             raise self._unanswered()
         try:
-            provider = await self._opened()
+            with anyio.fail_after(OPEN_SECONDS):
+                provider: MemoryProvider = await self._plugin.open()
             with anyio.fail_after(WAIT_SECONDS):
                 return await what(provider)
         except LookupError:
             raise _missing(number or 0) from None
-        except TidegateError:
-            raise
         except Exception as error:  # any error of the provider
+            if isinstance(error, TidegateError) and not isinstance(error, PluginFailed):
+                raise
             self._paused_until = self._clock() + REST_SECONDS
             log.warning(
-                "a memory provider failed; it is not called for a while", provider=self._name, error=repr(error)
+                "a memory provider failed; it is not called for a while", provider=self._plugin.name, error=repr(error)
             )
             raise self._unanswered() from error
-
-    async def _opened(self) -> MemoryProvider:
-        async with self._opening:
-            if self._provider is None:
-                with anyio.fail_after(OPEN_SECONDS):
-                    self._provider = await self._provide(self._home)
-            return self._provider
 
     async def _announce(self, about: About, whose: str, text: str, session: str | None) -> None:
         await self._store.write_then(
@@ -181,8 +156,8 @@ class ProviderNotes:
 
     def _unanswered(self) -> ProviderUnanswered:
         return ProviderUnanswered(
-            f"The memory provider {self._name!r} does not answer, so its notes are unavailable; try again soon, or see "
-            "the operator's log.",
+            f"The memory provider {self._plugin.name!r} does not answer, so its notes are unavailable; try again "
+            "soon, or see the operator's log.",
             retry_after=REST_SECONDS,
         )
 

@@ -12,8 +12,8 @@ from tidegate.config import MemorySettings
 from tidegate.errors import TooLarge
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.log import Log
+from tidegate.plugins import Draft, Note
 from tidegate.store import About, Db, NoteRow, SessionRow, Store, notes
-from tidegate.tools.memory_provider import Draft, Note
 
 KEPT = 1024
 """Texts of people and agents kept for their next conversation."""
@@ -85,8 +85,6 @@ class NoteStore(Protocol):
     def holds(self) -> int:
         """The number of open providers."""
         ...
-
-    async def close(self) -> None: ...
 
 
 class StoredNotes:
@@ -199,9 +197,6 @@ class StoredNotes:
 
     def stats(self) -> CacheStats:
         return self._texts.stats()
-
-    async def close(self) -> None:
-        """The store is closed by its owner."""
 
     def _changed(self, about: About, whose: str, latest: int | None) -> None:
         self._version += 1

@@ -4,11 +4,10 @@ The principal and the session come only from the context of the call. A conversa
 transcript, and others of the same person only if the agent's `recall` setting allows it; everything else is reported as
 not found. The transcript is only read. An answer is bounded, quotes messages (`render`), and says how to continue.
 
-Process lifetime. It holds only the plug-in index, if one is configured, which is open while the service is entered.
+Process lifetime. It holds nothing but a reference to the plug-in index, if one is configured.
 """
 
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from tidegate.config import Config
 from tidegate.errors import ToolFailed
@@ -21,6 +20,9 @@ from tidegate.spool import Spool
 from tidegate.store import Db, MessageRow, Store, SummaryRow, messages, sessions, summaries
 from tidegate.tools import ToolContext
 from tidegate.values import Frozen
+
+if TYPE_CHECKING:
+    from tidegate.plugins.host import Plugin
 
 QUERY_CHARACTERS = 1000
 LIMIT = 50
@@ -52,25 +54,12 @@ class TranscriptSpan(Frozen, frozen=True):
 
 
 class RecallService:
-    def __init__(self, config: Config, store: Store, spool: Spool, scope: Scope) -> None:
-        """Only the full-text index is used until the service is entered."""
+    def __init__(self, config: Config, store: Store, spool: Spool, scope: Scope, index: "Plugin | None" = None) -> None:
         self._config = config
         self._store = store
         self._spool = spool
-        name = config.context.index
-        self.index = PluginIndex(name, config.home, scope, store) if name else None
+        self.index = None if index is None else PluginIndex(index, scope, store)
         self._search = MessageSearch(store, spool, self.index)
-
-    async def __aenter__(self) -> Self:
-        if self.index is not None:
-            await self.index.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.index is not None:
-            await self.index.__aexit__(kind, error, trace)
 
     # -- search --
 

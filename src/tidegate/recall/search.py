@@ -10,8 +10,9 @@ import re
 import time
 
 from tidegate.errors import ToolFailed
+from tidegate.plugins import IndexHits
 from tidegate.recall import render
-from tidegate.recall.search_index import IndexHits, IndexUnanswered, PluginIndex
+from tidegate.recall.search_index import IndexUnanswered, PluginIndex
 from tidegate.spool import Spool
 from tidegate.spool.search import SearchMatches, SearchTerms, search_files, search_texts
 from tidegate.store import Db, Mention, SpooledRow, Store, messages, search, sessions, spooled

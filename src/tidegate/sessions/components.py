@@ -1,8 +1,8 @@
 """The components that sessions are made of, built from the configuration.
 
 A component that no agent of the configuration uses is None, and its modules are not imported. Building opens nothing:
-`Sessions.recover` starts what has to be started. The caller of `build_components` owns the result and enters `web` and
-`recall`, if they are there; until then web access and plug-in search indexes are unavailable.
+`Sessions.recover` starts what has to be started. The caller of `build_components` owns the result and enters `web`, if
+it is there; until then, web access is unavailable.
 """
 
 import os
@@ -24,12 +24,13 @@ from tidegate.sessions.lifecycle import EndHook, SessionEndings
 from tidegate.sessions.prompt_prefix import PromptPrefixes, PromptSource
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Store
-from tidegate.tools import Skills, ToolRegistry, ToolServices
+from tidegate.tools import Delegates, Notes, Recall, Skills, ToolRegistry, ToolServices
 from tidegate.turns import DELEGATE, Approvals, Budgets, Channels, Compaction, Runner, ToolEnv
 from tidegate.workspaces import Provenance, Workspaces
 
 if TYPE_CHECKING:
     from tidegate.memory import Memory, NoteExtractor
+    from tidegate.plugins.host import Plugin, Plugins
     from tidegate.recall import RecallService
     from tidegate.skills import ProjectFiles, SkillLibrary
     from tidegate.tools.builtin.web.http_access import WebAccess
@@ -78,9 +79,10 @@ def build_components(
     channels: Channels | None = None,
     environment: Mapping[str, str] | None = None,
     search_key: Secret | None = None,
+    plugins: "Plugins | None" = None,
 ) -> Components:
     """`environment` is the environment of the process; commands see the variables that the settings name.
-    `search_key` is the key of the web search engine."""
+    `search_key` is the key of the web search engine. `plugins` are the plug-ins that the configuration uses."""
     channels = channels or Channels()
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
@@ -102,13 +104,20 @@ def build_components(
     web = _web_access(config, spool, search_key)
     skills = _skills(config, provenance)
     project_files = _project_files(config, provenance)
-    memory, extractor = _memory(config, store, models, budgets, clock)
+    memory, extractor = _memory(config, store, models, budgets, clock, _plugin(plugins, "memory"))
     if memory is not None:
         presence.ledger.view("memory provider", memory.measure)
     delegation = _delegation(config, store, lambda: engine, lambda: intake)
-    recall = _recall(config, store, spool, scope)
-    services = ToolServices(recall=recall, notes=memory, skills=_skill_reader(skills), delegates=delegation)
-    tool_env = ToolEnv(config, spool, approvals, workspaces, web, services)
+    recall = _recall(config, store, spool, scope, _plugin(plugins, "index"))
+    provided: dict[type, object | None] = {
+        Recall: recall,
+        Notes: memory,
+        Skills: _skill_reader(skills),
+        Delegates: delegation,
+        type(web): web,
+    }
+    services = ToolServices({kind: service for kind, service in provided.items() if service is not None})
+    tool_env = ToolEnv(config, spool, approvals, workspaces, services)
     on_summarised = None if memory is None else memory.queue_current_notes
     compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, on_summarised)
     runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, clock)
@@ -230,13 +239,18 @@ def _project_files(config: Config, provenance: Provenance) -> "ProjectFiles | No
 
 
 def _memory(
-    config: Config, store: Store, models: Models, budgets: Budgets, clock: Callable[[], float]
+    config: Config,
+    store: Store,
+    models: Models,
+    budgets: Budgets,
+    clock: Callable[[], float],
+    provider: "Plugin | None",
 ) -> "tuple[Memory | None, NoteExtractor | None]":
     if not _uses(config, "memory"):
         return None, None
     from tidegate.memory import Memory, NoteExtractor
 
-    memory = Memory(config, store, clock)
+    memory = Memory(config, store, clock, provider)
     if not config.memory.at_end:
         return memory, None
     return memory, NoteExtractor(memory, config, store, models, budgets.spend_guard, clock)
@@ -252,12 +266,17 @@ def _delegation(
     return Delegation(config, store, engine, lambda inbound: intake().accept(inbound))
 
 
-def _recall(config: Config, store: Store, spool: Spool, scope: Scope) -> "RecallService | None":
+def _recall(config: Config, store: Store, spool: Spool, scope: Scope, index: "Plugin | None") -> "RecallService | None":
     if not _uses(config, "context"):
         return None
     from tidegate.recall import RecallService
 
-    return RecallService(config, store, spool, scope)
+    return RecallService(config, store, spool, scope, index)
+
+
+def _plugin(plugins: "Plugins | None", kind: str) -> "Plugin | None":
+    """The plug-in of a kind of which there is at most one."""
+    return None if plugins is None else next(iter(plugins.of_kind(kind)), None)
 
 
 def _uses(config: Config, toolset: str) -> bool:

@@ -297,8 +297,6 @@ class Sessions:
         await self._budgets.load()
         await self._count_audit_rows()
         scope, workspaces = self._components.scope, self._components.workspaces
-        if self.memory is not None:
-            await scope.enter(self.memory)
         await workspaces.start()
         resumed = await recover(self._components)
         await workspaces.processes.report_ends()

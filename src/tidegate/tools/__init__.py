@@ -4,17 +4,17 @@ Tool names are unique and in a fixed order before they reach a model. No caller 
 tool learns the identity of its caller only from its context argument. Code that shows a tool's output bounds it
 (`bound_text`) and reports the omission.
 
-`builtin/` holds the toolsets that come with the gateway; `plugins` loads the user's own.
+`builtin/` holds the toolsets that come with the gateway; others are plug-ins (`tidegate.plugins`).
 """
 
 from tidegate.spool import bound_text
-from tidegate.tools import plugins
-from tidegate.tools.registry import ToolRegistry, builtin_toolsets
+from tidegate.tools.registry import BUILTIN, ToolRegistry, builtin_toolsets
 from tidegate.tools.services import Delegates, Notes, Recall, Skills, ToolServices
 from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
 from tidegate.tools.toolset import Toolset, fit_name
 
 __all__ = [
+    "BUILTIN",
     "Delegates",
     "Effect",
     "Notes",
@@ -29,6 +29,5 @@ __all__ = [
     "bound_text",
     "builtin_toolsets",
     "fit_name",
-    "plugins",
     "tool",
 ]

@@ -6,10 +6,12 @@ most `MOST_RESOLVED` composed toolsets are cached.
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pkgutil import iter_modules
 from types import MappingProxyType
 
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
+from tidegate.tools import builtin
 from tidegate.tools.tool import Tool
 from tidegate.tools.toolset import Toolset
 
@@ -18,8 +20,7 @@ MOST_RESOLVED = 8
 
 
 OUTPUT_TOOLSET = "output"
-SPOOLING_TOOLSETS = frozenset({"delegate", "files", "skills", "terminal", "web"})
-"""Toolsets whose results may be too long to show completely. They imply the toolset that reads the rest."""
+"""The toolset that reads the rest of long results. Tools that may have such results imply it."""
 
 
 class ToolRegistry:
@@ -32,6 +33,11 @@ class ToolRegistry:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._toolsets))
+
+    def adding(self, toolsets: Mapping[str, Toolset]) -> "ToolRegistry":
+        """A registry with these toolsets as well. Built-in toolsets are not replaced."""
+        implied = builtin_toolsets((OUTPUT_TOOLSET,)) if _has_long_results(toolsets.values()) else {}
+        return ToolRegistry({**implied, **toolsets, **self._toolsets})
 
     def resolve(self, names: Iterable[str], *, where: str = "tools") -> Toolset:
         """Composes the named toolsets. `where` is the setting that names them, for the error message if a name
@@ -55,47 +61,36 @@ class ToolRegistry:
         return resolved
 
     def _implied(self, names: Iterable[str]) -> tuple[str, ...]:
-        spooling = SPOOLING_TOOLSETS.intersection(names) and OUTPUT_TOOLSET in self._toolsets
-        return (OUTPUT_TOOLSET,) if spooling else ()
+        is_needed = _has_long_results(self._toolsets[name] for name in names) and OUTPUT_TOOLSET in self._toolsets
+        return (OUTPUT_TOOLSET,) if is_needed else ()
 
     def stats(self) -> CacheStats:
         return self._resolved.stats()
 
 
-BUILTIN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "ask": ("ask.ask_user",),
-        "clock": ("clock.clock",),
-        "context": ("context.context_search", "context.context_describe", "context.context_expand"),
-        "delegate": ("delegate.delegate",),
-        "files": (
-            "files.read_file",
-            "files.write_file",
-            "files.edit_file",
-            "files.list_files",
-            "files.search_files",
-        ),
-        "memory": ("memory.remember", "memory.forget"),
-        "output": ("output.output",),
-        "skills": ("skills.skill",),
-        "terminal": ("terminal.terminal", "process.process"),
-        "web": ("web.web_fetch", "web.web_search"),
-    }
-)
-"""The toolsets that come with the gateway, with the module and name of each tool: unused modules are not loaded."""
+def _builtin_names() -> frozenset[str]:
+    """The modules in `builtin/`, by their files: none of them is imported."""
+    names = {module.name for module in iter_modules(builtin.__path__)}
+    return frozenset(names - {"process"})  # a part of the toolset `terminal`
+
+
+BUILTIN = _builtin_names()
+"""The names of the toolsets that come with the gateway."""
 
 
 def builtin_toolsets(names: Iterable[str] = BUILTIN) -> dict[str, Toolset]:
-    """Loads the named toolsets that come with the gateway, and those that they imply. The caller owns the
-    dictionary."""
-    wanted = set(names)
-    if SPOOLING_TOOLSETS & wanted:
-        wanted.add(OUTPUT_TOOLSET)
-    return {name: Toolset(map(_load, tools)) for name, tools in BUILTIN.items() if name in wanted}
-
-
-def _load(place: str) -> Tool:
-    module, _, name = place.partition(".")
-    found = getattr(import_module(f"tidegate.tools.builtin.{module}"), name)
-    assert isinstance(found, Tool)
+    """Imports the named toolsets that come with the gateway, and the one that reads long results if it is needed. The
+    caller owns the dictionary."""
+    found = {name: _imported(name) for name in sorted(BUILTIN.intersection(names))}
+    if OUTPUT_TOOLSET not in found and _has_long_results(found.values()):
+        found[OUTPUT_TOOLSET] = _imported(OUTPUT_TOOLSET)
     return found
+
+
+def _imported(name: str) -> Toolset:
+    module = import_module(f"{builtin.__name__}.{name}")
+    return Toolset(value for value in vars(module).values() if isinstance(value, Tool))
+
+
+def _has_long_results(toolsets: Iterable[Toolset]) -> bool:
+    return any(tool.long_results for toolset in toolsets for tool in toolset)

@@ -1,16 +1,19 @@
-"""Services of the gateway that tools may use, besides workspace and spool: recall, notes, skills, delegation.
+"""Services of the gateway that tools may use, besides workspace and spool, by type.
 
-These are protocols of services with process lifetime. The services decide what a call may see or change, from the
-context that they receive (session, principal, agent) and never from a tool's arguments. A service that no agent of this
-gateway uses is None and is not loaded.
+A type is a class or a protocol, such as those below. The composition root provides services (`sessions/components.py`),
+and a tool asks the context of its call for one. Services have process lifetime. The services decide what a call may see
+or change, from the context that they receive (session, principal, agent) and never from a tool's arguments. A service
+that no agent of this gateway uses is not provided and not loaded.
 """
 
-from typing import TYPE_CHECKING, Literal, Protocol
-
-from tidegate.values import Frozen
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from tidegate.tools.tool import ToolContext
+
+T = TypeVar("T")
 
 
 class Recall(Protocol):
@@ -51,8 +54,14 @@ class Delegates(Protocol):
         ...
 
 
-class ToolServices(Frozen, frozen=True):
-    recall: Recall | None = None
-    notes: Notes | None = None
-    skills: Skills | None = None
-    delegates: Delegates | None = None
+class ToolServices:
+    """Services by type. Immutable."""
+
+    __slots__ = ("_by_type",)
+
+    def __init__(self, services: Mapping[type, object] | None = None) -> None:
+        self._by_type: Mapping[type, object] = MappingProxyType(dict(services or {}))
+
+    def get(self, kind: type[T]) -> T | None:
+        """The service provided under this type, or None."""
+        return cast(T | None, self._by_type.get(kind))

@@ -8,7 +8,7 @@ caller. The tool runner enforces the deadline.
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
@@ -17,9 +17,6 @@ from tidegate.spool import SessionSpool
 from tidegate.tools.services import ToolServices
 from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
-
-if TYPE_CHECKING:
-    from tidegate.tools.builtin.web.http_access import WebAccess
 
 Effect = Literal["read", "write", "execute", "network"]
 """What a call may affect: nothing, files, anything on the machine, other machines."""
@@ -38,6 +35,8 @@ _TYPE_NAMES = {
     "null": "null",
 }
 
+
+S = TypeVar("S")
 
 Ask = Callable[[str, Sequence[str]], Awaitable[str]]
 """Asks the person a question with choices and waits for the answer without a time limit."""
@@ -76,11 +75,15 @@ class ToolContext(Frozen, frozen=True):
     progress: Callable[[str], None] = _ignore
     contacts: Callable[[str], None] = _ignore
     """A tool must call it with the name of a host before it contacts it, for the audit log."""
-    web: "WebAccess | None" = None
-    """None if no agent may access the web."""
     services: ToolServices = ToolServices()
     depth: int = 0
     """The number of turns of other agents that delegated this one."""
+
+    def service(self, kind: type[S], *, otherwise: str) -> S:
+        """The service of this type; raises `ToolFailed` with the sentence `otherwise` if it is not available."""
+        if (found := self.services.get(kind)) is None:
+            raise ToolFailed(otherwise)
+        return found
 
 
 Run = Callable[[ToolContext, str], Awaitable[str | Result]]
@@ -91,7 +94,8 @@ class Tool(Frozen, frozen=True):
 
     `parallel` allows it to run beside other calls of the same step. `repeatable` allows it to run again if a crash left
     unknown whether it ran. `timeout` is in seconds; None is for a tool that enforces its own deadline. `output_bytes`
-    lowers the limit of the output that a model is shown. `contained` says that it changes nothing outside the session's
+    lowers the limit of the output that a model is shown. `long_results` says that results may exceed that limit: the
+    tool that reads the rest is then available too. `contained` says that it changes nothing outside the session's
     workspace and executes nothing outside its sandbox, so that it needs no approval. `owner` is its origin, for
     messages about conflicts.
     """
@@ -104,6 +108,7 @@ class Tool(Frozen, frozen=True):
     timeout: float | None = 60.0
     output_bytes: int | None = None
     contained: bool = False
+    long_results: bool = False
     owner: str = "built-in"
 
     @property
@@ -129,6 +134,7 @@ def tool(
     repeatable: bool | None = None,
     output_bytes: int | None = None,
     contained: bool = False,
+    long_results: bool = False,
     owner: str = "built-in",
     name: str | None = None,
 ) -> Callable[[Callable[..., Awaitable[str | Result]]], Tool]:
@@ -166,6 +172,7 @@ def tool(
             timeout=timeout,
             output_bytes=output_bytes,
             contained=contained,
+            long_results=long_results,
             owner=owner,
         )
 

@@ -6,8 +6,6 @@ policy of its agent. Everything that the tools of a one-shot call created is rem
 `ToolEnv` owns none of these services; the context of a turn lives as long as the turn.
 """
 
-from typing import TYPE_CHECKING
-
 import anyio
 
 from tidegate.agent import ToolSetup
@@ -19,9 +17,6 @@ from tidegate.turns.approvals import Approvals
 from tidegate.turns.permissions import TurnPermissions, policies
 from tidegate.workspaces import Workspaces
 
-if TYPE_CHECKING:
-    from tidegate.tools.builtin.web.http_access import WebAccess
-
 
 class ToolEnv:
     def __init__(
@@ -30,13 +25,11 @@ class ToolEnv:
         spool: Spool,
         questions: Approvals,
         workspaces: Workspaces,
-        web: "WebAccess | None",
         services: ToolServices,
     ) -> None:
         self.spool = spool
         self._questions = questions
         self._workspaces = workspaces
-        self._web = web
         self._services = services
         self._policies = policies(config)
 
@@ -51,7 +44,6 @@ class ToolEnv:
             turn=journal.id,
             workspace=workspace,
             spool=self.spool.of(session.id, journal.id),
-            web=self._web,
             services=self._services,
             depth=taken.turn.depth,
         )

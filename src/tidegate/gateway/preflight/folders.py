@@ -23,7 +23,7 @@ from tidegate.security import Secret
 SHOWABLE = frozenset({"skills"})
 """Folders of the home that agents may read but not write: other agents follow their content."""
 
-OWN = frozenset({"indexes", "spool", "tools", "trash", "workspaces"})
+OWN = frozenset({"plugin-data", "plugins", "spool", "trash", "workspaces"})
 """Folders of the home that are private to the gateway. Every plain file in the home is private, too."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -9,13 +9,16 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tidegate.config import FILE_NAME, Config, is_reference, load, nearest
+from tidegate.config import FILE_NAME, Config, is_reference, load, nearest, plugin_references
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import PreflightFailed, folders, rules
 from tidegate.security import Secret, resolve
-from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets, plugins
+from tidegate.tools import BUILTIN, ToolRegistry, builtin_toolsets
+
+if TYPE_CHECKING:
+    from tidegate.gateway.preflight.plugins import FoundPlugins
 
 NO_KEY = Secret("no-key-was-needed-here")
 """Stands in for a missing model key in a replay, which sends none."""
@@ -29,6 +32,7 @@ class Ready(NamedTuple):
     secrets: Mapping[str, Secret]
     tools: ToolRegistry
     warnings: tuple[str, ...]
+    plugins: "FoundPlugins | None"
 
 
 def settings(home: Path) -> Config:
@@ -48,28 +52,37 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     if keyless:
         models = (reference for setting, reference in references.items() if setting.startswith("[models."))
         secrets = {**dict.fromkeys(models, NO_KEY), **secrets}
-    tools = ToolRegistry(_toolsets(config, errors))
+    named = {name for agent in config.agents.values() for name in agent.tools}
+    tools = ToolRegistry(builtin_toolsets(named))
+    plugins = _plugins(config)
+    if plugins is not None:
+        errors += plugins.errors
     for name, agent in config.agents.items():
+        unknown = plugins.unknown_toolsets if plugins is not None else ()
         try:
-            tools.resolve(agent.tools, where=f"{FILE_NAME}: [agents.{name}] tools")
+            tools.resolve(
+                [each for each in agent.tools if each in BUILTIN or each in unknown],
+                where=f"{FILE_NAME}: [agents.{name}] tools",
+            )
         except Misconfigured as error:
             errors.append(error.message)
     errors += folders.unsafe(config, references)
     errors += folders.exposed_secrets(config, references, secrets, environment)
     errors += rules.invalid(config)
     errors += _unknown_prices(config)
-    errors += _invalid_plugins(config)
     if errors:
         raise PreflightFailed(tuple(with_path(home, error) for error in errors), config)
     warnings = (
         *(with_path(home, warning) for warning in folders.missing(config)),
         *_pointless_delegates(config),
         *_pointless_rules(config, tools),
+        *(with_path(home, warning) for warning in (plugins.warnings if plugins is not None else ())),
+        *_unused_plugin_tables(config, plugins),
         *_unusable_skills(config),
         *_no_network(config),
         *_projects_of_root(config),
     )
-    return Ready(config, secrets, tools, warnings)
+    return Ready(config, secrets, tools, warnings, plugins)
 
 
 def _no_network(config: Config) -> Iterator[str]:
@@ -82,35 +95,23 @@ def _no_network(config: Config) -> Iterator[str]:
             yield with_path(config.home, text)
 
 
-def _toolsets(config: Config, errors: list[str]) -> dict[str, Toolset]:
-    """The built-in toolsets, and those of the user's own that an agent names."""
-    named = dict.fromkeys(name for agent in config.agents.values() for name in agent.tools)
-    found = builtin_toolsets(named)
-    for name in named:
-        if name in found:
-            continue
-        try:
-            if (own := plugins.find_toolset(name, config.home / "tools")) is not None:
-                found[name] = own
-        except Misconfigured as error:
-            errors.append(error.message)
-    return found
-
-
-def _invalid_plugins(config: Config) -> Iterator[str]:
-    """Errors in the configured memory provider and search index, if agents use them."""
+def _plugins(config: Config) -> "FoundPlugins | None":
+    """The plug-ins that the configuration uses; None, and nothing imported, if it uses none."""
     used = {toolset for agent in config.agents.values() for toolset in agent.tools}
-    try:
-        if config.memory.provider and "memory" in used:
-            from tidegate.tools import memory_provider  # imported only if it is used
+    provider, index = config.memory.provider and "memory" in used, config.context.index and "context" in used
+    if not (provider or index or used - set(BUILTIN)):
+        return None
+    from tidegate.gateway.preflight.plugins import find_plugins  # imported only if it is used
 
-            memory_provider.find(config.memory.provider, config.home)
-        if config.context.index and "context" in used:
-            from tidegate.recall import find_index  # imported only if it is used
+    return find_plugins(config)
 
-            find_index(config.context.index, config.home)
-    except Misconfigured as error:
-        yield f"{FILE_NAME}: {error.message}"
+
+def _unused_plugin_tables(config: Config, plugins: "FoundPlugins | None") -> Iterator[str]:
+    used = () if plugins is None else {use.name for use in plugins.uses}
+    for name in config.plugins:
+        if name not in used:
+            fault = f"[plugins.{name}] has no effect: no agent uses a plug-in of that name"
+            yield with_path(config.home, f"{FILE_NAME}: {fault}")
 
 
 def _projects_of_root(config: Config) -> Iterator[str]:
@@ -145,6 +146,8 @@ def with_path(home: Path, message: str) -> str:
 def _references(config: Config) -> dict[str, str]:
     """References to secrets in the settings, by setting."""
     named = {"[web] search_key": config.web.search_key}
+    for name, table in config.plugins.items():
+        named |= {f"[plugins.{name}] {key}": reference for key, reference in plugin_references(table)}
     for name, model in config.models.items():
         named[f"[models.{name}] key"] = model.key
         named |= {f"[models.{name}] keys[{number}]": reference for number, reference in enumerate(model.keys)}
@@ -179,6 +182,8 @@ def _pointless_delegates(config: Config) -> Iterator[str]:
 
 def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
     for name, agent in config.agents.items():
+        if any(toolset not in BUILTIN for toolset in agent.tools):
+            continue  # the tools of a plug-in are not known before it is made
         for warning in rules.pointless(name, agent, tools.resolve(agent.tools)):
             yield with_path(config.home, warning)
 

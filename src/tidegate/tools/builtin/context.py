@@ -1,14 +1,13 @@
 """The toolset `context`: lookup of earlier messages, including those that are no longer in the model's view.
 
 These tools only read. A call's identity comes from its context, never from its arguments. Answers are bounded, quote
-the original messages, and say how to continue. The work is done by `ctx.services.recall`.
+the original messages, and say how to continue. The service `Recall` does the work.
 """
 
 from typing import Annotated
 
 from msgspec import Meta
 
-from tidegate.errors import ToolFailed
 from tidegate.tools.services import Recall
 from tidegate.tools.tool import ToolContext, tool
 
@@ -19,9 +18,7 @@ Place = Annotated[int, Meta(ge=1, le=NUMBER)]
 
 
 def _recall(ctx: ToolContext) -> Recall:
-    if ctx.services.recall is None:
-        raise ToolFailed("Earlier messages cannot be looked up here.")
-    return ctx.services.recall
+    return ctx.service(Recall, otherwise="Earlier messages cannot be looked up here.")
 
 
 @tool(effect="read", timeout=90, parallel=True)

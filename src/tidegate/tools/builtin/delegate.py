@@ -9,11 +9,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tidegate.errors import ToolFailed
+from tidegate.tools.services import Delegates
 from tidegate.tools.tool import ToolContext, tool
 
 
-@tool(effect="write", contained=True, repeatable=True, parallel=True, timeout=None)
+@tool(effect="write", long_results=True, contained=True, repeatable=True, parallel=True, timeout=None)
 async def delegate(
     ctx: ToolContext,
     *,
@@ -27,6 +27,5 @@ async def delegate(
     ],
 ) -> str:
     """Gives a task to another agent and waits for its answer. Several calls in one step run in parallel."""
-    if ctx.services.delegates is None:
-        raise ToolFailed("There is no agent that you may give tasks to.")
-    return await ctx.services.delegates.work(ctx, agent, task)
+    delegates = ctx.service(Delegates, otherwise="There is no agent that you may give tasks to.")
+    return await delegates.work(ctx, agent, task)

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from tidegate.errors import ToolFailed
 from tidegate.tools.services import Notes
 from tidegate.tools.tool import ToolContext, tool
 
@@ -41,6 +40,4 @@ async def forget(ctx: ToolContext, *, note: Annotated[Number, Meta(description="
 
 
 def _notes(ctx: ToolContext) -> Notes:
-    if ctx.services.notes is None:
-        raise ToolFailed("Nothing can be remembered here.")
-    return ctx.services.notes
+    return ctx.service(Notes, otherwise="Nothing can be remembered here.")

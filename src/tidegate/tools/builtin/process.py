@@ -30,7 +30,7 @@ COMMAND_CHARACTERS = 120
 Action = Literal["start", "list", "output", "write", "wait", "stop"]
 
 
-@tool(effect="execute", timeout=None, contained=True)
+@tool(effect="execute", long_results=True, timeout=None, contained=True)
 async def process(
     ctx: ToolContext,
     *,

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tidegate.errors import ToolFailed
+from tidegate.tools.services import Skills
 from tidegate.tools.tool import ToolContext, tool
 
 
-@tool(effect="read", timeout=30, parallel=True)
+@tool(effect="read", long_results=True, timeout=30, parallel=True)
 async def skill(
     ctx: ToolContext,
     *,
@@ -18,6 +18,5 @@ async def skill(
     ] = "",
 ) -> str:
     """Reads a skill: its instructions and the list of its other files, or one of those files."""
-    if ctx.services.skills is None:
-        raise ToolFailed("skill: there are no skills here.")
-    return await ctx.services.skills.read(ctx, name.strip(), file.strip())
+    skills = ctx.service(Skills, otherwise="skill: there are no skills here.")
+    return await skills.read(ctx, name.strip(), file.strip())

@@ -1,4 +1,4 @@
-"""The tool `terminal`: commands in the session's own shell.
+"""The toolset `terminal`: commands in the session's own shell, and long-running ones (`process`).
 
 A command ends when it exits, when its time is up, or with its turn, whichever is first, and never leaves a process
 running. A client that follows the turn sees the output as it comes; the model sees its beginning and end, and how to
@@ -11,14 +11,17 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from tidegate.tools.builtin.process import process
 from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import CommandEnd
+
+__all__ = ["process", "terminal"]
 
 DEFAULT_SECONDS = 120.0
 """Enough for most builds and tests; it is better to start longer commands in the background."""
 
 
-@tool(effect="execute", timeout=None, contained=True)
+@tool(effect="execute", long_results=True, timeout=None, contained=True)
 async def terminal(
     ctx: ToolContext,
     *,

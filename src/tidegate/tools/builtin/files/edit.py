@@ -33,7 +33,7 @@ MOST_SIMILAR_LINES = 100
 """Candidates that are compared to find a line like the text that does not occur."""
 
 
-@tool(effect="write", timeout=60, contained=True)
+@tool(effect="write", long_results=True, timeout=60, contained=True)
 async def edit_file(
     ctx: ToolContext,
     *,

@@ -28,7 +28,7 @@ Hidden = Annotated[
 ]
 
 
-@tool(effect="read", timeout=60, parallel=True)
+@tool(effect="read", long_results=True, timeout=60, parallel=True)
 async def list_files(
     ctx: ToolContext,
     *,

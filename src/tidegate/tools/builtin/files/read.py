@@ -21,7 +21,7 @@ PAGE_BYTES = 12 * 1024
 """A page with its position line stays below the default limits for tool output, which would truncate it."""
 
 
-@tool(effect="read", timeout=60, parallel=True)
+@tool(effect="read", long_results=True, timeout=60, parallel=True)
 async def read_file(
     ctx: ToolContext,
     *,

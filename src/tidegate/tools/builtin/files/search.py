@@ -25,7 +25,7 @@ MOST = 200
 MOST_AROUND = 10
 
 
-@tool(effect="read", timeout=60, parallel=True)
+@tool(effect="read", long_results=True, timeout=60, parallel=True)
 async def search_files(
     ctx: ToolContext,
     *,

@@ -16,7 +16,7 @@ WRITTEN_BYTES = 4 * 1024 * 1024
 """More than a model writes; larger files are created by commands."""
 
 
-@tool(effect="write", timeout=60, contained=True)
+@tool(effect="write", long_results=True, timeout=60, contained=True)
 async def write_file(
     ctx: ToolContext,
     *,

@@ -56,7 +56,7 @@ _TEXTS = frozenset(
 )
 
 
-@tool(effect="network", timeout=LONGEST_SECONDS, parallel=True, contained=True)
+@tool(effect="network", long_results=True, timeout=LONGEST_SECONDS, parallel=True, contained=True)
 async def web_fetch(
     ctx: ToolContext,
     *,
@@ -95,7 +95,7 @@ async def web_fetch(
             return await _text_result(ctx, _head(page), fd)
 
 
-@tool(effect="network", timeout=LONGEST_SECONDS, parallel=True, repeatable=True, contained=True)
+@tool(effect="network", long_results=True, timeout=LONGEST_SECONDS, parallel=True, repeatable=True, contained=True)
 async def web_search(
     ctx: ToolContext,
     *,
@@ -208,6 +208,4 @@ def _trafilatura() -> str:
 
 
 def _web(ctx: ToolContext) -> WebAccess:
-    if ctx.web is None:
-        raise ToolFailed("There is no access to the web here.")
-    return ctx.web
+    return ctx.service(WebAccess, otherwise="There is no access to the web here.")

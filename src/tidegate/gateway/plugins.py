@@ -1,0 +1,39 @@
+"""The plug-ins of a gateway: opened in order in a scope of their own, before sessions.
+
+A broken plug-in that an agent needs prevents the start; the others are in the log and the status.
+"""
+
+from collections.abc import Mapping
+
+from tidegate.config import Config
+from tidegate.errors import Misconfigured
+from tidegate.gateway.preflight.plugins import FoundPlugins
+from tidegate.lifetimes import Scope
+from tidegate.plugins.host import Deadlines, PluginFailed, Plugins, needed
+from tidegate.security import Secret
+from tidegate.tools import Tool, Toolset
+
+
+async def open_plugins(
+    config: Config,
+    found: FoundPlugins,
+    scope: Scope,
+    secrets: Mapping[str, Secret],
+    deadlines: Deadlines | None = None,
+) -> tuple[Plugins, dict[str, Toolset]]:
+    """The plug-ins, and the toolsets that they provide, by name."""
+    plugins = Plugins(
+        config, scope.child("plug-ins"), found.uses, loaded=found.loaded, secrets=secrets, deadlines=deadlines
+    )
+    await plugins.open()
+    toolsets: dict[str, Toolset] = {}
+    for plugin in plugins.of_kind("toolset"):
+        tools = tuple(plugin.object.tools)
+        if not all(isinstance(tool, Tool) for tool in tools):
+            fault = f"{plugin.status().file}: its tools are not all made with @tool"
+            raise PluginFailed(needed(plugin.use, fault))
+        try:
+            toolsets[plugin.name] = Toolset(tools)
+        except Misconfigured as error:
+            raise PluginFailed(needed(plugin.use, f"{plugin.status().file}: {error.message}")) from None
+    return plugins, toolsets

@@ -1,0 +1,62 @@
+"""The plug-ins that the configuration uses, imported and checked before a start. Nothing is made or started.
+
+A plug-in that an agent cannot work without is an error that names the agents. Any other broken plug-in is a warning,
+and the gateway starts without it. A name that no plug-in has is always an error.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidegate.config import FILE_NAME, Config
+from tidegate.plugins.host import needed
+from tidegate.plugins.kinds import KINDS
+from tidegate.plugins.loading import LoadedPlugin, PluginInvalid, PluginUse, load
+from tidegate.tools import BUILTIN
+
+
+class FoundPlugins(NamedTuple):
+    """The result. `unknown_toolsets` are names in the tools of agents that neither the gateway nor a plug-in has."""
+
+    uses: tuple[PluginUse, ...]
+    loaded: tuple[LoadedPlugin, ...]
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+    unknown_toolsets: tuple[str, ...]
+
+
+def plugin_uses(config: Config) -> Iterator[PluginUse]:
+    """The plug-ins that agents use, in the order in which they are started."""
+    if config.memory.provider and (agents := _agents(config, "memory")):
+        yield PluginUse(kind="memory", name=config.memory.provider, agents=agents)
+    if config.context.index and (agents := _agents(config, "context")):
+        yield PluginUse(kind="index", name=config.context.index, agents=agents)
+    for name in dict.fromkeys(name for agent in config.agents.values() for name in agent.tools):
+        if name not in BUILTIN:
+            yield PluginUse(kind="toolset", name=name, agents=_agents(config, name))
+
+
+def find_plugins(config: Config) -> FoundPlugins:
+    loaded: list[LoadedPlugin] = []
+    errors: list[str] = []
+    warnings: list[str] = []
+    unknown: list[str] = []
+    uses = tuple(plugin_uses(config))
+    for use in uses:
+        try:
+            loaded.append(load(use, config.home))
+        except PluginInvalid as error:
+            if not error.found and use.kind == "toolset":
+                unknown.append(use.name)
+            elif not error.found:
+                errors.append(f"{FILE_NAME}: {use.setting} = {use.name!r}: {error.message}")
+            elif KINDS[use.kind].required:
+                errors.append(f"{FILE_NAME}: {use.setting}: {needed(use, error.message)}")
+            else:
+                warnings.append(
+                    f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}; repair it"
+                )
+    return FoundPlugins(uses, tuple(loaded), tuple(errors), tuple(warnings), tuple(unknown))
+
+
+def _agents(config: Config, toolset: str) -> tuple[str, ...]:
+    return tuple(name for name, agent in config.agents.items() if toolset in agent.tools)

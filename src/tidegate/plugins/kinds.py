@@ -1,0 +1,94 @@
+"""The kinds of plug-ins, and the declaration that makes a function a plug-in.
+
+`KINDS` is closed: a new kind is an entry here, and code in the package that owns it. A plug-in that declares a newer
+version of the interface than `API_VERSION` is refused.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tidegate.plugins.context import PluginContext
+from tidegate.values import Frozen
+
+API_VERSION = 1
+"""Raised when the interface gains something that plug-ins may rely on. Version 1 stays supported."""
+
+KindName = Literal["toolset", "memory", "index"]
+
+Make = Callable[[PluginContext], Awaitable[Any]]
+
+
+class Kind(Frozen, frozen=True):
+    """One kind of plug-in. `members` are the attributes that its objects must have, those of the protocol `protocol`.
+    `owner` is the package that uses the objects. `setting` is the setting that names plug-ins of this kind. A broken
+    plug-in prevents the start only if its kind is `required`: otherwise the owner can work without it."""
+
+    name: KindName
+    title: str
+    protocol: str
+    members: tuple[str, ...]
+    owner: str
+    setting: str
+    required: bool
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            Kind(
+                name="toolset",
+                title="toolset",
+                protocol="tidegate.plugins.Toolset",
+                members=("tools",),
+                owner="tidegate.tools",
+                setting="[agents.NAME] tools",
+                required=True,
+            ),
+            Kind(
+                name="memory",
+                title="memory provider",
+                protocol="tidegate.plugins.MemoryProvider",
+                members=("forget", "listing", "part", "remember"),
+                owner="tidegate.memory",
+                setting="[memory] provider",
+                required=False,
+            ),
+            Kind(
+                name="index",
+                title="search index",
+                protocol="tidegate.plugins.SearchIndex",
+                members=("search",),
+                owner="tidegate.recall",
+                setting="[context] index",
+                required=False,
+            ),
+        )
+    }
+)
+
+
+class PluginFactory(Frozen, frozen=True):
+    """A declared plug-in: the function that makes its object, the kind of that object, and the version of the interface
+    that it was written for."""
+
+    kind: str
+    make: Make
+    api: int = 1
+
+    @property
+    def place(self) -> str:
+        """The file and line of the function."""
+        code = getattr(self.make, "__code__", None)
+        return f"{code.co_filename}, line {code.co_firstlineno}" if code is not None else repr(self.make)
+
+
+def plugin(kind: str, *, api: int = 1) -> Callable[[Make], PluginFactory]:
+    """Declares `async def make(ctx: PluginContext)` as a plug-in of this kind. `api` is the version of the interface
+    that it needs."""
+
+    def declare(make: Make) -> PluginFactory:
+        return PluginFactory(kind=kind, make=make, api=api)
+
+    return declare

@@ -1,0 +1,3 @@
+from tests.fixtures import home, model
+
+__all__ = ["home", "model"]
