@@ -38,6 +38,8 @@ TITLES = 2_000
 """Sessions whose titles one read checks: some milliseconds. Titles have no index, since they change and are short."""
 HITS = 10_000
 """Matching messages that one read checks: some ten milliseconds."""
+HITS_AT_ONCE = 1_000
+"""Rows of one statement: the content of that many messages may be in memory."""
 READS = 100
 """Reads of either kind per search, so that no query can keep the readers busy: two hundred thousand titles and a
 million messages, the latest first."""
@@ -280,9 +282,8 @@ def search_messages(
     size = 0
     for first, end in ranges(db, principal, session):
         looked = 0
-        for entry, of, whose, kind, place, at, undone, within, body, packed in db.execute(
-            _SAID, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)
-        ):
+        rows = _matches(db, _SAID, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below))
+        for entry, of, whose, kind, place, at, undone, within, body, packed in rows:
             if len(found) == limit or size > MENTION_BYTES:
                 return found, below
             below = entry
@@ -295,6 +296,21 @@ def search_messages(
         if looked == HITS:
             return found, below
     return found, None
+
+
+def _matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[Any]:
+    """At most `HITS` rows in that range of entries, the highest entry first. No more of them are in memory at once than
+    one statement returns."""
+    left = HITS
+    while left > 0:
+        number, size = 0, min(HITS_AT_ONCE, left)
+        for row in db.execute(sql, (match, lowest, below, size)):
+            number += 1
+            below = row[0]
+            yield row
+        if number < size:
+            return
+        left -= number
 
 
 # The index is read only as far as needed, and not sorted: entries come in order.
@@ -455,8 +471,8 @@ def search_mentions(
     known = -1
     for first, end in ranges(db, principal):
         looked = passed = 0
-        for (entry,) in db.execute(
-            dialect.FIND_ENTRIES, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)
+        for (entry,) in _matches(
+            db, dialect.FIND_ENTRIES, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below)
         ):
             below = entry
             looked += 1
