@@ -63,7 +63,7 @@ OPEN = (
 """Indexes that hold only what is open, or the configurations there were, of which there is little."""
 
 
-def scenario(db: apsw.Connection) -> None:
+def scenario(db: Db) -> None:
     """The statements of a turn, an end, a delete and a start."""
     receipt = Receipt(source="idempotency", key="k", digest=b"d")
     new_session(db, "s_1", name="work")
@@ -114,7 +114,7 @@ def scenario(db: apsw.Connection) -> None:
     sessions.delete(db, "s_1")
 
 
-def own(db: apsw.Connection, session: str, turn: str) -> None:
+def own(db: Db, session: str, turn: str) -> None:
     """The statements of tools, their watchers and the reconciling timer."""
     ask(db, session, "ap_1", turn=turn)
     ask(db, session, "ap_1", turn=turn)
@@ -173,7 +173,7 @@ def own(db: apsw.Connection, session: str, turn: str) -> None:
     sessions.existing(db, [session])
 
 
-def recall(db: apsw.Connection, session: str) -> None:
+def recall(db: Db, session: str) -> None:
     """The statements of recall."""
     search.index(db)
     search.count_unindexed(db)
@@ -196,7 +196,7 @@ def recall(db: apsw.Connection, session: str) -> None:
     recalling._about(db, session, row)
 
 
-def upkeep(db: apsw.Connection) -> None:
+def upkeep(db: Db) -> None:
     """The statements of the maintenance timer."""
     settings.expire(db, 1.0, 10)
     principals.prune_keys(db, 1.0, 10)

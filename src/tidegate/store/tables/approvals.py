@@ -56,6 +56,7 @@ def ask(
 ) -> ApprovalRow:
     """Makes the request of this step of a live session. Returns the existing one if the step has made it before; raises
     Conflict if that was about another action."""
+    db.lock("session", session)
     standing = of_step(db, turn, step)
     if standing is not None:
         if (standing.session, standing.kind, standing.digest) != (session, asking.kind, asking.digest):
@@ -154,6 +155,7 @@ def answer(
 ) -> ApprovalAnswer:
     """Answers the request if it is open, not expired, and this principal may. An approval is approved or denied, a
     question is answered; the asking tool decides whether an answer must be one of the choices."""
+    db.lock("approval", id)
     if len(text) > ANSWER_CHARACTERS:
         raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; shorten it.")
     row = _one(db, "approvals.id = ?1 AND may_answer IN (?2, 'role:' || ?3)", (id, principal, role))
@@ -177,11 +179,13 @@ def answer(
 
 def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
     """Closes the turn's open requests, since nothing waits for the answers any more. Returns the closed ones."""
+    db.lock("turn", turn)
     return _close(db, "turn = ?3", "cancelled", now, turn)
 
 
 def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
     """Like `cancel_turn`, for the requests of one call, whose steps begin with the call's own step."""
+    db.lock("turn", turn)
     return _close(
         db, "turn = ?3 AND (step = ?4 OR substr(step, 1, length(?4) + 1) = ?4 || '-')", "cancelled", now, turn, step
     )
@@ -189,6 +193,7 @@ def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
 
 def cancel_session(db: Db, session: str, now: float) -> list[ApprovalRow]:
     """Like `cancel_turn`, for a whole session."""
+    db.lock("session", session)
     return _close(db, "session = ?3", "cancelled", now, session)
 
 

@@ -41,6 +41,7 @@ def _row(row: Any) -> MessageRow:
 
 def accept(db: Db, *, session: str, turn: str, message: Message, now: float) -> int:
     """Stores a message for an open turn, without a position yet. Returns its row id."""
+    db.lock("session", session)
     body, packed = pack(message)
     id = db.execute(
         "INSERT INTO messages(session, turn, role, body, packed, at) SELECT session, turns.id, ?, ?, ?, ?"
@@ -67,6 +68,7 @@ def append(
 
     `settling` is for the last rows of a turn whose session ended while it ran: its calls still need their results.
     """
+    db.lock("session", session)
     body, packed = pack(message)
     _advance(db, session, now if message.role == "user" else None, even_ended=settling)
     try:
@@ -83,6 +85,7 @@ def append(
 
 def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
     """Places the messages accepted for a running turn since the last call, named <prefix>0, …, and returns them."""
+    db.lock("turn", turn)
     session = db.execute("SELECT session FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (turn,)).get
     if session is None:
         return []
@@ -95,6 +98,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
     """Adds the messages that an ended session will not answer (those that waited in its queue, and those steered too
     late) to the transcript, in the order of acceptance and marked as unanswered. Does nothing while a turn still runs
     in it, whose rows come first. Messages that were withdrawn by their sender are left out."""
+    db.lock("session", session)
     if not is_idle(db, session):
         return []
     waiting = db.execute(
@@ -135,6 +139,7 @@ def waiting(db: Db, turn: str) -> list[Message]:
 
 def move(db: Db, from_turn: str, to_turn: str) -> int:
     """Moves messages that came too late for a turn to a queued turn of the same session. Returns how many."""
+    db.lock("turn", from_turn)
     if db.execute("SELECT 1 FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (from_turn,)).get is None:
         return 0
     open_target = db.execute(
@@ -236,6 +241,7 @@ def close_calls(
 ) -> int:
     """Gives the session's open calls, except those in `but`, a result that says there is none. Returns how many. The
     results are steps of `turn`, named <step>0, …, so that they are undone with it; without `turn`, of no turn."""
+    db.lock("session", session)
     left = [call for call in open_calls(db, session) if call.id not in but]
     for place, call in enumerate(left):
         message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
@@ -282,6 +288,7 @@ def last_turn(db: Db, session: str) -> str | None:
 def copy(db: Db, source: str, target: str, now: float) -> int:
     """Copies the messages that models are shown of `source` to the beginning of the empty session `target`. Returns the
     number of rows. They belong to no turn, so they cannot be undone or resumed."""
+    db.lock("session", target)
     db.execute(
         "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq NULLS"
         " FIRST), role,"
@@ -335,6 +342,7 @@ def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
 
 def undo(db: Db, turn: str, now: float) -> int:
     """Hides a turn's rows from models; they stay in the transcript, marked. Returns how many."""
+    db.lock("turn", turn)
     session = db.execute("SELECT session FROM turns WHERE id = ?", (turn,)).get
     if session is None:
         raise NotFound("There is no such turn.")

@@ -18,6 +18,7 @@ CHARACTERS = 2000
 
 def add(db: Db, session: str, text: str, now: float) -> None:
     """Adds a notice, unless the session has ended or is gone."""
+    db.lock("session", session)
     db.execute(
         "INSERT INTO notices(session, text, at) SELECT id, ?, ? FROM sessions WHERE id = ? AND ended IS NULL",
         (text[:CHARACTERS], now, session),
@@ -42,6 +43,7 @@ def add_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
 
 def take(db: Db, session: str) -> str:
     """Removes all notices of the session and returns them as one text, the oldest first; nearly always empty."""
+    db.lock("session", session)
     rows: list[Any] = db.execute("SELECT text FROM notices WHERE session = ? ORDER BY id", (session,)).fetchall()
     if rows:
         db.execute("DELETE FROM notices WHERE session = ?", (session,))

@@ -185,6 +185,7 @@ def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
 def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
     """Replaces the session's frozen prompt and tools: the only way in which they change. Returns whether they did.
     Raises Conflict if the prompt does not end with the session's own part."""
+    db.lock("session", id)
     row = get(db, id)
     if row is None or row.ended is not None:
         raise _why_not(db, id, "The session cannot be changed.")
@@ -202,6 +203,7 @@ def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0
 
 def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> SessionRow:
     """Replaces the session's frozen caller tools; `prefix` contains the new ones."""
+    db.lock("session", row.id)
     frozen = _keep_prefix(db, prefix)
     _change(db, row.id, "prefix = ?, caller_tools = ?, version = version + 1", (frozen, digest))
     if row.prefix is not None and row.prefix != frozen:
@@ -212,6 +214,7 @@ def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> 
 def reencode(db: Db, id: str, encoder: int) -> bool:
     """Records the encoder version of the session's requests from now on. Returns False if it is unchanged, or if the
     session has ended."""
+    db.lock("session", id)
     changed = db.execute(
         "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder <> ?1 RETURNING 1", (encoder, id)
     ).get
@@ -244,11 +247,13 @@ def has_extra(row: SessionRow, extra: str) -> bool:
 
 def set_title(db: Db, id: str, title: str) -> None:
     """Sets the title. Models are not shown it, so the version stays."""
+    db.lock("session", id)
     _change(db, id, "title = ?", (title,))
 
 
 def touch(db: Db, id: str, now: float) -> None:
     """Records activity, unless the session has ended."""
+    db.lock("session", id)
     db.execute("UPDATE sessions SET active = ?1 WHERE id = ?2 AND ended IS NULL AND active < ?1", (now, id))
 
 
@@ -262,6 +267,7 @@ def end(
     becomes trash, and queued turns are refused. Their messages enter the transcript as unanswered, now or at the end of
     the running turn. Each hook gets a row that says it is still to run.
     """
+    db.lock("session", id)
     idle, since = ("", ()) if only_idle_since is None else (f" AND active < ? AND {_NO_WORK}", (only_idle_since,))
     ended = db.execute(
         "UPDATE sessions SET ended = ?, end_reason = ?, version = version + 1 WHERE id = ? AND ended IS NULL"
@@ -288,6 +294,7 @@ def end(
 def mark_for_deletion(db: Db, id: str) -> bool:
     """Marks an ended session for deletion, whatever the reason of its end, once no other hook is owed. Returns False if
     it does not exist or has not ended."""
+    db.lock("session", id)
     found = db.execute(
         "UPDATE sessions SET end_reason = 'delete' WHERE id = ? AND ended IS NOT NULL RETURNING 1", (id,)
     )
@@ -304,6 +311,7 @@ def delete(db: Db, id: str) -> bool:
     their principal. Of a named session, its principal's spending stays. The prompt of an ephemeral session is left to
     `maintenance.tidy`, since the next session usually has the same.
     """
+    db.lock("session", id)
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
     if found is None:
         return False
@@ -311,15 +319,18 @@ def delete(db: Db, id: str) -> bool:
     ephemeral = kind == "ephemeral"
     mine = "(SELECT id FROM turns WHERE session = ?)"
     search.unindex(db, id, "SELECT id FROM messages WHERE session = ?", (id,))
-    db.execute(f"DELETE FROM intents WHERE turn IN {mine}", (id,))
-    if ephemeral:
-        db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
-    else:
-        db.execute(f"DELETE FROM receipts WHERE turn IN {mine}", (id,))
     usage.anonymise(db, id, named=not ephemeral)
-    db.execute("DELETE FROM endings WHERE session = ?", (id,))
-    db.execute("DELETE FROM outbox WHERE session = ?", (id,))
-    db.execute("DELETE FROM sessions WHERE id = ?", (id,))
+    unfinished = " AND outcome IS NULL" if ephemeral else ""
+    db.batch(
+        (sql, (id,))
+        for sql in (
+            f"DELETE FROM intents WHERE turn IN {mine}",
+            f"DELETE FROM receipts WHERE turn IN {mine}{unfinished}",
+            "DELETE FROM endings WHERE session = ?",
+            "DELETE FROM outbox WHERE session = ?",
+            "DELETE FROM sessions WHERE id = ?",
+        )
+    )
     _lower_mark(db)
     if prefix_id is not None and not ephemeral:
         drop_unused_prefix(db, prefix_id)
@@ -329,6 +340,7 @@ def delete(db: Db, id: str) -> bool:
 def delete_messages(db: Db, id: str, limit: int) -> int:
     """Deletes the first `limit` messages of an ended session before the session itself, whose deletion would take too
     long with all of them. Returns how many: 0 while any hook but the deletion is owed."""
+    db.lock("session", id)
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
         " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook <> ?2)",
@@ -425,6 +437,7 @@ def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
 
 def owe_hook(db: Db, session: str, hook: str) -> None:
     """Records that the hook is to run. Idempotent."""
+    db.lock("session", session)
     db.execute("INSERT INTO endings(session, hook) VALUES(?, ?) ON CONFLICT(session, hook) DO NOTHING", (session, hook))
 
 
@@ -447,6 +460,7 @@ def owed_hooks(db: Db, session: str) -> list[str]:
 def attempt_hook(db: Db, session: str, hook: str) -> int:
     """Counts an attempt that is about to begin. Returns the number of attempts so far, across restarts; 0 if the hook
     is not owed."""
+    db.lock("session", session)
     tries: int | None = db.execute(
         "UPDATE endings SET tries = tries + 1 WHERE session = ? AND hook = ? AND done IS NULL RETURNING tries",
         (session, hook),
@@ -457,6 +471,7 @@ def attempt_hook(db: Db, session: str, hook: str) -> int:
 def finish_hook(db: Db, session: str, hook: str, now: float) -> bool:
     """Marks the hook done. True exactly once: a caller that makes the hook's own writes in this transaction makes them
     exactly once."""
+    db.lock("session", session)
     first = db.execute(
         "UPDATE endings SET done = ? WHERE session = ? AND hook = ? AND done IS NULL RETURNING 1", (now, session, hook)
     ).get

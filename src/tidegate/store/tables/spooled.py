@@ -36,6 +36,7 @@ def add(
 ) -> SpooledRow:
     """Adds a row; must be committed after its file is complete and before anything refers to it. Refused in an ended
     session."""
+    db.lock("session", session)
     added = db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
         " SELECT ?, id, ?, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL RETURNING 1",
@@ -70,6 +71,7 @@ def is_shown(db: Db, row: SpooledRow) -> bool:
 def copy(db: Db, source: str, target: str) -> int:
     """Copies the rows of `source` that were not undone to `target`, under the same names: for a session that begins
     with the transcript of `source`. Returns how many."""
+    db.lock("session", target)
     db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
         " SELECT id, ?2, NULL, kind, bytes, lines, media_type, name, created FROM spooled"
@@ -114,6 +116,7 @@ def latest_texts(
 
 def remove_session(db: Db, session: str) -> int:
     """Deletes all rows of a session. Returns how many. (Deleting the session deletes them too.)"""
+    db.lock("session", session)
     db.execute("DELETE FROM spooled WHERE session = ?", (session,))
     return db.changes()
 

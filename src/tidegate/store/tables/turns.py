@@ -89,6 +89,7 @@ def insert(
     within: ParentTurn | None = None,
 ) -> TurnRow:
     """Adds a queued turn to a live session, or, with `running`, a turn that is taken immediately."""
+    db.lock("session", session)
     parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)
     job = job if within is None else within.job
     state: TurnState = "running" if running else "queued"
@@ -124,6 +125,7 @@ def insert(
 
 
 def set_call(db: Db, id: str, call: Call) -> None:
+    db.lock("turn", id)
     db.execute("UPDATE turns SET call = ? WHERE id = ?", (encode_call(call), id))
 
 
@@ -138,6 +140,7 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     in-0, in-1, …. If it is resumed after a crash, only its attempts are counted: messages accepted meanwhile are for
     `messages.place_steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so
     its attempts are not counted and it may wait over any number of starts."""
+    db.lock("turn", id)
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
         f" RETURNING {_COLUMNS}",
@@ -168,6 +171,7 @@ def take(db: Db, id: str, now: float) -> TurnRow:
 def park(db: Db, id: str) -> bool:
     """Records that the running turn was paused on purpose between two steps, to continue at the next start: this
     attempt does not count against the limit of resumes. Returns False if it is not running."""
+    db.lock("turn", id)
     parked = db.execute(
         "UPDATE turns SET attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END"
         " WHERE id = ? AND state = 'running' RETURNING 1",
@@ -179,6 +183,7 @@ def park(db: Db, id: str) -> bool:
 def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
     """Gives the turn's waiting messages the next positions of the transcript, in the order they were accepted, and the
     names <prefix>0, <prefix>1, …. Returns their row ids."""
+    db.lock("session", session)
     ids = [row[0] for row in db.execute("SELECT id FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))]
     for number, id in enumerate(ids):
         db.execute(
@@ -244,6 +249,7 @@ def settle(
     now: float,
 ) -> bool:
     """Records the end of the turn. True once; False if it was already settled. Works in an ended session too."""
+    db.lock("turn", id)
     done = db.execute(
         "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, written = ?,"
         " reasoning = ?, cost = ?, estimated = ?, steps = ?, finished = ?"
@@ -270,6 +276,7 @@ def settle(
 def add_usage(db: Db, id: str, usage: Usage) -> None:
     """Adds the usage of a finished task to the running turn that delegated it. A settled turn has already counted
     it."""
+    db.lock("turn", id)
     db.execute(
         "UPDATE turns SET input = input + ?, cached = cached + ?, output = output + ?, written = written + ?,"
         " reasoning = reasoning + ?, cost = cost + ?, estimated = CASE WHEN estimated = 1 THEN 1 ELSE ? END"
@@ -319,6 +326,7 @@ def conversation(db: Db, session: str) -> str:
 
 def set_notices(db: Db, id: str, notices: tuple[str, ...]) -> None:
     """Stores the notices that the user got beside the answer. Most turns have none."""
+    db.lock("turn", id)
     db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
 
 

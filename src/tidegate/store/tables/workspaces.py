@@ -26,6 +26,7 @@ _COLUMNS = "session, backend, folder, project, state, trashed_at"
 
 def put(db: Db, *, session: str, backend: str, folder: str, project: bool) -> WorkspaceRow:
     """Sets the workspace of a live session; its saved shell stays."""
+    db.lock("session", session)
     found = db.execute(
         "INSERT INTO workspaces(session, backend, folder, project, state)"
         " SELECT id, ?, ?, ?, 'live' FROM sessions WHERE id = ? AND ended IS NULL"
@@ -46,6 +47,7 @@ def get(db: Db, session: str) -> WorkspaceRow | None:
 
 def save_shell(db: Db, session: str, state: bytes) -> bool:
     """Saves the state of the shell, which is opaque here. Returns False if there is no live workspace."""
+    db.lock("session", session)
     if len(state) > SHELL_BYTES:
         raise Refused(f"The shell's environment and functions take more than {SHELL_BYTES} bytes; unset some of them.")
     body, packed = compress(state)
@@ -67,6 +69,7 @@ def shell(db: Db, session: str) -> bytes | None:
 def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
     """Called at a session's end: deletes the saved shell and marks the folder as trash; a user's own folder is only
     released. Returns the current row, also if that was done before; None if there is none."""
+    db.lock("session", session)
     db.execute(
         "UPDATE workspaces SET state = CASE WHEN project <> 0 THEN 'gone' ELSE 'trash' END, trashed_at = ?,"
         " shell_state = NULL, packed = 0 WHERE session = ? AND state = 'live'",
@@ -96,6 +99,7 @@ def unmeasured_trash(db: Db, limit: int) -> list[str]:
 
 
 def set_trash_size(db: Db, session: str, bytes: int) -> None:
+    db.lock("session", session)
     db.execute("UPDATE workspaces SET trash_bytes = ? WHERE session = ? AND state = 'trash'", (bytes, session))
 
 
@@ -112,6 +116,7 @@ def over_quota(db: Db, most: int, limit: int) -> list[str]:
 
 def remove(db: Db, session: str) -> bool:
     """Records that the folder is gone. True once."""
+    db.lock("session", session)
     removed = db.execute(
         "UPDATE workspaces SET state = 'gone' WHERE session = ? AND state = 'trash' RETURNING 1", (session,)
     ).get
