@@ -18,13 +18,13 @@ from tidegate.store.sqlite.connections import Connection, connect
 
 TABLES = Path(tidegate.__file__).parent / "store" / "tables"
 LOCKED = (
-    "approvals", "intents", "messages", "notices", "processes", "sessions", "settings", "spooled", "summaries", "turns",
+    "approvals", "intents", "messages", "processes", "sessions", "settings", "spooled", "summaries", "turns",
     "workspaces",
 )  # fmt: skip
 """The modules whose rows belong to sessions."""
 WITHOUT_LOCK = {
     "approvals.expire": "requests of many sessions; each is closed only while it is open",
-    "notices.add_lines": "adds notices one by one",
+    "messages.add_notice_lines": "adds notices one by one",
     "sessions.create": "nobody else knows the session yet",
     "sessions.drop_unused_prefix": "prefixes belong to no session",
     "settings.expire": "settings of many sessions; expired ones are not read",

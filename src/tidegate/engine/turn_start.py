@@ -20,7 +20,6 @@ from tidegate.store import (
     intents,
     messages,
     notes,
-    notices,
     sessions,
     settings,
     turns,
@@ -126,7 +125,7 @@ def _append_notice(
     db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
 ) -> list[MessageRow]:
     """Commits notices, model switches and changed notes as one message of its own, after the user's messages."""
-    texts = [notices.take(db, session.id), settings.take_switches(db, session.id, current, now)]
+    texts = [messages.take_notices(db, session.id), settings.take_switches(db, session.id, current, now)]
     if session.memory_seen:
         texts.append(notes.take_changes(db, session, turn, now))
     text = "\n".join(filter(None, texts))

@@ -21,7 +21,7 @@ from tidegate.lifetimes import CacheStats, Holding
 from tidegate.memory.stored_notes import NoteMarks, NoteStore, StoredNotes, line_of
 from tidegate.memory.views import Notebook, NoteView
 from tidegate.security import Principal
-from tidegate.store import About, SessionRow, Store, notes, notices, principals, sessions
+from tidegate.store import About, SessionRow, Store, messages, notes, principals, sessions
 from tidegate.tools import ToolContext
 from tidegate.tools.memory_provider import Draft, Note, find
 from tidegate.values import Frozen
@@ -99,7 +99,7 @@ class Memory:
         now = (await self.part(session.agent, session.principal)).strip()
         if now != frozen:
             lines = [CHANGED, *(now.splitlines() or ["There are none left."])]
-            await self._store.write(notices.add_lines, session.id, lines, self._clock())
+            await self._store.write(messages.add_notice_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
         """The number of the first change that a conversation of this agent beginning now has to be told about; 0 for

@@ -6,7 +6,7 @@ and then the messages accepted before the end (`close_inbox`). Every change here
 that a holder of a copy can tell whether it is stale.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +30,11 @@ ENDED_FIRST = "This message was not answered: the conversation ended first."
 """The note on such a message that models see if a later conversation begins with this transcript."""
 _RESULTS_READ = 20
 """Tool results that one statement reads at the end of a transcript; more than one message usually has."""
+NOTICES_KEPT = 20
+"""Notices of one session: a few lines are enough to report what happened since its last turn, and a session that nobody
+uses cannot fill the store."""
+NOTICE_CHARACTERS = 2000
+"""The longest notice. It says what happened and where to look, not every detail."""
 PAGE_BYTES = 2 * 1024 * 1024
 """The default size of a page: hundreds of ordinary messages."""
 
@@ -349,6 +354,44 @@ def undo(db: Db, turn: str, now: float) -> int:
     _advance(db, session, now)
     db.execute("UPDATE messages SET undone = ? WHERE turn = ? AND step IS NOT NULL AND undone IS NULL", (now, turn))
     return db.changes()
+
+
+# -- notices: texts that an agent gets with the next message of its session --
+
+
+def add_notice(db: Db, session: str, text: str, now: float) -> None:
+    """Adds a notice, unless the session has ended or is gone. The session keeps the last `NOTICES_KEPT`. A notice is
+    delivered once, in the transaction that takes the next turn, and survives restarts until then."""
+    db.lock("session", session)
+    db.execute(
+        "INSERT INTO notices(session, text, at) SELECT id, ?, ? FROM sessions WHERE id = ? AND ended IS NULL",
+        (text[:NOTICE_CHARACTERS], now, session),
+    )
+    db.execute(
+        "DELETE FROM notices WHERE session = ?1 AND id NOT IN"
+        " (SELECT id FROM notices WHERE session = ?1 ORDER BY id DESC LIMIT ?2)",
+        (session, NOTICES_KEPT),
+    )
+
+
+def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
+    """Adds a long text, as several notices if it is too long for one."""
+    text = ""
+    for line in lines:
+        if text and len(text) + len(line) >= NOTICE_CHARACTERS:
+            add_notice(db, session, text, now)
+            text = ""
+        text = f"{text}\n{line}" if text else line
+    add_notice(db, session, text, now)
+
+
+def take_notices(db: Db, session: str) -> str:
+    """Removes all notices of the session and returns them as one text, the oldest first; nearly always empty."""
+    db.lock("session", session)
+    rows: list[Any] = db.execute("SELECT text FROM notices WHERE session = ? ORDER BY id", (session,)).fetchall()
+    if rows:
+        db.execute("DELETE FROM notices WHERE session = ?", (session,))
+    return "\n".join(text for (text,) in rows)
 
 
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
