@@ -200,7 +200,8 @@ class Store:
     @property
     def lost(self) -> str | None:
         """If the path is no longer the open file: why nothing is accepted any more, and what to do."""
-        return self._problems.text("lost") or None
+        problem = self._problems.by_kind.get("lost")
+        return None if problem is None else problem.text
 
     @property
     def touched(self) -> bool:

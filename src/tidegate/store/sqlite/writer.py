@@ -22,7 +22,7 @@ from tidegate.log import Log
 from tidegate.store import migrations
 from tidegate.store.sqlite import files as _files
 from tidegate.store.sqlite.connections import BUSY_SECONDS, CHECKPOINT_BYTES, Connection, Durability, connect
-from tidegate.store.sqlite.open_files import Loss, OpenFiles, rescue
+from tidegate.store.sqlite.files import Loss, OpenFiles, rescue
 from tidegate.store.sqlite.problems import Problems
 from tidegate.store.sqlite.readers import Readers
 from tidegate.store.sqlite.worker import Backlog, Job, Worker, store_error
@@ -279,7 +279,7 @@ class Writer:
         self._largest = max(self._largest, len(done))
         failed = [(job, error) for job, _, error in done if error is not None]
         self._failed += len(failed)
-        if len(failed) < len(done):
+        if self._problems.by_kind and len(failed) < len(done):
             self._problems.resolve("full", "unwritable")
         for job, error in failed:
             self._problems.record_error(error, "write", job.fn)
