@@ -144,7 +144,7 @@ async def test_a_step_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatc
     """L18: each step whole or not at all; the next start begins with it again."""
 
     def broken(db: apsw.Connection) -> None:
-        migrations.v2_what_an_agent_owns(db)
+        migrations.v2_agent_resources(db)
         db.execute("SELECT * FROM nowhere")
 
     with monkeypatch.context() as patched:

@@ -187,8 +187,8 @@ def recall(db: Db, session: str) -> None:
     search.session_of(db, OWNER, 0)
     search.results_below(db, OWNER, session, 1 << 30, 10, 10)
     search.is_behind(db, "t_1")
-    search.unfed(db, "mine", 10, 1000)
-    search.mark_fed(db, "mine", 1)
+    search.next_messages(db, "mine", 10, 1000)
+    search.save_index_mark(db, "mine", 1)
     summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
     summaries.apply(db, session, [summary])
     row = summaries.get(db, session, summary)
@@ -245,7 +245,7 @@ def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -
         migrations.migrate(db)
         results = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + search._RESULTS, (1, 2, "p", "s", 3))]
         assert not any("TEMP B-TREE" in line or "SCAN" in line for line in results), results
-        for sql in (search._SAID, dialect.FIND_ENTRIES):
+        for sql in (search._MENTIONS, dialect.FIND_ENTRIES):
             plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, ("x", 1, 2, 3))]
             (index,) = (line for line in plan if "messages_text" in line)
             assert re.search(r"VIRTUAL TABLE INDEX \d+:M\d?><$", index), plan

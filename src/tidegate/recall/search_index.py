@@ -17,7 +17,7 @@ from anyio import to_thread
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import Holding, Scope
 from tidegate.log import Log
-from tidegate.store import Store, UnfedMessage, search
+from tidegate.store import SearchableMessage, Store, search
 from tidegate.tools import plugins
 from tidegate.values import Frozen
 
@@ -64,7 +64,7 @@ class IndexedMessage(Frozen, frozen=True):
     text: str
 
     @classmethod
-    def from_row(cls, row: UnfedMessage) -> Self:
+    def from_row(cls, row: SearchableMessage) -> Self:
         return cls(
             message=row.id, session=row.session, principal=row.principal, role=row.role, at=row.at, text=row.text
         )
@@ -187,7 +187,7 @@ class PluginIndex:
         if not isinstance(index, UpdatableIndex):
             return 0
         for _ in range(BATCHES):
-            rows, mark = await self._store.read(search.unfed, self.name, BATCH, BATCH_CHARACTERS)
+            rows, mark = await self._store.read(search.next_messages, self.name, BATCH, BATCH_CHARACTERS)
             if mark is None:
                 break
             if rows:
@@ -197,7 +197,7 @@ class PluginIndex:
                 except IndexUnanswered as error:
                     log.warning("an index does not accept messages", index=self.name, error=str(error))
                     break
-            await self._store.write(search.mark_fed, self.name, mark)
+            await self._store.write(search.save_index_mark, self.name, mark)
             fed += len(rows)
         return fed
 

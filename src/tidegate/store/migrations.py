@@ -21,13 +21,13 @@ def v1_first_schema(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-def v2_what_an_agent_owns(db: apsw.Connection) -> None:
+def v2_agent_resources(db: apsw.Connection) -> None:
     """Approvals get their step, their summary and the right to answer; processes, workspaces and the spool get rows."""
     for statement in _V2:
         db.execute(statement)
 
 
-def v3_prompts_once(db: apsw.Connection) -> None:
+def v3_prompts_stored_once(db: apsw.Connection) -> None:
     """A session's own prompt was stored in its row and, uncompressed, in its prefix; now it is the known end of the
     prefix."""
     for statement in _V3:
@@ -54,27 +54,27 @@ def v3_prompts_once(db: apsw.Connection) -> None:
             db.execute("UPDATE prefixes SET body = ?, packed = 1 WHERE rowid = ?", (packed, number))
 
 
-def v4_whose_process_it_is(db: apsw.Connection) -> None:
+def v4_process_channels(db: apsw.Connection) -> None:
     """A process records the channel of the turn that started it. The turn that reports its end uses this channel; until
     now such turns had a channel of their own. The contents of the trash are measured once."""
     for statement in _V4:
         db.execute(statement)
 
 
-def v5_what_it_costs(db: apsw.Connection) -> None:
+def v5_costs(db: apsw.Connection) -> None:
     """A model call has a price and may belong to a job; spending is also summed by the hour."""
     for statement in _V5:
         db.execute(statement)
 
 
-def v6_what_is_remembered(db: apsw.Connection) -> None:
+def v6_summaries_and_notes(db: apsw.Connection) -> None:
     """Summaries replace old messages in requests; notes about people and agents' work are stored; a turn may be part of
     another one. The search index is rebuilt: its entries are now numbered by conversation and principal."""
     for statement in _V6:
         db.execute(statement)
 
 
-def v7_intents_say_what_a_tool_may_do(db: apsw.Connection) -> None:
+def v7_intent_effects(db: apsw.Connection) -> None:
     """An intent says whether its tool only reads and whether it may be run again. An intent of an older format counts
     as having effects, and its tool decides whether it may be run again."""
     for statement in _V7:
@@ -92,12 +92,12 @@ def v9_roles_and_audit(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-def v10_audit_is_appended_to(db: apsw.Connection) -> None:
+def v10_append_only_audit(db: apsw.Connection) -> None:
     """A row of the audit log always gets the next number: REPLACE would remove a row without firing a trigger."""
     db.execute(_V10)
 
 
-def v11_receipts_tell_of_tools(db: apsw.Connection) -> None:
+def v11_receipt_tools(db: apsw.Connection) -> None:
     """A receipt stores what its response said about the caller's tools, so that a replay says the same."""
     db.execute("ALTER TABLE receipts ADD COLUMN tools BLOB")
 
@@ -118,16 +118,16 @@ def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str
 
 MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v1_first_schema,
-    v2_what_an_agent_owns,
-    v3_prompts_once,
-    v4_whose_process_it_is,
-    v5_what_it_costs,
-    v6_what_is_remembered,
-    v7_intents_say_what_a_tool_may_do,
+    v2_agent_resources,
+    v3_prompts_stored_once,
+    v4_process_channels,
+    v5_costs,
+    v6_summaries_and_notes,
+    v7_intent_effects,
     v8_caller_tools,
     v9_roles_and_audit,
-    v10_audit_is_appended_to,
-    v11_receipts_tell_of_tools,
+    v10_append_only_audit,
+    v11_receipt_tools,
 )
 CURRENT = len(MIGRATIONS)
 

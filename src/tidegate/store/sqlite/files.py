@@ -109,8 +109,8 @@ def _refuse_second(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _INDEX_LOCK, 1, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _INDEX_LOCK, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
     finally:
         os.close(descriptor)
     if kind != fcntl.F_UNLCK:
@@ -277,7 +277,7 @@ class OpenFiles:
             self.touched, self._modified = True, found.st_mtime_ns
         return None
 
-    def whereabouts(self) -> str | None:
+    def current_path(self) -> str | None:
         """The current path of the open database, as the kernel knows it, if it still has one."""
         for entry in Path("/proc/self/fd").iterdir():
             try:

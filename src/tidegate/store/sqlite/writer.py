@@ -246,11 +246,11 @@ class Writer:
     def _commit(self, db: apsw.Connection, group: list[WriteJob]) -> None:
         done: list[Done] = []
         try:
-            self._strike("before-write", group)
+            self._inject_fault("before-write", group)
             db.execute("BEGIN IMMEDIATE")
             for job in group:
                 done.append(_run_one(db, job) if len(group) > 1 else (job, job.fn(db, *job.args, **job.kwargs), None))
-            self._strike("before-commit", group)
+            self._inject_fault("before-commit", group)
             if self._is_lost(index=False):
                 raise StoreLost("The database is not in its place.")
             db.execute("COMMIT")
@@ -266,7 +266,7 @@ class Writer:
                     self._commit(db, [job])
                 return
             done = [(group[0], None, found)]
-        self._strike("after-commit", group)
+        self._inject_fault("after-commit", group)
         self._finish(done)
 
     def _finish(self, done: list[Done]) -> None:
@@ -318,7 +318,7 @@ class Writer:
                 f"all acknowledged data is saved in {self._rescued}; stop the gateway, remove what is left of"
                 f" {self._path} with its -wal and -shm, give the saved file that name, and start the gateway again."
             )
-        if (where := self._files.whereabouts()) is not None:
+        if (where := self._files.current_path()) is not None:
             return f"the open file is now {where}; move it back, or stop the gateway and start it on that folder."
         return (
             f"acknowledged data could not be saved ({failed}) and is lost when the gateway stops; make sure that"
@@ -335,7 +335,7 @@ class Writer:
         self._measure(db)
         self._worker.call(self._resolve, [done])
 
-    def _strike(self, point: str, group: list[WriteJob]) -> None:
+    def _inject_fault(self, point: str, group: list[WriteJob]) -> None:
         if self._fault is not None:
             self._fault(point, tuple(job.fn.__name__ for job in group))
 

@@ -57,11 +57,11 @@ def ask(
     """Makes the request of this step of a live session. Returns the existing one if the step has made it before; raises
     Conflict if that was about another action."""
     db.lock("session", session)
-    standing = of_step(db, turn, step)
-    if standing is not None:
-        if (standing.session, standing.kind, standing.digest) != (session, asking.kind, asking.digest):
+    existing = of_step(db, turn, step)
+    if existing is not None:
+        if (existing.session, existing.kind, existing.digest) != (session, asking.kind, asking.digest):
             raise Conflict(f"Step {step} of this turn has already asked about another action.", code="approval_differs")
-        return standing
+        return existing
     _check(asking)
     found = db.execute(
         "INSERT INTO approvals(id, session, turn, step, kind, tool, digest, summary, choices, may_answer, state, asked,"

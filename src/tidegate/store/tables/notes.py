@@ -180,9 +180,9 @@ def rewrite(
     Raises Conflict, and changes nothing, unless the notes still have the version `seen`."""
     present = listing(db, about, whose)
     check_seen(((note.id, note.text) for note in present), seen)
-    given = check_lines(lines, [note.id for note in present])
+    numbers = check_lines(lines, [note.id for note in present])
     for note in present:
-        if note.id not in given:
+        if note.id not in numbers:
             forget(db, about=about, whose=whose, id=note.id, session=None, now=now)
     texts = {note.id: note.text for note in present}
     # First the notes that become shorter, to make space for those that become longer.

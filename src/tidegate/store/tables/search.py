@@ -43,7 +43,7 @@ HITS_AT_ONCE = 1_000
 READS = 100
 """Reads of either kind per search, so that no query can keep the readers busy: two hundred thousand titles and a
 million messages, the latest first."""
-PASSED = 200
+SKIPPED = 200
 """Further matches in a session already found that one read skips; then it continues after that session."""
 MENTION_BYTES = 4 * 1024 * 1024
 """Bytes of messages that one read of mentions decompresses, apart from the last: some ten milliseconds."""
@@ -281,19 +281,19 @@ def search_messages(
     found: list[T] = []
     size = 0
     for first, end in ranges(db, principal, session):
-        looked = 0
-        rows = _matches(db, _SAID, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below))
+        checked = 0
+        rows = _matches(db, _MENTIONS, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below))
         for entry, of, whose, kind, place, at, undone, within, body, packed in rows:
             if len(found) == limit or size > MENTION_BYTES:
                 return found, below
             below = entry
-            looked += 1
+            checked += 1
             shown = place is not None and undone is None and (turn is None or within != turn)
             if shown and whose == principal and (of == own or (kind == "named" and session in (None, of))):
                 plain = decompress(body, packed)
                 size += len(plain)
                 found.append(show(Mention(entry, of, place, at, decode_message(plain))))
-        if looked == HITS:
+        if checked == HITS:
             return found, below
     return found, None
 
@@ -314,7 +314,7 @@ def _matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[
 
 
 # The index is read only as far as needed, and not sorted: entries come in order.
-_SAID = (
+_MENTIONS = (
     "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed FROM"
     f" ({dialect.FIND_ENTRIES})"
     f" AS entries LEFT JOIN messages ON messages.id = entry & {_MESSAGE} LEFT JOIN sessions ON sessions.id ="
@@ -325,9 +325,10 @@ _SAID = (
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
     """The message of that number, unless it is undone, has no position, or belongs to that turn."""
-    but, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
+    others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
-        f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL{but}",
+        f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
+        f"{others}",
         (message, *values),
     ).get
     if row is None:
@@ -356,7 +357,7 @@ def words(db: Db, query: str) -> list[str]:
 # -- plug-in indexes ---------------------------------------------------------------------------------------------------
 
 
-class UnfedMessage(Row, frozen=True):
+class SearchableMessage(Row, frozen=True):
     """A message that a plug-in index has not received yet."""
 
     id: int
@@ -367,18 +368,18 @@ class UnfedMessage(Row, frozen=True):
     text: str
 
 
-def unfed(db: Db, index: str, batch: int, characters: int) -> tuple[list[UnfedMessage], int | None]:
+def next_messages(db: Db, index: str, batch: int, characters: int) -> tuple[list[SearchableMessage], int | None]:
     """The next messages with text for that plug-in index, and the mark after them; None if there are none. At most
     `batch` messages are read and, apart from the last, `characters` of text. Ephemeral sessions are left out."""
     mark = db.execute("SELECT value FROM meta WHERE key = ?", (_mark_of(index),)).get or 0
-    found: list[UnfedMessage] = []
+    found: list[SearchableMessage] = []
     last: int | None = None
     size = 0
     for id, session, principal, kind, role, at, body, packed in db.execute(_FOLLOWING, (mark, batch)):
         last = id
         text = searchable(unpack(body, packed)) if kind == "named" else ""
         if text:
-            found.append(UnfedMessage(id, session, principal, role, at, text))
+            found.append(SearchableMessage(id, session, principal, role, at, text))
             size += len(text)
         if size > characters:
             break
@@ -391,7 +392,7 @@ _FOLLOWING = (
 )
 
 
-def mark_fed(db: Db, index: str, mark: int) -> None:
+def save_index_mark(db: Db, index: str, mark: int) -> None:
     """Records that the plug-in index has received all messages up to that mark."""
     db.execute(
         "INSERT INTO meta(key, value) VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
@@ -448,12 +449,12 @@ def search_titles(
     rows: list[Any] = db.execute(
         f"SELECT id, active, title, name, ended FROM sessions WHERE {where} ORDER BY {order} LIMIT ?", (*values, TITLES)
     ).fetchall()
-    *whole, begun = words
+    *complete, prefix = words
     found: list[str] = []
     for id, _, title, name, over in rows:
         if (title or name) and (ended is None or (over is not None) == ended):
-            said = tokens(f"{title} {name or ''}")
-            if all(word in said for word in whole) and any(word.startswith(begun) for word in said):
+            title_words = tokens(f"{title} {name or ''}")
+            if all(word in title_words for word in complete) and any(word.startswith(prefix) for word in title_words):
                 found.append(id)
     return found, (rows[-1][1], rows[-1][0]) if len(rows) == TITLES else None
 
@@ -470,15 +471,15 @@ def search_mentions(
     found: dict[str, int] = {}
     known = -1
     for first, end in ranges(db, principal):
-        looked = passed = 0
+        checked = skipped = 0
         for (entry,) in _matches(
             db, dialect.FIND_ENTRIES, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below)
         ):
             below = entry
-            looked += 1
+            checked += 1
             if entry >> MESSAGE_BITS == known:
-                passed += 1
-                if passed > PASSED:
+                skipped += 1
+                if skipped > SKIPPED:
                     return found, known << MESSAGE_BITS
                 continue
             row = db.execute(_WHOSE, (entry & _MESSAGE,)).get
@@ -486,10 +487,10 @@ def search_mentions(
                 continue
             session, whose, over, shown = row
             if shown and principal in (None, whose):
-                known, passed = entry >> MESSAGE_BITS, 0
+                known, skipped = entry >> MESSAGE_BITS, 0
                 if ended is None or (over is not None) == ended:
                     found[session] = entry & _MESSAGE
-        if looked == HITS:
+        if checked == HITS:
             return found, below
     return found, None
 

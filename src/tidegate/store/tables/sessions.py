@@ -188,7 +188,7 @@ def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0
     db.lock("session", id)
     row = get(db, id)
     if row is None or row.ended is not None:
-        raise _why_not(db, id, "The session cannot be changed.")
+        raise _refusal(db, id, "The session cannot be changed.")
     _check_extra(prefix, row.extra_length, row.extra_digest)
     if memory_seen != row.memory_seen:
         _change(db, id, "memory_seen = ?", (memory_seen,))
@@ -351,9 +351,9 @@ def delete_messages(db: Db, id: str, limit: int) -> int:
     first = "SELECT id FROM messages WHERE session = ? ORDER BY seq NULLS FIRST LIMIT ?"
     search.unindex(db, id, first, (id, limit))
     db.execute(f"DELETE FROM messages WHERE id IN ({first})", (id, limit))
-    gone = db.changes()
+    removed = db.changes()
     _lower_mark(db)
-    return gone
+    return removed
 
 
 def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
@@ -411,10 +411,10 @@ def _change(db: Db, id: str, assignment: str, values: tuple[str | float | bytes,
         (*values, id),
     ).get
     if changed is None:
-        raise _why_not(db, id, "The session cannot be changed.")
+        raise _refusal(db, id, "The session cannot be changed.")
 
 
-def _why_not(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
+def _refusal(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
     ended = db.execute("SELECT ended FROM sessions WHERE id = ?", (id,)).fetchall()
     if not ended:
         return NotFound("There is no such session.")

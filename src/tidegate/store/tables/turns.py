@@ -36,7 +36,7 @@ INCOMING = "in-"
 """Prefix of the steps of a turn's own messages, in their order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
 """Steps of a model's output: its answers, and the part of a stopped answer that was shown."""
-_WORKED = (
+_NOT_WAITING = (
     "(NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
     " AND NOT EXISTS (SELECT 1 FROM turns AS task WHERE task.within = turns.id"
     " AND task.state IN ('queued', 'running')))"
@@ -149,8 +149,8 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     queued = found is not None
     if not queued:
         found = db.execute(
-            f"UPDATE turns SET attempts = attempts + CASE WHEN {_WORKED} THEN 1 ELSE 0 END WHERE id = ? AND state ="
-            f" 'running' RETURNING {_COLUMNS}",
+            f"UPDATE turns SET attempts = attempts + CASE WHEN {_NOT_WAITING} THEN 1 ELSE 0 END"
+            f" WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}",
             (id,),
         ).get
     if found is None:
@@ -335,7 +335,7 @@ def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
     answers."""
     turn = get(db, id)
     cost, answers = NOTHING if turn is None else turn.usage, 0
-    for step, message in _said(db, id):
+    for step, message in _model_messages(db, id):
         if step.startswith(_ANSWER):
             answers += 1
             cost += message.usage or NOTHING
@@ -391,7 +391,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
     answer: Message | None = None
     answered_by = ""
     cost = NOTHING
-    for step, message in _said(db, id):
+    for step, message in _model_messages(db, id):
         if step.startswith(_ANSWER):
             cost += message.usage or NOTHING
         if ended_by is not None and step.startswith(ended_by):
@@ -426,7 +426,7 @@ def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolC
     return tuple(call for place, call in enumerate(answer.calls) if f"tool-{number}-{place}" not in run)
 
 
-def _said(db: Db, id: str) -> Iterator[tuple[str, Message]]:
+def _model_messages(db: Db, id: str) -> Iterator[tuple[str, Message]]:
     """The model's messages of this turn, by step, in order, one at a time: an answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
