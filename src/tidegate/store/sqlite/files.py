@@ -38,7 +38,7 @@ SAFE_LIBRARY = (3, 51, 3)
 
 
 class _Broken(Exception):
-    """The damage of the file, in words that fit after "because"."""
+    """The file is damaged. The text describes the damage and fits after "because"."""
 
 
 class DatabaseLibrary(NamedTuple):
@@ -226,8 +226,8 @@ def _keep_log(path: Path, wal: Path, frames: int) -> str:
 
 
 class Loss(NamedTuple):
-    """A loss of the files, described by the beginning of a sentence; `intact` if the open files still hold
-    everything."""
+    """The path no longer leads to the open files. `text` is the beginning of a sentence about it; `intact` means that
+    the open files still contain everything."""
 
     text: str
     intact: bool = True
@@ -242,7 +242,7 @@ class OpenFiles:
         self.bytes = 0
         self._modified = 0
         self.touched = False
-        """Whether another program has written to the database since this was last set to False."""
+        """True if another program has written to the database since this was last set to False."""
 
     def remember(self) -> None:
         """Records the identity of the open files. Call it before any other process can know of them."""
@@ -251,16 +251,16 @@ class OpenFiles:
 
     def measure(self, least: int) -> None:
         """Records the size of the file. Call it after each checkpoint, since only checkpoints write to the file.
-        `least` is the length of the database as the connection knows it: a shorter file was truncated, and is not
-        measured."""
+        `least` is the length of the database according to the connection: a shorter file was truncated, and its size
+        is not recorded."""
         with contextlib.suppress(OSError):  # `lost` reports a file that is gone
             found = self._paths[0].stat()
             if found.st_size >= min(self.bytes, least):
                 self.bytes, self._modified = found.st_size, found.st_mtime_ns
 
     def lost(self, log_bytes: int, *, index: bool) -> Loss | None:
-        """The loss, or None. `log_bytes` is the least length of the log; `index` says to check the index too, which
-        holds nothing that is not in the log."""
+        """The loss, or None. `log_bytes` is the least length of the log. With `index`, the index is checked too; it
+        contains nothing that is not in the log."""
         return self._lost(0, self.bytes) or self._lost(1, log_bytes) or (self._lost(2, 0) if index else None)
 
     def _lost(self, which: int, least: int) -> Loss | None:
@@ -278,7 +278,7 @@ class OpenFiles:
         return None
 
     def current_path(self) -> str | None:
-        """The current path of the open database, as the kernel knows it, if it still has one."""
+        """The current path of the open database according to the kernel, if it still has one."""
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 found = entry.stat()

@@ -47,7 +47,7 @@ class Problems:
         """The current problems; empty nearly always."""
         self._logged: dict[ProblemKind, float] = {}  # lint: allow one entry per kind
         self._announced: set[ProblemKind] = set()
-        """Problems whose current occurrence has been logged."""
+        """Current problems that have been logged."""
         self.counts: dict[ProblemKind, int] = dict.fromkeys(PROBLEM_KINDS, 0)
 
     def current(self) -> tuple[Problem, ...]:
@@ -61,7 +61,7 @@ class Problems:
         return "" if problem is None else problem.text
 
     def record_error(self, error: BaseException, activity: Activity, fn: Callable[..., object]) -> None:
-        """Records an error that reveals a condition of the store; `fn` is the function that raised it."""
+        """Records an error that shows a problem of the store; `fn` is the function that raised it."""
         kind = _kind(error, activity)
         if kind == "damaged":
             self.record_damage(f"{getattr(fn, '__name__', activity)}: {error.__cause__ or error}")

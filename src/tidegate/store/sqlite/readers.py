@@ -32,7 +32,7 @@ LEEWAYS = (0.25, 1.0, 2.0)
 so a read that needs less than the last leeway always succeeds, whatever is written meanwhile."""
 
 REPEAT_WITHIN = 5.0
-"""Seconds after which an attempt begins although the log was not emptied, because of a snapshot of another process."""
+"""Seconds after which the next attempt begins even if another process's snapshot kept the log from being emptied."""
 
 CLOSING = "the store is being closed"
 

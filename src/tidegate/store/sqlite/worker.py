@@ -138,7 +138,7 @@ class Worker:
 
     @staticmethod
     async def stop(workers: "Sequence[Worker]", within: float) -> bool:
-        """Waits for the threads, which have been told to stop. Returns False if that took too long."""
+        """Waits for threads that were asked to stop. Returns False if that took too long."""
         started = [worker for worker in workers if worker._thread is not None]
         if not await _wait_for([worker._finished for worker in started if worker._finished is not None], within):
             return False
@@ -191,8 +191,8 @@ class Worker:
 
 
 def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
-    """The error that a caller gets for a function that failed. Clears the frames of the traceback: a cursor that they
-    hold open would prevent the rollback."""
+    """The error that the caller of a failed function gets. Clears the frames of the traceback, since a cursor that is
+    still open there would prevent the rollback."""
     traceback.clear_frames(error.__traceback__)
     found = translate(error, db)
     if not isinstance(found, Exception):
@@ -203,8 +203,8 @@ def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
 
 
 async def _wait_for(futures: "Sequence[asyncio.Future[None]]", seconds: float) -> bool:
-    """Whether all are done within the time. A cancellation in the meantime is raised afterwards, so that nothing is
-    left half-closed."""
+    """Returns True if all are done within the time. A cancellation in the meantime is raised afterwards, since nothing
+    may be left half-closed."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     cancelled: asyncio.CancelledError | None = None
@@ -219,7 +219,7 @@ async def _wait_for(futures: "Sequence[asyncio.Future[None]]", seconds: float) -
 
 
 def _settle(future: "asyncio.Future[None]", error: BaseException | None) -> None:
-    """Resolves the future, unless its waiter was cancelled."""
+    """Resolves the future, unless it was cancelled."""
     if future.done():
         return
     if error is None:

@@ -2,7 +2,7 @@
 
 A submitted function runs even if its caller was cancelled, and its future is resolved only after its transaction is
 committed. If a function fails, only its own writes are rolled back. If a whole group is rolled back (a full disk at the
-commit), each of its functions is tried again alone. The thread survives every `Exception`; if it dies nevertheless,
+commit), each of its functions is tried again alone. The thread survives every `Exception`; if it ends anyway,
 `alive` is False and all waiting callers get an error. While the path is not the open file, everything is refused, and
 everything committed before is copied to a file beside the path. The thread opens and closes its connection itself;
 `start` and `stop` own the thread.
@@ -42,7 +42,7 @@ log = Log("tidegate.store")
 
 
 def outside(fn: F) -> F:
-    """Marks a function that must run alone, between transactions."""
+    """Decorator: the function runs alone, between transactions."""
     fn.outside_transaction = True  # type: ignore[attr-defined]
     return fn
 
@@ -125,7 +125,7 @@ class Writer:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is open, including while it is being closed."""
+        """True while the connection is open, including while it is being closed."""
         return self._worker.connected
 
     @property
@@ -184,7 +184,7 @@ class Writer:
                 log.warning("a write failed after its caller was cancelled", error=str(error))
 
     def _ended(self, dead: str | None) -> None:
-        """Called when the thread has ended, on the loop, so that no write can be added afterwards."""
+        """Called on the loop when the thread has ended; no write can be added afterwards."""
         why = dead or "The store is closed; it accepts no more writes."
         lost = [*self._group, *(job for job in self._held if job is not None), *self._backlog.abandon(why)]
         self._resolve([(job, None, StoreFailed(why)) for job in lost])
@@ -285,7 +285,8 @@ class Writer:
             self._problems.record_error(error, "write", job.fn)
 
     def _is_lost(self, *, index: bool = True) -> bool:
-        """Whether the path is not the open file. That can change back, for example if a folder is moved back."""
+        """True if the path is not the open file. A later call may return False, for example after a folder was moved
+        back."""
         log_bytes = _LOG_HEADER + self._wal_pages * (_FRAME_HEADER + self._page_size) if self._wal_pages else 0
         found = self._files.lost(log_bytes, index=index)
         if found is None and self._loss is not None and self._loss.intact:
@@ -345,7 +346,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _bound_log(self, db: apsw.Connection) -> None:
-        """Keeps the log small. Runs after the acknowledgements, so that only the next group waits for it."""
+        """Keeps the log small. Runs after the group is acknowledged; only the next group has to wait."""
         if self._wal_pages < self._next_checkpoint or self._is_lost(index=False):
             return
         try:

@@ -132,8 +132,8 @@ def open_for(
     tree, here = ("", "") if session is None else (_tree("?5"), " AND session IN (SELECT ?5 UNION SELECT at FROM tree)")
     rows = db.execute(
         f"{tree} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
-        f" AND may_answer IN (?1, 'role:' || ?2) AND (expires IS NULL OR expires > ?3){here} ORDER BY asked, id LIMIT"
-        " ?4",
+        f" AND may_answer IN (?1, 'role:' || ?2) AND (expires IS NULL OR expires > ?3){here}"
+        " ORDER BY asked, id LIMIT ?4",
         (principal, role, now, limit, *(() if session is None else (session,))),
     )
     return [_row(row) for row in rows]
@@ -178,7 +178,7 @@ def answer(
 
 
 def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
-    """Closes the turn's open requests, since nothing waits for the answers any more. Returns the closed ones."""
+    """Closes the turn's open requests, whose answers are no longer needed. Returns the closed ones."""
     db.lock("turn", turn)
     return _close(db, "turn = ?3", "cancelled", now, turn)
 

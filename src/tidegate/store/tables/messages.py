@@ -21,13 +21,13 @@ _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
 """A position after every row."""
 NO_RESULT = "No result: the caller did not return one."
-"""The result of a call that its caller left open."""
+"""The result of a call that the caller did not answer."""
 CLOSING, CLOSED = f"{INCOMING}call-", "closed-"
-"""Prefixes of the steps that give an open call such a result: in the next turn, or in the call's own turn."""
+"""Prefixes of the steps that add such a result for an open call: in the next turn, or in the call's own turn."""
 UNANSWERED = "unanswered-"
 """Prefix of the steps that `close_inbox` adds."""
 ENDED_FIRST = "This message was not answered: the conversation ended first."
-"""The note on such a message that models see if a later conversation begins with this transcript."""
+"""The note on such a message for models, if a later conversation begins with this transcript."""
 _RESULTS_READ = 20
 """Tool results that one statement reads at the end of a transcript; more than one message usually has."""
 NOTICES_KEPT = 20
@@ -183,7 +183,7 @@ def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = No
 
 
 def is_shown(db: Db, session: str, place: int) -> bool:
-    """Whether there is a message at that position that was not undone."""
+    """True if there is a message at this position that was not undone."""
     found = db.execute("SELECT 1 FROM messages WHERE session = ? AND seq = ? AND undone IS NULL", (session, place)).get
     return found is not None
 
@@ -195,9 +195,8 @@ def count_shown(db: Db, session: str, first: int, last: int) -> int:
 
 
 def count_user_messages(db: Db, session: str, most: int) -> int:
-    """The number of messages that people sent in this conversation and did not undo, up to `most`. Copied messages of
-    an earlier conversation do not count, as they belong to no turn; nor do notices of the gateway, which have no
-    text."""
+    """The number of messages that users sent in this conversation and did not undo, up to `most`. Messages copied from
+    an earlier conversation belong to no turn and do not count; nor do notices of the gateway, which have no text."""
     found, after = 0, 0
     while found < most:
         missing = most - found
@@ -271,7 +270,7 @@ def page(
     undone: bool = False,
 ) -> list[MessageRow]:
     """Rows of the transcript after position `after`; undone ones only if requested. The page ends before the message
-    that would make it larger than `most_bytes`; a message that is larger alone is returned alone and complete."""
+    that would make it larger than `most_bytes`; a single message that is larger is returned alone and complete."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq NULLS FIRST LIMIT ?",
@@ -281,7 +280,7 @@ def page(
 
 
 def last_turn(db: Db, session: str) -> str | None:
-    """The turn of the last row that models are shown."""
+    """The turn of the last message that models see."""
     turn: str | None = db.execute(
         "SELECT turn FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL AND turn IS NOT NULL"
         " ORDER BY seq DESC NULLS LAST LIMIT 1",
@@ -291,8 +290,8 @@ def last_turn(db: Db, session: str) -> str | None:
 
 
 def copy(db: Db, source: str, target: str, now: float) -> int:
-    """Copies the messages that models are shown of `source` to the beginning of the empty session `target`. Returns the
-    number of rows. They belong to no turn, so they cannot be undone or resumed."""
+    """Copies the messages of `source` that models see to the beginning of the empty session `target`. Returns the
+    number of rows. The copies belong to no turn, so they cannot be undone or resumed."""
     db.lock("session", target)
     db.execute(
         "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq NULLS"
@@ -324,7 +323,7 @@ def newest(
 
 
 def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None) -> bool:
-    """Whether the transcript has rows between these positions that were not undone."""
+    """True if the transcript has rows between these positions that were not undone."""
     found = db.execute(
         "SELECT 1 FROM messages WHERE session = ? AND seq > ? AND seq < ? AND undone IS NULL LIMIT 1",
         (session, after, _LAST if before is None else before),

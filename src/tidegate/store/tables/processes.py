@@ -1,8 +1,8 @@
 """Background processes of sessions, each recorded before it is spawned.
 
 A process has its row before it exists, so that processes that survive a crash are known by name. A live name belongs to
-one process of its session. An end is recorded once, and reported to the agent once. The rows say what should be alive;
-the code that spawns and ends processes compares them with what is.
+one process of its session. An end is recorded once, and reported to the agent once. The rows say which processes should
+be alive; the code that spawns and ends processes compares them with those that are.
 """
 
 from collections.abc import Sequence
@@ -172,7 +172,8 @@ def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow
 
 
 def mark_reported(db: Db, id: str) -> bool:
-    """Records that the agent is informed of this end, by a write in the same transaction. True once."""
+    """Records that the agent is informed of this end, by another write in the same transaction. Returns False if that
+    was recorded before."""
     db.lock("process", id)
     told = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)
@@ -196,7 +197,7 @@ def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessR
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Those of these ids that have a row: a live process without one belongs to no session."""
+    """The ids among these that have a row. A live process without a row belongs to no session."""
     rows = db.execute(f"SELECT id FROM processes WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 

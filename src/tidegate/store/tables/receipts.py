@@ -12,7 +12,7 @@ from tidegate.store.rows import ReceiptRow, decode_outcome, encode
 from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
-"""A turn that delegated a task may wait for a person for long; it deletes the receipt itself when it ends."""
+"""A turn that delegated a task may wait for a person for a long time. It deletes the receipt itself when it ends."""
 
 BATCH = 1000
 """The most rows that one call of `prune` removes, so that no write waits long behind it."""

@@ -6,8 +6,8 @@ bounded amount and reports if that was not enough. The index's own tokenizer def
 queries and titles.
 
 An entry of the index is numbered by its session and its message, and the sessions of one principal have adjacent
-numbers. So one conversation is one range of the index, all conversations of a person are a few ranges, and a search in
-them reads nothing of other people's, however many messages there are. Every entry is checked against its rows anyway.
+numbers. So one conversation is one range of the index, all conversations of a person are a few ranges, and a search
+reads no entries of other people, however many messages there are. Every entry is also checked against its rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ CATCH_UP = 100
 WORDS = 16
 """Words of a query that are used."""
 INDEXED_CHARACTERS = 200_000
-"""The searchable part of a long message; the rest is bulk (dumps, pages), and is in the transcript."""
+"""The searchable part of a long message. The rest is usually a dump or a page, and is still in the transcript."""
 TITLES = 2_000
 """Sessions whose titles one read checks: some milliseconds. Titles have no index, since they change and are short."""
 HITS = 10_000
@@ -51,7 +51,7 @@ MESSAGE_BITS = 32
 """Bits of an entry's number for the message; the bits above are for the session. That is enough for four billion
 messages and a billion sessions."""
 EXTENT = 4096
-"""Numbers first reserved for a principal's sessions: for most people all conversations fit in one range."""
+"""Numbers first reserved for a principal's sessions: all conversations of most people fit in one range."""
 EXTENT_GROWTH = 16
 """The factor by which further reservations grow, so that ranges stay few: each is searched separately."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
@@ -315,11 +315,9 @@ def _matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[
 
 # The index is read only as far as needed, and not sorted: entries come in order.
 _MENTIONS = (
-    "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed FROM"
-    f" ({dialect.FIND_ENTRIES})"
-    f" AS entries LEFT JOIN messages ON messages.id = entry & {_MESSAGE} LEFT JOIN sessions ON sessions.id ="
-    " messages.session"
-    " ORDER BY entry DESC"
+    "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed"
+    f" FROM ({dialect.FIND_ENTRIES}) AS entries LEFT JOIN messages ON messages.id = entry & {_MESSAGE}"
+    " LEFT JOIN sessions ON sessions.id = messages.session ORDER BY entry DESC"
 )
 
 

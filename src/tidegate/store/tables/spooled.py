@@ -63,7 +63,7 @@ def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
 
 
 def is_shown(db: Db, row: SpooledRow) -> bool:
-    """Whether its turn was not undone."""
+    """True unless the turn of the result was undone."""
     found = db.execute(f"SELECT 1 FROM spooled WHERE id = ? AND session = ? AND {SHOWN}", (row.id, row.session)).get
     return found is not None
 
@@ -122,6 +122,6 @@ def remove_session(db: Db, session: str) -> int:
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Those of these ids that have a row: any other file belongs to no session."""
+    """The ids among these that have a row. Any other file belongs to no session."""
     rows = db.execute(f"SELECT id FROM spooled WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}

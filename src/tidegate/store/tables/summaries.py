@@ -22,7 +22,7 @@ def _row(row: Any) -> SummaryRow:
 
 
 def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
-    """Stores a summary under a new number and returns that."""
+    """Stores a summary under a new number. Returns the number."""
     db.lock("session", session)
     body, packed = compress(row.text.encode(errors="replace"))
     number = db.execute("SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE session = ?", (session,)).get
@@ -66,7 +66,7 @@ def children(db: Db, session: str, number: int) -> list[SummaryRow]:
 
 
 def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
-    """Makes these summaries shown from now on. Each covers the lower summaries in its span."""
+    """Shows these summaries from now on. Each covers the lower summaries in its span."""
     db.lock("session", session)
     for number in numbers:
         row = get(db, session, number)

@@ -88,7 +88,7 @@ def insert(
     running: bool = False,
     within: ParentTurn | None = None,
 ) -> TurnRow:
-    """Adds a queued turn to a live session, or, with `running`, a turn that is taken immediately."""
+    """Adds a queued turn to a live session or, with `running`, a turn that starts immediately."""
     db.lock("session", session)
     parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)
     job = job if within is None else within.job
@@ -195,8 +195,8 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
 
 
 def open_turns(db: Db) -> list[TurnRow]:
-    """Every queued or running turn, for a start to continue with. Running turns come before queued ones; within a
-    session they are in its order."""
+    """All queued or running turns, which the gateway continues when it starts. Running turns come before queued ones,
+    and the turns of a session are in its order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -214,7 +214,7 @@ def running(db: Db, session: str) -> str | None:
 
 
 def waiting(db: Db, session: str) -> int:
-    # The first condition is that of the partial index, which holds open turns only: settled turns cost nothing.
+    # The first condition is that of the partial index, which contains only open turns: settled turns cost nothing.
     count = "SELECT count(*) FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
     return int(db.execute(count, (session,)).get)
 
@@ -230,7 +230,7 @@ def waiting_calls(db: Db, session: str) -> list[Call]:
 
 
 def is_idle(db: Db, session: str) -> bool:
-    """Whether no turn of the session is queued or running."""
+    """True if no turn of the session is queued or running."""
     open_one = db.execute(
         "SELECT 1 FROM turns WHERE session = ? AND state IN ('queued', 'running') LIMIT 1", (session,)
     ).get
@@ -248,7 +248,7 @@ def settle(
     steps: int = 0,
     now: float,
 ) -> bool:
-    """Records the end of the turn. True once; False if it was already settled. Works in an ended session too."""
+    """Records the end of the turn. Returns False if it was already settled. Works in an ended session too."""
     db.lock("turn", id)
     done = db.execute(
         "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, written = ?,"
@@ -317,7 +317,7 @@ def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
 
 
 def conversation(db: Db, session: str) -> str:
-    """The conversation that this session works for: itself, if it was not made for a task."""
+    """The conversation that this session belongs to: itself, unless it was created for a task."""
     found: str | None = db.execute(
         "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
     ).get
@@ -325,7 +325,7 @@ def conversation(db: Db, session: str) -> str:
 
 
 def set_notices(db: Db, id: str, notices: tuple[str, ...]) -> None:
-    """Stores the notices that the user got beside the answer. Most turns have none."""
+    """Stores the notices that the user received with the answer. Most turns have none."""
     db.lock("turn", id)
     db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
 
@@ -417,7 +417,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """The calls of a turn's last answer that are left to the caller: the turn has run the others."""
+    """The calls of a turn's last answer that the caller is to run: the turn has run the others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)
@@ -427,7 +427,7 @@ def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolC
 
 
 def _model_messages(db: Db, id: str) -> Iterator[tuple[str, Message]]:
-    """The model's messages of this turn, by step, in order, one at a time: an answer may be long."""
+    """The model's messages of this turn in order, each with its step; one at a time, since an answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
         " ORDER BY seq NULLS FIRST",

@@ -97,7 +97,7 @@ def add(
 
 
 def spent(db: Db, since: float) -> SpentTotal:
-    """The usage of all models together since the beginning of an hour."""
+    """The usage of all models together since that time, which is the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
@@ -154,9 +154,9 @@ def totals(
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
     period, values = _period(since, until, principal)
     rows = db.execute(
-        f"SELECT key, {_NAMES.get(by, _NO_NAME)}, {_COLUMNS} FROM (SELECT * FROM (SELECT {_KEYS[by]} AS key, {_SUMS}"
-        " FROM"
-        f" {period} GROUP BY 1) AS sums ORDER BY {order} LIMIT ?) AS largest ORDER BY {order}",
+        f"SELECT key, {_NAMES.get(by, _NO_NAME)}, {_COLUMNS} FROM (SELECT * FROM"
+        f" (SELECT {_KEYS[by]} AS key, {_SUMS} FROM {period} GROUP BY 1) AS sums"
+        f" ORDER BY {order} LIMIT ?) AS largest ORDER BY {order}",
         (*values, limit),
     )
     found = [UsageTotal(*row) for row in rows]

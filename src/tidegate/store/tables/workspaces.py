@@ -104,7 +104,7 @@ def set_trash_size(db: Db, session: str, bytes: int) -> None:
 
 
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
-    """Sessions whose folders do not fit into that many bytes of trash together with newer ones, the oldest first."""
+    """Sessions whose folders, together with all newer ones, exceed that many bytes of trash; the oldest first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
         " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"
@@ -115,7 +115,7 @@ def over_quota(db: Db, most: int, limit: int) -> list[str]:
 
 
 def remove(db: Db, session: str) -> bool:
-    """Records that the folder is gone. True once."""
+    """Records that the folder is gone. Returns False if that was recorded before."""
     db.lock("session", session)
     removed = db.execute(
         "UPDATE workspaces SET state = 'gone' WHERE session = ? AND state = 'trash' RETURNING 1", (session,)
@@ -124,7 +124,7 @@ def remove(db: Db, session: str) -> bool:
 
 
 def existing(db: Db, sessions: Sequence[str]) -> set[str]:
-    """Those of these sessions that have a workspace that is not gone: any other folder belongs to no session."""
+    """The sessions among these that have a workspace which is not gone. Any other folder belongs to no session."""
     rows = db.execute(
         f"SELECT session FROM workspaces WHERE session IN {ID_LIST} AND state <> 'gone'",
         (id_list(sessions),),
@@ -137,7 +137,7 @@ def _row(row: Any) -> WorkspaceRow:
     return WorkspaceRow(session, backend, folder, bool(project), state, trashed_at)
 
 
-# -- project folders: writers other than the owner, and the files that prompts may take --
+# -- project folders: writers other than the owner, and the files that prompts may contain --
 
 
 class ProjectTrust(NamedTuple):
