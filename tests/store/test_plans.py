@@ -239,7 +239,7 @@ def test_no_statement_of_a_turn_reads_a_growing_table_from_end_to_end(tmp_path: 
 
 
 def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -> None:
-    """L20: the words and both ends of the range are the index's to find, and it is read as far as is asked."""
+    """L20: the index itself finds the words and both ends of the range, and is read only as far as needed."""
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     with contextlib.closing(db):
         migrations.migrate(db)
@@ -254,7 +254,7 @@ def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -
 
 @pytest.mark.anyio
 async def test_a_statement_is_prepared_once_whatever_is_bound_to_it(tmp_path: Path) -> None:
-    """L20: a library with STAT4 would prepare it again for each new value, at ten times the price."""
+    """L20: a library with STAT4 would prepare it again for each new value, which costs ten times as much."""
 
     def stable(db: Db) -> int:
         return db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1)
@@ -266,7 +266,7 @@ async def test_a_statement_is_prepared_once_whatever_is_bound_to_it(tmp_path: Pa
 
 @pytest.mark.parametrize("size", [10, 400])
 def test_a_turn_touches_as_many_pages_in_a_large_store_as_in_a_small_one(tmp_path: Path, size: int) -> None:
-    """L20: no rewrite of more than what is new."""
+    """L20: nothing old is rewritten."""
     db = connect(tmp_path / "t.db", "process", 64 << 20)
     pages: list[int] = []
     with contextlib.closing(db):

@@ -40,9 +40,8 @@ def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: 
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT(principal, source, key) DO UPDATE SET digest = excluded.digest, turn = excluded.turn, at ="
-        " excluded.at,"
-        " expires = excluded.expires, outcome = NULL, tools = excluded.tools",
+        " ON CONFLICT(principal, source, key) DO UPDATE SET digest = excluded.digest, turn = excluded.turn,"
+        " at = excluded.at, expires = excluded.expires, outcome = NULL, tools = excluded.tools",
         (
             principal,
             receipt.source,

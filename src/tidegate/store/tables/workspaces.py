@@ -30,9 +30,8 @@ def put(db: Db, *, session: str, backend: str, folder: str, project: bool) -> Wo
     found = db.execute(
         "INSERT INTO workspaces(session, backend, folder, project, state)"
         " SELECT id, ?, ?, ?, 'live' FROM sessions WHERE id = ? AND ended IS NULL"
-        " ON CONFLICT(session) DO UPDATE SET backend = excluded.backend, folder = excluded.folder, project ="
-        " excluded.project"
-        f" WHERE workspaces.state = 'live' RETURNING {_COLUMNS}",
+        " ON CONFLICT(session) DO UPDATE SET backend = excluded.backend, folder = excluded.folder,"
+        f" project = excluded.project WHERE workspaces.state = 'live' RETURNING {_COLUMNS}",
         (backend, folder, project, session),
     ).get
     if found is None:
