@@ -15,7 +15,7 @@ from tests.store.rows import ask
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions import lifecycle as ending
 from tidegate.sessions.lifecycle import Write
-from tidegate.store import Db, SessionRow, approvals, intents, messages, notices, sessions, settings, usage
+from tidegate.store import Db, SessionRow, approvals, intents, messages, sessions, settings, usage
 from tidegate.tools import ToolContext, Toolset, tool
 
 pytestmark = pytest.mark.anyio
@@ -364,7 +364,7 @@ async def used(gateway: Core) -> str:
     call = '{"path": "made.txt", "content": "x"}'
     outcome = await gateway.say(f"[together write_file {call} speak {{}}] [say done]")
     assert outcome.text == "done"
-    await gateway.store.write(notices.add, outcome.session, "A process has ended.", 1.0)
+    await gateway.store.write(messages.add_notice, outcome.session, "A process has ended.", 1.0)
     assert any((gateway.config.home / "spool" / outcome.session).iterdir())
     return outcome.session
 
@@ -420,7 +420,7 @@ async def test_a_notice_dies_with_its_session(home: Path, model: ScriptedModel) 
         assert await left(gateway) == 1
         await gateway.service.end(session, ANNA, "new")
         assert await left(gateway) == 0
-        await gateway.store.write(notices.add, session, "Another has ended.", 2.0)
+        await gateway.store.write(messages.add_notice, session, "Another has ended.", 2.0)
         assert await left(gateway) == 0
         fresh, _ = await gateway.service.operations.resume(session, ANNA)
         await gateway.say("again", name=None, session=fresh)

@@ -431,7 +431,7 @@ def test_a_thing_without_a_row_is_not_built() -> None:
     """V13: each of these gets a row when it is built."""
     assert [thing for thing, sign in NOT_BUILT.items() if is_built(sign)] == []
     assert (
-        is_built("promise V12") and is_built("command /new") and is_built("file src/tidegate/store/tables/notices.py")
+        is_built("promise V12") and is_built("command /new") and is_built("file src/tidegate/store/tables/settings.py")
     )
     assert not set(TABLE) & set(NOT_BUILT)
 

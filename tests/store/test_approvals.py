@@ -39,7 +39,7 @@ async def asked(store: Store) -> Store:
 
 
 def test_a_digest_depends_on_the_exact_action_and_not_on_its_formatting() -> None:
-    """S29: what was approved is what is run, and nothing else."""
+    """S29: exactly the approved action is run."""
     same = approvals.action_digest("shell", '{"a":1,"b":[true, null]}')
     assert same == approvals.action_digest("shell", ' { "b": [true,null], "a": 1 } ')
     others = [
@@ -60,7 +60,7 @@ def test_a_digest_depends_on_the_exact_action_and_not_on_its_formatting() -> Non
 
 
 async def test_a_step_that_asks_again_after_a_crash_finds_its_question_and_its_answer(asked: Store) -> None:
-    """S29, S31: a durable row; asking again makes no second one, and an answer given meanwhile holds."""
+    """S29, S31: the row is durable; asking again adds no second one, and an answer given in the meantime counts."""
     first = await ask(asked, "ap_1")
     assert (first.state, first.may_answer, first.answer) == ("open", OWNER, None)
     assert await ask(asked, "ap_2") == first
@@ -71,14 +71,14 @@ async def test_a_step_that_asks_again_after_a_crash_finds_its_question_and_its_a
 
 
 async def test_a_step_cannot_ask_about_two_actions(asked: Store) -> None:
-    """S29: an answer to one can never pass for another."""
+    """S29: an answer to one request never counts for another."""
     await ask(asked, "ap_1")
     with pytest.raises(Conflict, match="another action"):
         await ask(asked, "ap_2", digest=approvals.action_digest("shell", '{"command": "rm y"}'))
 
 
 async def test_the_first_answer_counts_and_the_same_one_may_be_sent_twice(asked: Store) -> None:
-    """S29: what happened is said, each time."""
+    """S29: each answer gets a reply that says whether it counted."""
     await ask(asked, "ap_1")
     counted = await answer(asked, "ap_1", "approved", text="go on")
     assert counted.how == "counted" and counted.row is not None
@@ -88,7 +88,7 @@ async def test_the_first_answer_counts_and_the_same_one_may_be_sent_twice(asked:
 
 
 async def test_an_answer_in_time_counts_and_a_late_one_does_not(asked: Store) -> None:
-    """S29: before the timer has closed it, too."""
+    """S29: also before the timer has closed the request."""
     await ask(asked, "ap_1", expires=10.0)
     assert await asked.read(approvals.open_for, principal=OWNER, role="member", now=10.0) == []
     assert (await answer(asked, "ap_1", "approved", now=10.0)).how == "expired"
@@ -98,7 +98,7 @@ async def test_an_answer_in_time_counts_and_a_late_one_does_not(asked: Store) ->
 
 
 async def test_only_those_who_may_answer_can_see_a_question(asked: Store) -> None:
-    """X06, S29: another principal's answer finds nothing; a role answers what is asked of it."""
+    """X06, S29: another principal's answer finds nothing; a role can answer requests to that role."""
     await ask(asked, "ap_mine")
     await ask(asked, "ap_owners", "tool-0-1", may_answer="role:owner")
     await ask(asked, "ap_others", "tool-0-2", may_answer=OTHER)
@@ -133,7 +133,7 @@ async def test_a_question_is_answered_with_text_and_an_approval_with_a_decision(
 
 
 async def test_summaries_and_answers_that_are_too_long_are_refused_and_never_truncated(asked: Store) -> None:
-    """S29: bounded on entry, with a reason."""
+    """S29: refused when they arrive, with the reason."""
     for changes in (
         {"summary": "x" * (approvals.SUMMARY_CHARACTERS + 1)},
         {"kind": "question", "choices": ("x",) * (approvals.CHOICES + 1)},
@@ -148,7 +148,7 @@ async def test_summaries_and_answers_that_are_too_long_are_refused_and_never_tru
 
 
 async def test_a_stopped_turn_and_an_ended_session_cancel_their_requests(asked: Store) -> None:
-    """S30, V04: nobody is left to be told, and nobody can answer any more."""
+    """S30, V04: nothing waits for an answer any more, and none is accepted."""
     await ask(asked, "ap_1")
     await ask(asked, "ap_2", "tool-0-1")
     await ask(asked, "ap_3", turn="t_2")
@@ -167,7 +167,7 @@ async def test_a_stopped_turn_and_an_ended_session_cancel_their_requests(asked: 
 
 
 async def test_expiry_closes_a_bounded_number_at_a_time(asked: Store) -> None:
-    """S29: what nobody answered is closed, in short writes."""
+    """S29: unanswered requests are closed, in short writes."""
     for number in range(5):
         await ask(asked, f"ap_{number}", f"tool-0-{number}", expires=float(number + 2))
     assert len(await asked.write(approvals.expire, 5.0, 3)) == 3
@@ -177,7 +177,7 @@ async def test_expiry_closes_a_bounded_number_at_a_time(asked: Store) -> None:
 
 
 async def test_the_requests_of_one_call_are_closed_without_those_of_others(asked: Store) -> None:
-    """S30: by the call's step and what is named after it."""
+    """S30: the request of the call's own step, and those of steps whose name begins with it."""
     for number, step in enumerate(("tool-0-1", "tool-0-1-abc-0", "tool-0-10", "tool-0-10-abc-0", "tool-1-1")):
         await ask(asked, f"ap_{number}", step)
     closed = await asked.write(approvals.cancel_call, "t_1", "tool-0-1", 2.0)
@@ -193,6 +193,6 @@ async def test_the_requests_of_one_call_are_closed_without_those_of_others(asked
 
 
 def test_arguments_that_are_nested_too_deeply_have_a_digest_too() -> None:
-    """X14: they are taken as they are."""
+    """X14: they are used unparsed."""
     deep = "[" * 5000 + "]" * 5000
     assert approvals.action_digest("shell", deep) != approvals.action_digest("shell", deep + " ")

@@ -26,7 +26,7 @@ def told(rows: list[AuditRow]) -> list[tuple[str, str, str | None, str]]:
 
 
 async def test_a_row_is_never_changed(store: Store) -> None:
-    """X24: not even by a statement that the store itself is sent."""
+    """X24: not even by a statement sent to the store."""
     await store.write(event(1))
     for column in ("at", "kind", "principal", "session", "subject", "outcome", "digest", "id"):
         with pytest.raises(TidegateError):
@@ -44,7 +44,7 @@ async def test_a_row_is_never_changed(store: Store) -> None:
 
 
 async def test_a_row_is_removed_when_its_retention_is_over_and_not_before(store: Store) -> None:
-    """X24, L19: the oldest first, so many at a time; what is younger is refused to be deleted."""
+    """X24, L19: the oldest first, a bounded number at a time; younger rows cannot be deleted."""
     for number in range(1, 11):
         await store.write(event(number))
     with pytest.raises(TidegateError):
@@ -62,7 +62,7 @@ async def test_a_row_is_removed_when_its_retention_is_over_and_not_before(store:
 
 
 async def test_a_list_is_paged_and_every_filter_holds(store: Store) -> None:
-    """X24: in the order of time, each row on one page."""
+    """X24: in the order of time, each row on exactly one page."""
     for number in range(1, 11):
         principal, session = ("p_1", "s_1") if number % 2 else ("p_2", "s_2")
         await store.write(event(number // 2, principal=principal, session=session, of=b"x" if number > 8 else None))
@@ -87,7 +87,7 @@ async def test_a_list_is_paged_and_every_filter_holds(store: Store) -> None:
 
 
 async def test_a_digest_reveals_nothing_without_the_key_of_its_database(store: Store, tmp_path: Any) -> None:
-    """X24: equal content is equal here, and different in another gateway."""
+    """X24: equal content has equal digests in one database, and different ones in another."""
     await store.write(event(1, of=b"rm -rf /"))
     await store.write(event(2, of=b"rm -rf /"))
     first, second = await store.read(audit.listing)
@@ -99,7 +99,7 @@ async def test_a_digest_reveals_nothing_without_the_key_of_its_database(store: S
 
 
 async def test_the_failed_sign_ins_of_an_hour_are_counted_beyond_twenty(store: Store) -> None:
-    """X24: however many there are, so many rows; the number of the others comes with the next hour."""
+    """X24: up to twenty have a row each; the number of further ones is recorded in the next hour."""
     for _ in range(100):
         assert await store.write(principals.use_code, b"wrong", 10.0) is None
     assert await store.read(audit.count) == audit.FAILURES_EACH_HOUR
@@ -113,7 +113,7 @@ async def test_the_failed_sign_ins_of_an_hour_are_counted_beyond_twenty(store: S
 
 
 async def test_keys_and_sign_ins_are_recorded_with_their_actor(store: Store) -> None:
-    """X24: a key, a link and a browser; what was revoked before leaves no second row."""
+    """X24: for a key, a link and a browser; a second revocation adds no row."""
     await store.write(
         lambda db: principals.add(db, name="anna", role="member", agents=None, now=1.0, id="p_1", by=OWNER)
     )
@@ -134,7 +134,7 @@ async def test_keys_and_sign_ins_are_recorded_with_their_actor(store: Store) -> 
 
 
 async def test_an_approval_is_recorded_when_it_is_asked_and_however_it_is_closed(store: Store) -> None:
-    """X24, X14: by whom, about which action; a question is none, and a second answer changes nothing."""
+    """X24, X14: with its actor and action; questions are not recorded, and a second answer changes nothing."""
     digest = action_digest("terminal", '{"command": "rm x"}')
 
     def ask(db: Db, id: str, kind: Any = "approval") -> None:
@@ -179,7 +179,7 @@ async def test_rows_outlive_the_session_they_name(store: Store) -> None:
 
 
 async def test_a_configuration_is_recorded_when_it_differs_from_the_last(store: Store) -> None:
-    """X24: by its digest; a conversation that was reloaded meanwhile makes no difference."""
+    """X24: by its digest; a reloaded conversation in between makes no difference."""
     assert await store.write(audit.append_configuration, b"a", 1.0)
     assert not await store.write(audit.append_configuration, b"a", 2.0)
     await store.write(lambda db: audit.append(db, "configuration", "reloaded", 3.0, session="s_1", of=b"b"))
@@ -189,7 +189,7 @@ async def test_a_configuration_is_recorded_when_it_differs_from_the_last(store: 
 
 
 async def test_an_intent_keeps_the_digest_of_what_is_recorded(store: Store) -> None:
-    """X24: so that the end of a turn can tell which action was interrupted."""
+    """X24: so the end of a turn can record which action was interrupted."""
     await store.write(intents.begin, "t_1", "tool-0-0", "terminal", 1.0, digest=b"d")
     assert (await store.read(intents.open_of, "t_1"))["tool-0-0"].digest == b"d"
     assert await store.write(intents.clear, "t_1", "tool-0-0")

@@ -46,7 +46,7 @@ async def refused(path: Path) -> StoreDamaged:
 
 
 async def test_a_damaged_header_puts_the_file_aside_by_name_and_the_next_start_works(path: Path) -> None:
-    """L18: what is damaged is kept, never overwritten."""
+    """L18: a damaged file is kept and never overwritten."""
     await fill(path)
     damaged = b"\x16\x03\x03" + path.read_bytes()[3:]
     path.write_bytes(damaged)
@@ -70,7 +70,7 @@ async def test_two_damaged_files_in_one_second_keep_two_names(path: Path) -> Non
 
 @pytest.mark.parametrize("left", [4096 * 3, 4096 * 3 + 100, 50])
 async def test_a_file_that_was_cut_off_is_put_aside(path: Path, left: int) -> None:
-    """L18: a truncated file is seen at start, not at the first read of what is missing."""
+    """L18: truncation is detected at start, not at the first read of a missing page."""
     await fill(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:left])
@@ -80,7 +80,7 @@ async def test_a_file_that_was_cut_off_is_put_aside(path: Path, left: int) -> No
 
 
 async def test_an_emptied_file_beside_a_full_log_is_put_aside_with_its_log(path: Path, tmp_path: Path) -> None:
-    """L18: SQLite would delete such a log without a word."""
+    """L18: SQLite would silently delete such a log."""
     left = tmp_path / "left.db"
     await killed(path, left)
     log = left.with_name("left.db-wal").read_bytes()
@@ -93,7 +93,7 @@ async def test_an_emptied_file_beside_a_full_log_is_put_aside_with_its_log(path:
 async def test_a_log_that_begins_with_garbage_is_put_aside_with_its_file(
     path: Path, tmp_path: Path, where: int
 ) -> None:
-    """L10, L18: bytes of another file in our log are seen, not taken for an empty log."""
+    """L10, L18: bytes of another file in the log are detected, and not treated as an empty log."""
     left = tmp_path / "left.db"
     await killed(path, left)
     wal = left.with_name("left.db-wal")
@@ -110,7 +110,7 @@ async def test_a_log_that_begins_with_garbage_is_put_aside_with_its_file(
 async def test_a_damaged_log_is_copied_and_the_store_continues_from_the_last_valid_commit(
     path: Path, tmp_path: Path
 ) -> None:
-    """L10, L18: what cannot be read is kept and named, and what can be read is served."""
+    """L10, L18: a copy of the unreadable part is kept, and the readable part is served."""
     left = tmp_path / "left.db"
     await killed(path, left)
     wal = left.with_name("left.db-wal")
@@ -128,7 +128,7 @@ async def test_a_damaged_log_is_copied_and_the_store_continues_from_the_last_val
 
 
 async def test_a_log_that_a_kill_left_is_read_without_a_note(path: Path, tmp_path: Path) -> None:
-    """F4: the usual end of a process is no damage."""
+    """F4: a killed process leaves no damage."""
     left = tmp_path / "left.db"
     await killed(path, left)
     wal = left.with_name("left.db-wal")
@@ -140,7 +140,7 @@ async def test_a_log_that_a_kill_left_is_read_without_a_note(path: Path, tmp_pat
 
 
 async def test_a_newer_file_is_refused_clearly_and_left_byte_for_byte(path: Path, tmp_path: Path) -> None:
-    """L18: an older program does not touch what a newer one wrote, nor its log."""
+    """L18: an older program changes neither a newer file nor its log."""
     left = tmp_path / "home" / "tidegate.db"
     left.parent.mkdir()
 
@@ -172,7 +172,7 @@ async def test_an_sqlite_file_of_another_program_is_left_alone(path: Path) -> No
 
 
 async def test_a_damaged_page_is_found_by_the_full_check(path: Path) -> None:
-    """L18: the quick check at start does not read every page; the one in the background does."""
+    """L18: unlike the quick check at start, the full check in the background reads every page."""
     await fill(path)
     raw = bytearray(path.read_bytes())
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -200,7 +200,7 @@ async def test_a_file_that_cannot_be_opened_is_one_clear_error(tmp_path: Path) -
 
 @pytest.mark.parametrize("version", ["3.51.2", "3.45.1", "3.7.0"])
 def test_a_library_with_the_log_reset_bug_is_refused(version: str) -> None:
-    """L18: WAL is not used on an SQLite that can corrupt it."""
+    """L18: WAL mode is not used with an SQLite that can corrupt it."""
     with pytest.raises(StoreFailed, match=version):
         refuse_unsafe_library(version)
 
@@ -211,8 +211,7 @@ def test_a_library_without_that_bug_is_accepted(version: str) -> None:
 
 
 async def test_an_interrupted_checkpoint_is_not_damage(path: Path, tmp_path: Path) -> None:
-    """F4, L18: killed while the log was being moved, the file is shorter than its header says, and the log has the
-    rest."""
+    """F4, L18: after a kill during a checkpoint, the file is shorter than its header says and the log has the rest."""
     left = tmp_path / "left.db"
     await fill(path)
     async with Store.open(path) as store:
@@ -232,7 +231,7 @@ async def test_an_interrupted_checkpoint_is_not_damage(path: Path, tmp_path: Pat
 
 
 async def test_a_file_that_was_cut_off_behind_its_log_is_put_aside(path: Path, tmp_path: Path) -> None:
-    """L18: SQLite takes the size from the log and would read the missing pages as empty ones."""
+    """L18: SQLite takes the size from the log and would read the missing pages as empty."""
     left = tmp_path / "left.db"
     await fill(path)
     await killed(path, left)

@@ -22,7 +22,7 @@ def set_free_space(db: Db, more: int | None) -> None:
 
 
 async def test_on_a_full_disk_writes_are_refused_reads_work_and_free_space_restores_writes(store: Store) -> None:
-    """L18, L21: StoreFull is a condition that passes, not an end."""
+    """L18, L21: StoreFull is temporary."""
     with anyio.fail_after(30):
         await store.write(new_session, "s_1")
         await store.write(new_turn, "s_1", "t_1", "before")
@@ -41,7 +41,7 @@ async def test_on_a_full_disk_writes_are_refused_reads_work_and_free_space_resto
 
 
 async def test_a_write_that_does_not_fit_does_not_roll_back_the_others_of_its_group(store: Store) -> None:
-    """L18: others of the group commit."""
+    """L18: the other writes of the group are committed."""
     with anyio.fail_after(30):
         await store.write(new_session, "s_1")
         await store.write(new_turn, "s_1", "t_1")
@@ -109,7 +109,7 @@ anyio.run(main)
 
 
 async def test_a_file_that_the_system_does_not_let_grow_is_a_full_disk_and_recovers(path: Path) -> None:
-    """L18, L21: the real refusal of the kernel, in the middle of the log, loses nothing that was acknowledged."""
+    """L18, L21: a real refusal by the kernel in the middle of the log loses nothing that was acknowledged."""
     with anyio.fail_after(60):
         done = await anyio.run_process(
             [sys.executable, "-c", _CHILD, str(path)],

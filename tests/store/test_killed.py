@@ -63,7 +63,7 @@ def places(db: Db) -> list[tuple[int, int]]:
 
 
 async def test_every_acknowledged_write_is_there_after_kill_9(path: Path) -> None:
-    """F4: nothing that was acknowledged is lost, and the file is whole, however the process died."""
+    """F4: no acknowledged write is lost, and the file is intact, at whatever moment the process is killed."""
     told: set[tuple[str, str]] = set()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with anyio.fail_after(120):

@@ -35,7 +35,7 @@ def fill(db: Db) -> None:
 
 
 async def test_expired_rows_are_removed_completely_in_short_writes(path: Path) -> None:
-    """L20: no write removes more than its batch, so that no turn waits long behind one."""
+    """L20: no write removes more than its batch, so no turn waits long behind it."""
     writes: Counter[str] = Counter()
 
     def note(point: str, names: tuple[str, ...]) -> None:
@@ -53,7 +53,7 @@ async def test_expired_rows_are_removed_completely_in_short_writes(path: Path) -
 
 
 async def test_a_prompt_that_came_into_use_between_look_and_removal_stays(store: Store) -> None:
-    """S33: the look is a reader's, the removal looks once more."""
+    """S33: a reader finds unused prompts; the write that removes them checks again."""
     await store.write(new_session, "s_1", kind="ephemeral")
     await store.write(sessions.delete, "s_1")
     unused, after = await store.read(maintenance.unused_prompts, b"")
@@ -65,7 +65,7 @@ async def test_a_prompt_that_came_into_use_between_look_and_removal_stays(store:
 
 
 async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> None:
-    """L20, B3: words in the index too; nothing of another session, and nothing before the end's work is done."""
+    """L20, B3: with its words in the index, without anything of another session, and only after the end hooks."""
 
     def write(db: Db) -> None:
         new_session(db, "s_long")
@@ -91,7 +91,7 @@ async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> N
 
 
 async def test_rows_that_get_the_numbers_of_removed_ones_are_found_by_search(store: Store) -> None:
-    """The mark of the index falls with the last row, whichever way that goes."""
+    """The mark of the index is lowered with the last row, in whatever way that is removed."""
     await store.write(new_session, "s_1")
     await store.write(complete_turn, "s_1", "t_1", "the first words")
     await store.write(search.index)
@@ -103,7 +103,7 @@ async def test_rows_that_get_the_numbers_of_removed_ones_are_found_by_search(sto
 
 
 async def test_deliveries_expire_and_recover_a_bounded_number_at_a_time(store: Store) -> None:
-    """S20, S21, L20: and what has expired is not sent, though its turn to be closed has not come."""
+    """S20, S21, L20: an expired delivery is not sent even if it has not been closed yet."""
 
     def write(db: Db) -> None:
         for number in range(7):
@@ -128,14 +128,14 @@ async def test_deliveries_expire_and_recover_a_bounded_number_at_a_time(store: S
 
 
 async def test_maintenance_stops_when_the_store_fails(store: Store) -> None:
-    """It hides nothing: the timer tells who looks, and comes again."""
+    """The error reaches the timer, which reports it and tries again later."""
     await store.close()
     with pytest.raises(StoreFailed):
         await maintenance.tidy(store, 1.0)
 
 
 async def test_a_check_between_searches_and_writes_finds_no_damage_where_there_is_none(tmp_path: Path) -> None:
-    """L18: parts of the index that were merged since the last search are no damage."""
+    """L18: segments of the index that were merged since the last search are not reported as damage."""
 
     def find(db: Db) -> None:
         db.execute("SELECT rowid FROM messages_text WHERE messages_text MATCH 'word'").fetchall()

@@ -19,7 +19,7 @@ anything = st.text(st.characters(exclude_categories=("Cs",)))
 @given(text=anything, aside=anything, arguments=anything, name=anything, repeated=st.integers(1, 400))
 @examples(max_examples=150)
 def test_any_message_comes_back_equal(text: str, aside: str, arguments: str, name: str, repeated: int) -> None:
-    """S32, B4: bytes that are stored are the bytes that are read, short or long, packed or not."""
+    """S32, B4: the same bytes are read as were stored, short or long, compressed or not."""
     message = Message(
         role="assistant",
         text=text * repeated,
@@ -40,7 +40,7 @@ def test_a_lone_surrogate_is_refused_before_it_reaches_a_row(before: str, after:
 
 
 def test_only_long_bodies_that_gain_are_packed() -> None:
-    """L20: packing costs nothing where it saves nothing."""
+    """L20: bodies are compressed only if that saves space."""
     assert pack(user_message("a" * (PACK_ABOVE // 2)))[1] == 0
     body, packed = pack(user_message("word " * 2000))
     assert packed == 1 and len(body) < 1000
@@ -58,7 +58,7 @@ async def test_odd_and_large_texts_round_trip_through_the_file(store: Store, tex
 
 
 async def test_history_is_in_order_without_the_running_turn_and_undone_messages(store: Store) -> None:
-    """S19, B4: one transcript; what a model is shown is a pure function of its rows."""
+    """S19, B4: one transcript; the messages that models see are a pure function of its rows."""
     await store.write(new_session, "s_1")
     for number in range(3):
         await store.write(complete_turn, "s_1", f"t_{number}", f"question {number}")
@@ -77,7 +77,7 @@ async def test_history_is_in_order_without_the_running_turn_and_undone_messages(
 
 
 async def test_steered_messages_enter_once_and_late_ones_move_to_a_turn_of_their_own(store: Store) -> None:
-    """S14: what was accepted for a running turn is drained into it, or becomes the next turn; never both."""
+    """S14: a message accepted for a running turn enters that turn or becomes the next one; never both."""
     await store.write(new_session, "s_1")
     await store.write(new_turn, "s_1", "t_1", "begin")
     await store.write(turns.take, "t_1", 2.0)
@@ -108,7 +108,7 @@ async def test_steered_messages_enter_once_and_late_ones_move_to_a_turn_of_their
 
 
 async def test_a_turn_taken_again_keeps_its_places_and_counts_its_attempts(store: Store) -> None:
-    """F4, S17: a resumed turn repeats no row; parking on purpose costs no attempt."""
+    """F4, S17: a resumed turn repeats no row; a planned pause does not count as an attempt."""
     await store.write(new_session, "s_1")
     await store.write(new_turn, "s_1", "t_1", "a", "b")
     first = await store.write(turns.take, "t_1", 2.0)
@@ -135,7 +135,7 @@ async def test_a_turn_gives_its_parameters_and_numbers_back(store: Store) -> Non
 
 
 async def test_an_outcome_is_rebuilt_from_rows(store: Store) -> None:
-    """F4: the same answer live, from the store, and replayed."""
+    """F4: the answer is the same live, from the store, and replayed."""
     calls = (ToolCall(id="c1", name="clock", arguments="{}"),)
     spent = Usage(input=2, cached=1, output=1)
     asked = Message(role="assistant", text="Let me look.", calls=calls, finish="tool_calls", usage=spent)
@@ -172,7 +172,7 @@ async def test_a_failure_is_kept_with_its_turn(store: Store) -> None:
 
 
 async def test_a_turn_of_an_unloaded_store_reads_the_same_after_reopening(store: Store) -> None:
-    """B4, S03: what is read back is equal, message by message."""
+    """B4, S03: every message is equal after it is read back."""
     await store.write(new_session, "s_1")
     await store.write(complete_turn, "s_1", "t_1", "hello\x00 there " * 500)
     before = await store.read(messages.history, "s_1")
@@ -184,7 +184,7 @@ async def test_a_turn_of_an_unloaded_store_reads_the_same_after_reopening(store:
 
 
 async def test_bulk_text_takes_at_most_1_3_of_its_size_on_disk_with_its_index(store: Store) -> None:
-    """L20, P20: one copy, packed, and an index of words."""
+    """L20, P20: one compressed copy and an index of words."""
     from tidegate.store import maintenance, search
 
     words = [f"{stem}{ending}" for stem in ("tide", "gate", "water", "level", "lock", "flood") for ending in range(300)]

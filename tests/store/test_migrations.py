@@ -59,7 +59,7 @@ def shape(db: Db) -> set[tuple[str, str]]:
 
 
 async def test_an_old_file_gets_the_schema_of_a_new_one(old: Path, tmp_path: Path) -> None:
-    """L18: no table, column or index differs from those of a file made today."""
+    """L18: its tables, columns and indexes are those of a new file."""
     async with Store.open(tmp_path / "new.db") as new, Store.open(old) as store:
         assert await store.read(migrations.version) == CURRENT
         assert await store.read(shape) == await new.read(shape)
@@ -68,7 +68,7 @@ async def test_an_old_file_gets_the_schema_of_a_new_one(old: Path, tmp_path: Pat
 
 
 async def test_an_old_conversation_can_be_continued(old: Path) -> None:
-    """L18: transcript, queue, settings, keys, words in the index: all as they were."""
+    """L18: transcript, queue, settings, keys and indexed words are unchanged."""
     async with Store.open(old) as store:
         assert [message.text for message in await store.read(messages.history, "s_verse")] == [
             "hello tide",
@@ -85,7 +85,7 @@ async def test_an_old_conversation_can_be_continued(old: Path) -> None:
 
 
 async def test_an_old_sign_in_is_signed_out(old: Path) -> None:
-    """X05: its cookie alone was enough, and may be known to others."""
+    """X05: its cookie was sufficient alone and may be known to others."""
     with contextlib.closing(apsw.Connection(str(old))) as db:
         db.execute(
             "INSERT INTO keys(id, principal, kind, digest, created) VALUES('k_old', ?, 'cookie', ?, 1.0)",
@@ -97,7 +97,7 @@ async def test_an_old_sign_in_is_signed_out(old: Path) -> None:
 
 
 async def test_an_old_approval_still_waits_for_its_answer(old: Path) -> None:
-    """S29: and one that was answered stays answered."""
+    """S29: and an answered one stays answered."""
     async with Store.open(old) as store:
         (waiting,) = await store.read(approvals.open_for, principal=OWNER, role="member", now=5.0)
         assert (waiting.id, waiting.turn, waiting.summary) == ("a_1", "t_1", '{"command":"rm x"}')
@@ -108,7 +108,7 @@ async def test_an_old_approval_still_waits_for_its_answer(old: Path) -> None:
 
 
 async def test_an_old_prompt_is_kept_once_and_sent_as_it_was(old: Path) -> None:
-    """B4, S32: byte for byte, found under the same identity, and the session's own part of it still known."""
+    """B4, S32: byte for byte, under the same identity, and with the session's own part still known."""
     async with Store.open(old) as store:
         for id, extra, prompt in (
             ("s_plain", "", BASE),
@@ -127,7 +127,7 @@ async def test_an_old_prompt_is_kept_once_and_sent_as_it_was(old: Path) -> None:
 
 
 async def test_an_old_session_that_lost_its_prompt_keeps_its_own_part(old: Path) -> None:
-    """S32: so that it can be rebuilt with it."""
+    """S32: so that a new prompt can be built with it."""
     async with Store.open(old) as store:
         row = await store.read(sessions.get, "s_bare")
         assert row is not None
@@ -141,10 +141,10 @@ def look(path: Path) -> tuple[int, int]:
 
 
 async def test_a_step_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L18: each step whole or not at all; the next start begins with it again."""
+    """L18: each migration is applied completely or not at all; the next start begins with it again."""
 
     def broken(db: apsw.Connection) -> None:
-        migrations.v2_what_an_agent_owns(db)
+        migrations.v2_agent_resources(db)
         db.execute("SELECT * FROM nowhere")
 
     with monkeypatch.context() as patched:
@@ -187,7 +187,7 @@ def as_of_three(path: Path) -> None:
 
 
 async def test_a_turn_that_a_process_began_gets_the_channel_of_its_session(tmp_path: Path) -> None:
-    """X11, L18: what is still to run has the rights of a channel that there is; what is over stays as it was."""
+    """X11, L18: open turns get the rights of an existing channel; settled ones are unchanged."""
     path = tmp_path / "tidegate.db"
     await anyio.to_thread.run_sync(as_of_three, path)
     async with Store.open(path) as store:
@@ -215,7 +215,7 @@ def as_of_four(path: Path) -> None:
 
 
 async def test_usage_from_before_there_were_prices_is_still_known(tmp_path: Path) -> None:
-    """X22, L18: its tokens count, it cost nothing that is known, and belongs to no job; turns go on."""
+    """X22, L18: its tokens count, without a cost or a job; turns can continue."""
     path = tmp_path / "tidegate.db"
     await anyio.to_thread.run_sync(as_of_four, path)
     async with Store.open(path) as store:
@@ -245,7 +245,7 @@ def as_of_six(path: Path) -> None:
 
 
 async def test_a_call_that_had_begun_before_intents_said_more_counts_as_one_with_effects(tmp_path: Path) -> None:
-    """P05, L18: whether it may be run again, its tool decides."""
+    """P05, L18: its tool decides whether it may be run again."""
     path = tmp_path / "tidegate.db"
     await anyio.to_thread.run_sync(as_of_six, path)
     async with Store.open(path) as store:
@@ -271,7 +271,7 @@ def as_of_eight(path: Path) -> None:
 
 
 async def test_principals_with_an_old_project_workspace_count_as_writers(tmp_path: Path) -> None:
-    """X19, L18: nothing there is trusted until the owner accepts it; the owner is no such writer."""
+    """X19, L18: nothing there is trusted until the owner accepts it; the owner is not counted."""
     path = tmp_path / "tidegate.db"
     await anyio.to_thread.run_sync(as_of_eight, path)
     async with Store.open(path) as store:

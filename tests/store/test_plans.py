@@ -63,7 +63,7 @@ OPEN = (
 """Indexes that hold only what is open, or the configurations there were, of which there is little."""
 
 
-def scenario(db: apsw.Connection) -> None:
+def scenario(db: Db) -> None:
     """The statements of a turn, an end, a delete and a start."""
     receipt = Receipt(source="idempotency", key="k", digest=b"d")
     new_session(db, "s_1", name="work")
@@ -114,7 +114,7 @@ def scenario(db: apsw.Connection) -> None:
     sessions.delete(db, "s_1")
 
 
-def own(db: apsw.Connection, session: str, turn: str) -> None:
+def own(db: Db, session: str, turn: str) -> None:
     """The statements of tools, their watchers and the reconciling timer."""
     ask(db, session, "ap_1", turn=turn)
     ask(db, session, "ap_1", turn=turn)
@@ -173,7 +173,7 @@ def own(db: apsw.Connection, session: str, turn: str) -> None:
     sessions.existing(db, [session])
 
 
-def recall(db: apsw.Connection, session: str) -> None:
+def recall(db: Db, session: str) -> None:
     """The statements of recall."""
     search.index(db)
     search.count_unindexed(db)
@@ -187,8 +187,8 @@ def recall(db: apsw.Connection, session: str) -> None:
     search.session_of(db, OWNER, 0)
     search.results_below(db, OWNER, session, 1 << 30, 10, 10)
     search.is_behind(db, "t_1")
-    search.unfed(db, "mine", 10, 1000)
-    search.mark_fed(db, "mine", 1)
+    search.next_messages(db, "mine", 10, 1000)
+    search.save_index_mark(db, "mine", 1)
     summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
     summaries.apply(db, session, [summary])
     row = summaries.get(db, session, summary)
@@ -196,7 +196,7 @@ def recall(db: apsw.Connection, session: str) -> None:
     recalling._about(db, session, row)
 
 
-def upkeep(db: apsw.Connection) -> None:
+def upkeep(db: Db) -> None:
     """The statements of the maintenance timer."""
     settings.expire(db, 1.0, 10)
     principals.prune_keys(db, 1.0, 10)
@@ -239,13 +239,13 @@ def test_no_statement_of_a_turn_reads_a_growing_table_from_end_to_end(tmp_path: 
 
 
 def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -> None:
-    """L20: the words and both ends of the range are the index's to find, and it is read as far as is asked."""
+    """L20: the index itself finds the words and both ends of the range, and is read only as far as needed."""
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     with contextlib.closing(db):
         migrations.migrate(db)
         results = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + search._RESULTS, (1, 2, "p", "s", 3))]
         assert not any("TEMP B-TREE" in line or "SCAN" in line for line in results), results
-        for sql in (search._SAID, dialect.FIND_ENTRIES):
+        for sql in (search._MENTIONS, dialect.FIND_ENTRIES):
             plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, ("x", 1, 2, 3))]
             (index,) = (line for line in plan if "messages_text" in line)
             assert re.search(r"VIRTUAL TABLE INDEX \d+:M\d?><$", index), plan
@@ -254,7 +254,7 @@ def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -
 
 @pytest.mark.anyio
 async def test_a_statement_is_prepared_once_whatever_is_bound_to_it(tmp_path: Path) -> None:
-    """L20: a library with STAT4 would prepare it again for each new value, at ten times the price."""
+    """L20: a library with STAT4 would prepare it again for each new value, which costs ten times as much."""
 
     def stable(db: Db) -> int:
         return db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1)
@@ -266,7 +266,7 @@ async def test_a_statement_is_prepared_once_whatever_is_bound_to_it(tmp_path: Pa
 
 @pytest.mark.parametrize("size", [10, 400])
 def test_a_turn_touches_as_many_pages_in_a_large_store_as_in_a_small_one(tmp_path: Path, size: int) -> None:
-    """L20: no rewrite of more than what is new."""
+    """L20: nothing old is rewritten."""
     db = connect(tmp_path / "t.db", "process", 64 << 20)
     pages: list[int] = []
     with contextlib.closing(db):

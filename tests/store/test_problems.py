@@ -46,7 +46,7 @@ pytestmark = pytest.mark.anyio
     ],
 )
 async def test_every_error_of_sqlite_is_mapped_to_its_meaning(code: int, kind: type[Exception]) -> None:
-    """L18, L21: only a full disk is a full disk."""
+    """L18, L21: only a full disk is reported as one."""
     found = translate(apsw.exception_for(code))
     assert type(found) is kind
     assert ("no space for" in str(found)) == (kind is StoreFull)
@@ -82,7 +82,7 @@ anyio.run(main)
 
 
 async def test_a_file_system_without_space_is_full(tmp_path: Path) -> None:
-    """L18, L21: the kernel's own refusal, where mounts of one's own are allowed."""
+    """L18, L21: a real refusal by the kernel, where private mounts are allowed."""
     wrapped = ["unshare", "--user", "--map-root-user", "--mount"]
     tried = [*wrapped, "mount", "-t", "tmpfs", "none", "/mnt"]
     if (await anyio.run_process(tried, check=False)).returncode:
@@ -98,7 +98,8 @@ async def test_a_file_system_without_space_is_full(tmp_path: Path) -> None:
 
 
 async def test_a_problem_is_logged_once_and_again_when_it_is_resolved() -> None:
-    """L21: a thousand refused writes are one line, with a count at its end; so are a thousand short spells."""
+    """L21: a thousand refused writes are one log line, with a count at the end; so are a thousand short
+    interruptions."""
     problems = Problems()
     with capture_logs() as lines:
         for _ in range(1000):
@@ -115,7 +116,7 @@ async def test_a_problem_is_logged_once_and_again_when_it_is_resolved() -> None:
 async def test_a_folder_that_is_gone_is_named_and_a_copy_is_made_once_it_is_there_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L18, F4: as long as the process lives, nothing that was acknowledged is lost."""
+    """L18, F4: while the process lives, nothing that was acknowledged is lost."""
     monkeypatch.setattr(writer, "RESCUE_SECONDS", 0.0)
     home = tmp_path / "home"
     home.mkdir()
@@ -135,7 +136,7 @@ async def test_a_folder_that_is_gone_is_named_and_a_copy_is_made_once_it_is_ther
 
 
 async def test_a_log_that_is_cut_off_stops_all_writes(path: Path) -> None:
-    """L18: what was in it and not yet in the file cannot be read any more."""
+    """L18: content of the log that was not yet in the file cannot be read any more."""
     async with Store.open(path) as store:
         await store.write(put_meta, "kept", 1)
         os.truncate(path.with_name(path.name + "-wal"), 0)
@@ -146,7 +147,8 @@ async def test_a_log_that_is_cut_off_stops_all_writes(path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [1, 60])
 async def test_a_file_that_is_cut_off_before_a_checkpoint_stops_all_writes(path: Path, rows: int) -> None:
-    """L18, F4: the checkpoint does not write into what is left of it, nor is that taken for the whole file."""
+    """L18, F4: the checkpoint does not write to the truncated file, and its new size is not accepted as the correct
+    one."""
     armed = False
 
     def cut(point: str, _: tuple[str, ...]) -> None:
@@ -168,7 +170,7 @@ async def test_a_file_that_is_cut_off_before_a_checkpoint_stops_all_writes(path:
 
 
 async def test_a_file_that_is_cut_off_during_a_checkpoint_stops_all_writes(path: Path) -> None:
-    """L18, F4: the length after a checkpoint is that of the database, not whatever the file has."""
+    """L18, F4: the expected length after a checkpoint is that of the database, not that of the file."""
 
     @writer.outside
     def cut(db: apsw.Connection) -> None:
@@ -183,7 +185,7 @@ async def test_a_file_that_is_cut_off_during_a_checkpoint_stops_all_writes(path:
 
 
 async def test_no_write_of_ours_is_taken_for_that_of_another_program(path: Path) -> None:
-    """L18: checkpoints, shrinking and growing of the file are the store's own."""
+    """L18: checkpoints that write to, shrink or extend the file are recognised as the store's own."""
     async with Store.open(path, wal_bytes=1 << 20) as store:
         await store.write(new_session, "s_1")
         await store.write(new_turn, "s_1", "t_1")
@@ -202,7 +204,7 @@ async def test_no_write_of_ours_is_taken_for_that_of_another_program(path: Path)
 
 
 async def test_a_write_of_another_program_is_noticed_and_checked(path: Path) -> None:
-    """L18: so that damage is found when it happens, not when somebody reads it."""
+    """L18: damage is found when it happens, not when the data is read."""
     async with Store.open(path) as store:
         await store.write(put_meta, "kept", 1)
         assert not store.touched
@@ -217,7 +219,7 @@ async def test_a_write_of_another_program_is_noticed_and_checked(path: Path) -> 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_running_out_of_descriptors_is_not_a_disk_failure(number: int) -> None:
-    """L11, L18: it passes by itself, and nobody has to look at the disk."""
+    """L11, L18: it is temporary, and no reason to check the disk."""
     failure = disk_failure(number, os.strerror(number))
     assert isinstance(failure, StoreBusy)
     assert failure_of(failure).status == 503 and failure_of(failure).retry

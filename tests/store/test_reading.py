@@ -38,7 +38,7 @@ class Peek:
 
 
 async def test_a_thousand_concurrent_reads_use_no_more_connections_than_the_pool_has(path: Path) -> None:
-    """L08: connections are bounded by the pool, whoever reads and from however many threads."""
+    """L08: connections are bounded by the pool, however many coroutines or threads read."""
     with anyio.fail_after(60):
         async with Store.open(path, readers=3) as store:
             await store.write(put_meta, "a", 1)
@@ -121,7 +121,7 @@ async def test_closing_interrupts_a_running_read(path: Path) -> None:
 async def test_a_reader_that_holds_its_snapshot_under_writes_is_cancelled_before_the_log_outgrows_its_bound(
     path: Path,
 ) -> None:
-    """L17: the log is bounded, or the reader goes: for good when it was in the way in every attempt."""
+    """L17: the log is bounded: a read that blocks it in every attempt is ended."""
     limit = MIB
     with anyio.fail_after(60):
         async with Store.open(path, readers=1, snapshot_seconds=3600, wal_bytes=limit) as store:
@@ -159,7 +159,7 @@ class InTheWay:
 
 @pytest.mark.parametrize("attempts", [1, 2])
 async def test_a_read_that_blocks_the_log_is_repeated_without_its_caller_noticing(path: Path, attempts: int) -> None:
-    """L17: the log stays within its bound, and the read sees a fresh snapshot."""
+    """L17: the log stays within its bound, and the read continues with a fresh snapshot."""
     limit = 64 * 1024
     with anyio.fail_after(60):
         async with Store.open(path, readers=1, snapshot_seconds=3600, wal_bytes=limit) as store:
@@ -178,7 +178,7 @@ async def test_a_read_that_blocks_the_log_is_repeated_without_its_caller_noticin
 
 
 async def test_writes_beside_long_reads_wait_instead_of_ending_them(path: Path) -> None:
-    """L17: under a log of the smallest size, all of them are answered."""
+    """L17: all reads are answered, even with the smallest log."""
     limit = 64 * 1024
 
     def read(db: Db) -> int:
@@ -200,7 +200,7 @@ async def test_writes_beside_long_reads_wait_instead_of_ending_them(path: Path) 
 
 
 async def test_short_reads_under_writes_keep_the_log_small(path: Path) -> None:
-    """L17: the log is emptied as it goes, without a timer."""
+    """L17: the log is emptied continuously, without a timer."""
     limit = MIB
     with anyio.fail_after(60):
         async with Store.open(path, wal_bytes=limit) as store:
@@ -221,7 +221,7 @@ async def test_a_reader_cannot_write(store: Store) -> None:
 
 
 async def test_a_function_that_breaks_in_a_reader_leaves_no_snapshot_behind(path: Path) -> None:
-    """L17: an error in mid-read does not pin the log."""
+    """L17: an error during a read does not keep the log from being emptied."""
 
     def broken(db: Db) -> None:
         for _ in db.execute("SELECT * FROM sqlite_schema"):
@@ -255,7 +255,7 @@ async def test_reads_beyond_the_queue_are_refused(path: Path) -> None:
 
 
 def test_moving_the_log_on_the_timer_waits_for_no_reader(path: Path) -> None:
-    """L17, L20: the one writer is not kept from its work; what a reader still needs is moved another time."""
+    """L17, L20: the writer is not delayed; pages that a reader still needs are moved later."""
     waited: list[int] = []
     with (
         contextlib.closing(connect(path, "process", 1 << 20)) as db,

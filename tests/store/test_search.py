@@ -31,7 +31,7 @@ async def test_words_are_found_where_they_were_said(store: Store) -> None:
 
 
 async def test_titles_and_names_are_found_before_what_was_said(store: Store) -> None:
-    """X06: by the same words, under the same principal, as they are now; one that is in the title and the text is
+    """X06: with the same words, under the same principal, in their current form; a session with matches in both is
     found once."""
     for id, name, principal in (("s_1", "harbour-1", OWNER), ("s_2", None, OWNER), ("s_3", "harbour", OTHER)):
         await store.write(new_session, id, name=name, principal=principal)
@@ -51,7 +51,7 @@ async def test_titles_and_names_are_found_before_what_was_said(store: Store) -> 
 
 
 async def test_a_session_that_says_a_word_often_hides_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L24: titles and messages are looked at a bounded number at a time, and all of them."""
+    """L24: titles and messages are read in bounded pieces, until all are read."""
     monkeypatch.setattr(search, "HITS", 3)
     monkeypatch.setattr(search, "TITLES", 2)
     for number in range(5):
@@ -78,7 +78,7 @@ async def found(store: Store, query: str, **options: Any) -> list[tuple[str, int
 
 
 async def test_messages_are_found_in_one_conversation_or_in_all_of_a_person(store: Store) -> None:
-    """X06: nobody else's, whatever number is asked for; the last begun conversation first, in each the latest."""
+    """X06: never those of others, for any number; the newest conversation first, and its latest message first."""
     for id, principal in (("s_1", OWNER), ("s_2", OTHER), ("s_3", OWNER)):
         await store.write(new_session, id, principal=principal)
     for number in range(2):
@@ -108,7 +108,7 @@ async def test_one_shot_calls_are_found_by_themselves_only(store: Store) -> None
 async def test_messages_are_read_page_by_page_and_none_is_passed_over(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L24: by number, by bytes, and by what one read looks at."""
+    """L24: pages are bounded by number, by bytes, and by the matches that one read checks."""
     await store.write(new_session, "s_1")
     for number in range(30):
         await store.write(complete_turn, "s_1", f"t_{number}", f"tide {number}")
@@ -140,7 +140,7 @@ async def test_messages_are_read_page_by_page_and_none_is_passed_over(
 async def test_a_persons_conversations_lie_side_by_side_however_many_they_are(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L20: so that a search among them is a few ranges of the index, and finds all of them."""
+    """L20: a search in all of them reads a few ranges of the index and misses none."""
     monkeypatch.setattr(search, "EXTENT", 2)
     monkeypatch.setattr(search, "EXTENT_GROWTH", 2)
     people = ("p_a", "p_b", "p_c")
@@ -157,7 +157,7 @@ async def test_a_persons_conversations_lie_side_by_side_however_many_they_are(
 
 
 async def test_a_deleted_conversation_leaves_nothing_in_the_index(store: Store) -> None:
-    """V06: nor its number; the others keep theirs."""
+    """V06: not even its number; other conversations keep theirs."""
     for id in ("s_1", "s_2"):
         await store.write(new_session, id)
         await store.write(complete_turn, id, f"t_{id}", "tide")
@@ -169,7 +169,7 @@ async def test_a_deleted_conversation_leaves_nothing_in_the_index(store: Store) 
 
 
 async def test_ended_sessions_are_found_apart(store: Store) -> None:
-    """V06: their transcripts and titles are kept for reading."""
+    """V06: their transcripts and titles stay readable."""
     for id in ("s_1", "s_2"):
         await store.write(new_session, id)
         await store.write(sessions.set_title, id, "gate")
@@ -190,7 +190,7 @@ async def test_undone_and_waiting_messages_are_not_found(store: Store) -> None:
 
 
 async def test_indexing_goes_in_batches_and_catches_up_before_a_search(store: Store) -> None:
-    """L20: no turn waits for the index; a search does."""
+    """L20: turns do not wait for the index; searches do."""
     await store.write(new_session, "s_1")
     for number in range(30):
         await store.write(complete_turn, "s_1", f"t_{number}", f"word{number}")
@@ -203,7 +203,7 @@ async def test_indexing_goes_in_batches_and_catches_up_before_a_search(store: St
 
 
 async def test_a_row_number_that_is_given_again_is_indexed_again(store: Store) -> None:
-    """L20: after a delete the highest row numbers come back; what gets them must still be found."""
+    """L20: after a deletion the highest row numbers are reused, and their new rows must be found."""
     await store.write(new_session, "s_1")
     await store.write(complete_turn, "s_1", "t_1", "first")
     await store.write(new_session, "s_2")
@@ -217,7 +217,7 @@ async def test_a_row_number_that_is_given_again_is_indexed_again(store: Store) -
 
 
 def test_any_text_is_a_valid_query(tmp_path: Path) -> None:
-    """X19: what a person types is words, never syntax."""
+    """X19: a query consists of words; nothing in it is syntax."""
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     with contextlib.closing(db):
         migrations.migrate(db)
@@ -240,7 +240,7 @@ def test_any_text_is_a_valid_query(tmp_path: Path) -> None:
 
 
 async def test_long_texts_are_indexed_a_bounded_amount_at_a_time(store: Store) -> None:
-    """L20: no turn waits behind the indexing of pages and dumps."""
+    """L20: no turn waits while dumps and pages are indexed."""
     await store.write(new_session, "s_1")
     for number in range(6):
         await store.write(complete_turn, "s_1", f"t_{number}", "bulk " * 30_000 + f"end{number}")

@@ -79,7 +79,7 @@ async def test_a_live_name_leads_to_one_session_of_its_own_principal(store: Stor
 
 
 async def test_another_principals_session_turn_and_outcome_cannot_be_found(store: Store) -> None:
-    """X06: every lookup that serves a caller takes the principal."""
+    """X06: every lookup for a caller is limited to their principal."""
     await store.write(new_session, "s_1", name="work")
     await store.write(complete_turn, "s_1", "t_1", "hello secret")
     assert await store.read(sessions.owned, "s_1", OTHER) is None
@@ -92,7 +92,7 @@ async def test_another_principals_session_turn_and_outcome_cannot_be_found(store
 
 
 async def test_a_session_id_is_only_ever_a_value(store: Store) -> None:
-    """X07: a path or a piece of SQL as an id finds nothing and changes nothing."""
+    """X07: a path or a piece of SQL as an id finds and changes nothing."""
     await store.write(new_session, "s_1")
     for id in ("../../etc/passwd", "' OR 1=1 --", "s_%", "\x00"):
         assert await store.read(sessions.get, id) is None
@@ -119,7 +119,7 @@ async def test_the_listing_pages_from_the_last_active_and_filters(store: Store) 
 
 
 async def test_a_frozen_prompt_stays_until_it_is_replaced(store: Store) -> None:
-    """A4, S33: fixed when the session is made; another one only by an explicit rebuild, and the old one goes."""
+    """A4, S33: fixed when the session is created; only an explicit rebuild replaces it, and deletes the old one."""
     row = await store.write(new_session, "s_1", prefix=PREFIX)
     assert row.prefix is not None and await store.read(sessions.prefix, row.prefix) == PREFIX
     assert not await store.write(sessions.refreeze, "s_1", PREFIX, 1)
@@ -130,7 +130,7 @@ async def test_a_frozen_prompt_stays_until_it_is_replaced(store: Store) -> None:
 
 
 async def test_a_prompt_that_many_sessions_share_is_stored_once(store: Store) -> None:
-    """L20: no copy per session of what is the same for all."""
+    """L20: content that is the same for all sessions is not copied."""
     for number in range(20):
         await store.write(new_session, f"s_{number}", prefix=PREFIX)
     assert await store.read(count, "prefixes") == 1
@@ -141,7 +141,7 @@ async def test_a_prompt_that_many_sessions_share_is_stored_once(store: Store) ->
 
 
 async def test_a_long_prompt_of_a_session_takes_its_size_once_and_comes_back_equal(store: Store) -> None:
-    """L20, S32: at most 1.3 times the text, and a byte-equal prefix; text that packs well takes less."""
+    """L20, S32: at most 1.3 times the text, less if it compresses well; the prefix is equal byte for byte."""
     hard, easy = random.Random(1).randbytes(1 << 20).hex(), "Be kind to \u00fc and \U0001f30a. " * 40_000
     before = await store.read(size)
     for id, extra in (("s_hard", f"  {hard}\n"), ("s_easy", easy)):
@@ -156,7 +156,7 @@ async def test_a_long_prompt_of_a_session_takes_its_size_once_and_comes_back_equ
 
 
 async def test_a_rebuilt_prompt_keeps_what_the_session_began_with(store: Store) -> None:
-    """S33: the session's own part is the end of every prompt it ever has."""
+    """S33: every prompt of a session ends with the session's own part."""
     row = await store.write(new_session, "s_1", prefix=Prefix(prompt="Base.\n\nBe brief."), extra="Be brief.")
     with pytest.raises(Conflict, match="own part"):
         await store.write(sessions.refreeze, "s_1", RUDE, 1)
@@ -169,7 +169,7 @@ async def test_a_rebuilt_prompt_keeps_what_the_session_began_with(store: Store) 
 
 
 async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store) -> None:
-    """S34: whoever holds a copy can tell that it is stale, by the version and not by a count."""
+    """S34: a stale copy is recognised by the version, not by counting rows."""
     await store.write(new_session, "s_1")
     seen = [await store.read(sessions.version, "s_1")]
     for change in (
@@ -187,7 +187,7 @@ async def test_every_change_of_what_a_model_sees_raises_the_version(store: Store
 
 
 async def test_changes_that_models_do_not_see_keep_the_version(store: Store) -> None:
-    """S34, A1: no copy is stale because of a title, or of a prompt that is the same."""
+    """S34, A1: a new title or an equal prompt makes no copy stale."""
     await store.write(new_session, "s_1", prefix=PREFIX)
     before = await store.read(sessions.version, "s_1")
     await store.write(sessions.set_title, "s_1", "t")
@@ -196,8 +196,8 @@ async def test_changes_that_models_do_not_see_keep_the_version(store: Store) -> 
 
 
 async def test_an_end_happens_once_with_everything_that_dies_with_the_session(store: Store) -> None:
-    """B3, B5, B6, S01, S02: settings gone, questions cancelled, waiting turns refused, hooks owed; the transcript
-    stays, and what waited stands at its end as unanswered."""
+    """B3, B5, B6, S01, S02: settings are deleted, questions cancelled, waiting turns refused, hooks pending; the
+    transcript stays, with waiting messages marked as unanswered at its end."""
     await store.write(new_session, "s_1", name="work")
     await store.write(complete_turn, "s_1", "t_1", "hello")
     await store.write(furnish, "s_1", "t_1")
@@ -252,7 +252,7 @@ async def test_an_ended_session_takes_nothing_more_but_the_end_of_its_running_tu
 
 
 async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
-    """B3: rows, words in the index, prompt, receipts, settings, questions: gone; usage without names."""
+    """B3: rows, indexed words, prompt, receipts, settings and questions are deleted; usage stays without names."""
     await store.write(new_session, "s_1", name="work")
     await store.write(complete_turn, "s_1", "t_1", "a secret word")
     await store.write(furnish, "s_1", "t_1")
@@ -278,7 +278,7 @@ async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
 
 
 async def test_an_ephemeral_session_leaves_its_usage_and_the_outcome_in_its_receipt(store: Store) -> None:
-    """G2: what a one-shot call leaves is its usage and, for its retention, its idempotency record."""
+    """G2: a one-shot call leaves its usage and, until it expires, its idempotency record."""
     await store.write(new_session, "s_1", kind="ephemeral")
     await store.write(complete_turn, "s_1", "t_1", "hello")
     await store.write(furnish, "s_1", "t_1")
@@ -298,7 +298,7 @@ async def test_an_ephemeral_session_leaves_its_usage_and_the_outcome_in_its_rece
 
 
 async def test_expiry_never_names_a_session_that_has_work(store: Store) -> None:
-    """S08: idle ones only, the stalest first, by kind; a queued or running turn protects."""
+    """S08: only idle sessions of that kind, the longest idle first; a queued or running turn protects its session."""
     for number, id in enumerate(("s_old", "s_queued", "s_running", "s_new")):
         await store.write(new_session, id, now=float(number))
     await store.write(new_session, "s_one_shot", kind="ephemeral", now=0.0)
@@ -312,7 +312,7 @@ async def test_expiry_never_names_a_session_that_has_work(store: Store) -> None:
 
 
 async def test_an_end_for_idleness_looks_once_more(store: Store) -> None:
-    """S08, V05: a message that came after the look, or a turn that is open, keeps the session."""
+    """S08, V05: a message that arrived since the check, or an open turn, keeps the session."""
     for id in ("s_spoken_to", "s_queued", "s_idle"):
         await store.write(new_session, id, now=1.0)
     await store.write(sessions.touch, "s_spoken_to", 9.0)
@@ -333,7 +333,7 @@ async def test_activity_counts_until_the_last_row_of_a_turn(store: Store) -> Non
 
 
 async def test_retention_waits_for_the_hooks_of_the_end(store: Store) -> None:
-    """B6: a transcript is not purged while a hook still has to read it."""
+    """B6: a transcript is not purged while a hook still needs it."""
     for id in ("s_1", "s_2"):
         await store.write(new_session, id)
         await store.write(sessions.end, id, reason="new", hooks=("memory",), now=5.0)

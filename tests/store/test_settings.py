@@ -9,7 +9,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_expired_settings_are_removed_a_bounded_number_at_a_time(store: Store) -> None:
-    """S06, L20: however many there are, no write waits for all of them."""
+    """S06, L20: no write waits for all of them, however many there are."""
     for number in range(5):
         await store.write(new_session, f"s_{number}")
         await store.write(settings.put, f"s_{number}", "model", "other", "command", 1.0, 10.0 + number)
@@ -21,7 +21,7 @@ async def test_expired_settings_are_removed_a_bounded_number_at_a_time(store: St
 
 
 async def test_the_operator_is_not_shown_expired_settings(store: Store) -> None:
-    """S06: so that a list that is cut at its limit is cut of what holds."""
+    """S06: a list that is limited contains only current settings."""
     await store.write(new_session, "s_1")
     for number in range(4):
         await store.write(settings.put, "s_1", f"over-{number}", 1, "command", 5.0, 10.0)

@@ -32,7 +32,7 @@ async def test_a_receipt_put_again_leads_to_the_newer_turn_without_the_old_outco
 
 
 async def test_a_principal_that_fills_the_receipts_displaces_only_its_own(store: Store) -> None:
-    """H17, L21: beyond the bound those of the principal that has most go, also when another's expire sooner."""
+    """H17, L21: beyond the bound, receipts of the principal with the most are removed, even if others expire sooner."""
     await store.write(receipts.put, "p_quiet", Receipt(source="retry", key="k", digest=b"", keep=5.0), "t_0", 0.0)
     for number in range(30):
         receipt = Receipt(source="idempotency", key=str(number), digest=b"", keep=100.0)
@@ -43,7 +43,7 @@ async def test_a_principal_that_fills_the_receipts_displaces_only_its_own(store:
 
 
 async def test_receipts_are_bounded_by_time_and_by_number(store: Store) -> None:
-    """L21: what expires soonest goes first, a bounded number at a time."""
+    """L21: the next to expire are removed first, a bounded number at a time."""
     for number in range(30):
         receipt = Receipt(source="idempotency", key=str(number), digest=b"", keep=10.0 + number)
         await store.write(receipts.put, OWNER, receipt, f"t_{number}", 0.0)
@@ -88,7 +88,7 @@ async def prepare(store: Store, id: str, *, now: float = 1.0, expires: float = 1
 
 
 async def test_a_delivery_has_one_identity_and_is_claimed_by_one_sender(store: Store) -> None:
-    """S22, S23: prepared twice is one; claimed is not claimed again; sent once."""
+    """S22, S23: it exists once if prepared twice, is claimed once, and sent once."""
     assert await prepare(store, "o_1")
     assert not await prepare(store, "o_1")
     assert await prepare(store, "o_2", now=2.0, channel="irc")
@@ -131,7 +131,7 @@ async def test_interrupted_deliveries_are_unknown_and_expired_ones_are_dead(stor
 
 
 async def test_an_intent_stays_open_until_its_result_and_cannot_begin_twice(store: Store) -> None:
-    """F4, S17: a tool with effects that had started is known to have started."""
+    """F4, S17: a tool with effects that had begun is known to have begun."""
     await store.write(new_session, "s_1")
     await store.write(new_turn, "s_1", "t_1")
     await store.write(intents.begin, "t_1", "tool-0-0", "write_file", 1.0)
@@ -147,7 +147,7 @@ async def test_an_intent_stays_open_until_its_result_and_cannot_begin_twice(stor
 
 
 async def test_a_key_is_found_by_its_digest_until_it_is_revoked_or_expires(store: Store) -> None:
-    """X01, X05: kinds are apart; what is revoked stays known and stays out."""
+    """X01, X05: a key is valid only for its kind; a revoked one stays known and refused."""
     owner = await store.write(principals.add, name="owner", role="owner", agents=None, now=1.0)
     guest = await store.write(principals.add, name="guest", role="member", agents=("main",), now=2.0)
     with pytest.raises(Conflict, match="owner"):
@@ -177,7 +177,7 @@ async def test_a_key_is_found_by_its_digest_until_it_is_revoked_or_expires(store
 
 
 async def test_a_one_time_code_works_once_and_in_time(store: Store) -> None:
-    """X04: a code that was used, or is late, signs nobody in."""
+    """X04: a used or expired code signs nobody in."""
     owner = await store.write(principals.add, name="owner", role="owner", agents=None, now=1.0)
     for digest in (b"c1", b"c2"):
         await store.write(principals.add_key, owner.id, "code", digest, "", 1.0, 10.0)

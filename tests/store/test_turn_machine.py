@@ -210,8 +210,8 @@ class Turns(RuleBasedStateMachine):
 
 
 def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:
-    """F4, S14, S02: each is waiting, taken by one turn, withdrawn, or in the transcript as unanswered; an ended session
-    takes nothing more."""
+    """F4, S14, S02: each is waiting, in one turn, withdrawn, or in the transcript as unanswered; an ended session
+    accepts nothing more."""
     run_state_machine_as_test(
         Turns, settings=settings(max_examples=example_count(25), stateful_step_count=40, deadline=None)
     )

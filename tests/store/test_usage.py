@@ -71,7 +71,7 @@ async def test_every_number_of_a_call_is_added_up(store: Store) -> None:
     ],
 )
 async def test_usage_is_summed_by_the_requested_key(store: Store, by: usage.By, keys: list[str]) -> None:
-    """The dearest first, times in their order; the sums are those of all calls."""
+    """The most expensive first, times in order; the sums include all calls."""
     await store.write(some)
     rows = await store.read(usage.totals, by=by)
     assert [row.key for row in rows] == keys
@@ -85,7 +85,7 @@ async def test_usage_is_summed_by_the_requested_key(store: Store, by: usage.By, 
 
 
 async def test_a_principal_sees_their_own_usage_in_the_requested_period(store: Store) -> None:
-    """X05: from its first moment on and before its last."""
+    """X05: including its first moment and excluding its last."""
     await store.write(some)
     mine = await store.read(usage.totals, by="model", principal="p_2")
     assert [(row.key, row.calls) for row in mine] == [("n", 1), ("demo", 1)]
@@ -97,8 +97,8 @@ async def test_a_principal_sees_their_own_usage_in_the_requested_period(store: S
 
 @pytest.mark.parametrize("folded", [0, 1, 2, 3, 4, 9])
 async def test_spending_excludes_the_demo_model(store: Store, folded: int) -> None:
-    """X22: for all, and for each principal, agent, conversation and job, since an hour; however many calls of it are
-    in the hours already."""
+    """X22: in total and for each principal, agent, conversation and job, since an hour, with any number of calls
+    already folded into hours."""
     await store.write(some)
     assert await store.write(usage.fold, folded) == min(4, folded)
     assert await store.read(usage.spent, 0.0) == SpentTotal(26, 700)
@@ -119,7 +119,7 @@ async def test_spending_excludes_the_demo_model(store: Store, folded: int) -> No
 
 @pytest.mark.parametrize("folded", [0, 1, 9])
 async def test_a_deleted_conversation_leaves_its_principals_count_and_no_name(store: Store, folded: int) -> None:
-    """B3, X22: their hourly spending stays, once; nothing leads back to the conversation."""
+    """B3, X22: the principal's hourly spending stays and is counted once; nothing refers to the conversation."""
     await store.write(some)
     await store.write(usage.fold, folded)
     await store.write(sessions.end, "s_1", reason="delete", hooks=(), now=START)
@@ -146,7 +146,7 @@ async def test_a_deleted_conversation_leaves_its_principals_count_and_no_name(st
 
 @pytest.mark.parametrize("principal", [None, OWNER])
 def test_no_sum_looks_at_rows_that_it_is_not_about(tmp_path: Path, principal: str | None) -> None:
-    """L20: each finds its own by an index, or those since its time by their place."""
+    """L20: each sum finds its rows by an index, or recent rows by their position."""
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     seen: dict[str, Any] = {}
 
@@ -188,8 +188,7 @@ def test_no_sum_looks_at_rows_that_it_is_not_about(tmp_path: Path, principal: st
 
 
 async def test_counts_that_no_endpoint_can_mean_still_add_up(store: Store) -> None:
-    """A2: an endpoint that reports nonsense with every answer must not make the sums fail that the gateway starts
-    with."""
+    """A2: an endpoint that reports absurd counts must not break the sums that the gateway computes at start."""
     most = Usage(input=3 * TOKENS, cached=TOKENS, written=TOKENS, output=TOKENS)
     dear = Prices(input=HIGHEST_PRICE, output=HIGHEST_PRICE).cost(most)
     calls = 2000

@@ -25,7 +25,7 @@ def memory() -> apsw.Connection:
 
 
 async def test_a_worker_that_dies_reports_why_and_closes_its_connection() -> None:
-    """L09: whatever a thread ends by, nothing of it is left and nothing waits for it."""
+    """L09: however a thread ends, it leaves nothing open and nobody waiting."""
     told: list[str | None] = []
     held: list[apsw.Connection] = []
 
@@ -58,7 +58,7 @@ async def test_a_worker_that_cannot_open_reports_why() -> None:
 
 
 async def test_stopping_waits_for_a_thread_no_longer_than_it_may() -> None:
-    """L09: and a worker that was never started is stopped."""
+    """L09: and a worker that was never started counts as stopped."""
     release = threading.Event()
 
     def work(db: apsw.Connection) -> None:
@@ -74,7 +74,7 @@ async def test_stopping_waits_for_a_thread_no_longer_than_it_may() -> None:
 
 
 async def test_a_backlog_refuses_jobs_beyond_its_bound_and_after_it_is_closed() -> None:
-    """L21: refused with a word that says why; what was taken in is still worked on."""
+    """L21: the refusal gives the reason; jobs accepted before are completed."""
     backlog: Backlog[Job] = Backlog(2, "writes")
     with pytest.raises(StoreFailed, match="not open"):
         backlog.add(job())

@@ -18,7 +18,7 @@ class Page:
 
 @pytest.mark.parametrize("way", ["read", "write"])
 async def test_the_threads_release_what_they_have_read_and_written(path: Path, way: str) -> None:
-    """L07, L22: neither what went in nor what came out, though the thread waits for its next piece of work."""
+    """L07, L22: neither arguments nor results stay in memory while the thread waits for its next job."""
     kept: list[Callable[[], Page | None]] = []
 
     def work(db: Db, given: Page) -> Page:

@@ -62,7 +62,7 @@ async def test_one_function_that_fails_undoes_its_own_writes_and_the_rest_of_its
 
 
 async def test_a_write_is_acknowledged_when_it_is_committed_and_not_before(path: Path) -> None:
-    """P01, L20: whoever waits for it still waits at the last moment before the commit."""
+    """P01, L20: its caller still waits at the last moment before the commit."""
     loop, commit = asyncio.get_running_loop(), threading.Event()
     reached = asyncio.Event()
 
@@ -93,7 +93,7 @@ async def test_a_single_function_that_fails_leaves_nothing_and_the_next_one_work
 
 
 async def test_a_write_is_completed_though_its_caller_was_cancelled(store: Store) -> None:
-    """F4: what was submitted does not depend on who waits for it."""
+    """F4: a submitted write does not depend on its caller."""
     hold = Hold()
     with anyio.fail_after(10):
         first = asyncio.ensure_future(store.write(hold))
@@ -121,7 +121,7 @@ async def test_a_failure_whose_caller_was_cancelled_is_logged(store: Store) -> N
 
 
 async def test_closing_completes_queued_writes_and_refuses_later_ones(path: Path) -> None:
-    """F1, F2: the store is closed last, after what it had accepted."""
+    """F1, F2: the store completes the writes it has accepted before it closes."""
     hold = Hold()
     with anyio.fail_after(20):
         async with Store.open(path) as store:
@@ -154,7 +154,7 @@ async def test_closing_twice_and_at_once_is_one_closing(path: Path) -> None:
 
 
 async def test_the_queue_is_bounded_and_says_so(path: Path) -> None:
-    """L21: a disk that is too slow costs a refusal, not memory."""
+    """L21: with a slow disk, writes are refused and memory stays bounded."""
     hold = Hold()
     with anyio.fail_after(10):
         async with Store.open(path, queue=5) as store:
@@ -201,7 +201,7 @@ async def test_a_dead_writer_is_seen_and_keeps_nobody_waiting(path: Path) -> Non
 
 
 async def test_a_group_whose_commit_fails_is_tried_again_one_by_one(path: Path) -> None:
-    """L18: one write that cannot be committed does not take its neighbours with it."""
+    """L18: a write that cannot be committed does not fail the others of its group."""
     seen: list[tuple[str, ...]] = []
 
     def fault(point: str, names: tuple[str, ...]) -> None:
@@ -232,7 +232,7 @@ async def test_a_group_whose_commit_fails_is_tried_again_one_by_one(path: Path) 
 
 
 async def test_a_group_is_what_was_queued_and_a_lone_write_waits_for_nobody(path: Path) -> None:
-    """P22: what comes while a group commits is the next group, whole; a single write is a group of one, at once."""
+    """P22: writes that arrive during a commit form the next group; a single write is committed at once."""
     groups: list[int] = []
 
     def note(point: str, names: tuple[str, ...]) -> None:
@@ -282,7 +282,7 @@ async def test_text_that_is_not_unicode_is_refused(store: Store) -> None:
 
 
 async def test_who_opens_and_is_cancelled_leaves_nothing_behind(path: Path) -> None:
-    """L09: a store that was half open when its owner gave up is closed all the same."""
+    """L09: a store whose opening was cancelled is closed."""
     with anyio.fail_after(20):
         for _ in range(5):
             with anyio.move_on_after(0):
@@ -324,7 +324,7 @@ async def test_a_new_file_is_readable_by_its_owner_only(store: Store) -> None:
 
 
 async def test_a_cancellation_while_closing_waits_for_the_end_of_it(path: Path) -> None:
-    """F2: whoever closes and is cancelled leaves no half-closed store."""
+    """F2: the store is closed completely even if its owner is cancelled meanwhile."""
     hold = Hold()
     with anyio.fail_after(20):
         async with Store.open(path) as store:

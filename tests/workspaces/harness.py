@@ -13,7 +13,7 @@ from tests.store.rows import new_session
 from tidegate.config import AgentSettings, Config, ModelSettings, WebSettings, WorkspaceSettings
 from tidegate.lifetimes import Ledger, Presence, Scope
 from tidegate.spool import Spool
-from tidegate.store import ProcessRow, Store, notices, sessions
+from tidegate.store import ProcessRow, Store, messages, sessions
 from tidegate.values import new_id
 from tidegate.workspaces import CommandEnd, Workspace, Workspaces
 from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
@@ -96,7 +96,7 @@ class WorkspaceHarness:
 
     async def take_notices(self, session: str) -> str:
         """The notices that the agent gets with its next message."""
-        return await self.store.write(notices.take, session)
+        return await self.store.write(messages.take_notices, session)
 
     async def end(self, session: str) -> None:
         """End a session as the session service does: in the store first, then its workspace."""

@@ -37,7 +37,6 @@ from tidegate.store import (
     intents,
     messages,
     notes,
-    notices,
     receipts,
     sessions,
     settings,
@@ -129,7 +128,7 @@ def _append_notice(
     db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
 ) -> list[MessageRow]:
     """Commits notices, model switches and changed notes as one separate message after the user's messages."""
-    texts = [notices.take(db, session.id), settings.take_switches(db, session.id, current, now)]
+    texts = [messages.take_notices(db, session.id), settings.take_switches(db, session.id, current, now)]
     if session.memory_seen:
         texts.append(notes.take_changes(db, session, turn, now))
     text = "\n".join(filter(None, texts))

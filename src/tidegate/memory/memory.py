@@ -20,7 +20,7 @@ from tidegate.memory.stored_notes import NoteMarks, NoteStore, StoredNotes, line
 from tidegate.memory.views import Notebook, NoteView
 from tidegate.plugins import Draft, Note
 from tidegate.security import Principal
-from tidegate.store import About, SessionRow, Store, notes, notices, principals, sessions
+from tidegate.store import About, SessionRow, Store, messages, notes, principals, sessions
 from tidegate.tools import ToolContext
 from tidegate.values import Frozen
 
@@ -87,7 +87,7 @@ class Memory:
         now = (await self.part(session.agent, session.principal)).strip()
         if now != frozen:
             lines = [CHANGED, *(now.splitlines() or ["There are none left."])]
-            await self._store.write(notices.add_lines, session.id, lines, self._clock())
+            await self._store.write(messages.add_notice_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
         """The number of the first change to announce in a conversation of this agent that begins now; 0 if no change is

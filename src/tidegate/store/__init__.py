@@ -55,7 +55,6 @@ from tidegate.store.tables import (
     intents,
     messages,
     notes,
-    notices,
     outbox,
     principals,
     processes,
@@ -69,7 +68,7 @@ from tidegate.store.tables import (
     usage,
     workspaces,
 )
-from tidegate.store.tables.search import Mention, UnfedMessage
+from tidegate.store.tables.search import Mention, SearchableMessage
 
 __all__ = [
     "PROBLEM_KINDS",
@@ -103,6 +102,7 @@ __all__ = [
     "ProcessEnd",
     "ProcessRow",
     "ReceiptRow",
+    "SearchableMessage",
     "SessionKind",
     "SessionRow",
     "SettingRow",
@@ -114,7 +114,6 @@ __all__ = [
     "SummaryHow",
     "SummaryRow",
     "TurnRow",
-    "UnfedMessage",
     "UsageTotal",
     "WorkspaceRow",
     "approvals",
@@ -126,7 +125,6 @@ __all__ = [
     "maintenance",
     "messages",
     "notes",
-    "notices",
     "outbox",
     "principals",
     "processes",

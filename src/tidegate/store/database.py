@@ -3,9 +3,9 @@
 `write` returns when the function's changes are committed; the function completes even if its caller is cancelled.
 `read` sees one consistent snapshot that includes every write acknowledged before it. Functions run in another thread
 and may use the connection for the length of the call. They touch nothing but the connection and their arguments, and
-neither begin nor commit. They may be run again: a write if a full disk rolled back its whole group, a read if its
-snapshot kept the log from being emptied. The store owns its threads and connections. No other process may open the file
-while it is open.
+neither begin nor commit a transaction. A function may run more than once: a write if a full disk rolled back its whole
+group, a read if its snapshot kept the log from being emptied. The store owns its threads and connections. No other
+process may open the file while the store has it open.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class StoreStats(Frozen, frozen=True):
     reads_refused: int
     reads_interrupted: int
     reads_repeated: int
-    """Attempts that were interrupted to empty the log and then repeated."""
+    """Attempts that were interrupted to empty the log, and repeated."""
     connections: int
     checkpoints: int
     wal_bytes: int
@@ -168,7 +168,7 @@ class Store:
         return found
 
     async def _check(self) -> tuple[list[str], bool]:
-        """The problems found, and whether every table was checked."""
+        """Returns the problems found, and whether every table was checked."""
         found: list[str] = []
         complete = True
         try:
@@ -189,22 +189,23 @@ class Store:
 
     @property
     def alive(self) -> bool:
-        """Whether the writer works."""
+        """True while the writer works."""
         return self._writer.alive
 
     @property
     def note(self) -> str | None:
-        """A note for the operator about the state of the file at start."""
+        """A note for the operator about the state of the file at start, if there is anything to report."""
         return self._writer.note
 
     @property
     def lost(self) -> str | None:
-        """If the path is no longer the open file: why nothing is accepted any more, and what to do."""
-        return self._problems.text("lost") or None
+        """Set if the path is no longer the open file and nothing more is accepted: the reason, and what to do."""
+        problem = self._problems.by_kind.get("lost")
+        return None if problem is None else problem.text
 
     @property
     def touched(self) -> bool:
-        """Whether another program has written to the file since the last full check began."""
+        """True if another program has written to the file since the last full check began."""
         return self._writer.files.touched
 
     @property

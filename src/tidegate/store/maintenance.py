@@ -36,7 +36,7 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 @outside
 def check_path(db: Db) -> None:
-    """Does nothing itself: before each write, the writer checks that the file is still in its place."""
+    """An empty write: the writer checks before each write that the file is still in its place."""
 
 
 def vacuum(db: Db, pages: int) -> int:

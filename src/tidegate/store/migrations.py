@@ -21,15 +21,15 @@ def v1_first_schema(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-def v2_what_an_agent_owns(db: apsw.Connection) -> None:
+def v2_agent_resources(db: apsw.Connection) -> None:
     """Approvals get their step, their summary and the right to answer; processes, workspaces and the spool get rows."""
     for statement in _V2:
         db.execute(statement)
 
 
-def v3_prompts_once(db: apsw.Connection) -> None:
-    """A session's own prompt was stored in its row and, uncompressed, in its prefix; now it is the known end of the
-    prefix."""
+def v3_prompts_stored_once(db: apsw.Connection) -> None:
+    """A session's own part of the prompt was stored twice: in its row and, uncompressed, in its prefix. Now it is only
+    the end of the prefix, with a known length and digest."""
     for statement in _V3:
         db.execute(statement)
     for (number,) in db.execute("SELECT rowid FROM sessions WHERE trim(extra) != ''").fetchall():
@@ -54,27 +54,27 @@ def v3_prompts_once(db: apsw.Connection) -> None:
             db.execute("UPDATE prefixes SET body = ?, packed = 1 WHERE rowid = ?", (packed, number))
 
 
-def v4_whose_process_it_is(db: apsw.Connection) -> None:
-    """A process records the channel of the turn that started it. The turn that reports its end uses this channel; until
-    now such turns had a channel of their own. The contents of the trash are measured once."""
+def v4_process_channels(db: apsw.Connection) -> None:
+    """A process records the channel of the turn that started it, and the turn that reports its end uses this channel.
+    Before, such turns had a channel of their own. The size of a folder in the trash is measured once."""
     for statement in _V4:
         db.execute(statement)
 
 
-def v5_what_it_costs(db: apsw.Connection) -> None:
+def v5_costs(db: apsw.Connection) -> None:
     """A model call has a price and may belong to a job; spending is also summed by the hour."""
     for statement in _V5:
         db.execute(statement)
 
 
-def v6_what_is_remembered(db: apsw.Connection) -> None:
+def v6_summaries_and_notes(db: apsw.Connection) -> None:
     """Summaries replace old messages in requests; notes about people and agents' work are stored; a turn may be part of
     another one. The search index is rebuilt: its entries are now numbered by conversation and principal."""
     for statement in _V6:
         db.execute(statement)
 
 
-def v7_intents_say_what_a_tool_may_do(db: apsw.Connection) -> None:
+def v7_intent_effects(db: apsw.Connection) -> None:
     """An intent says whether its tool only reads and whether it may be run again. An intent of an older format counts
     as having effects, and its tool decides whether it may be run again."""
     for statement in _V7:
@@ -92,12 +92,12 @@ def v9_roles_and_audit(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-def v10_audit_is_appended_to(db: apsw.Connection) -> None:
+def v10_append_only_audit(db: apsw.Connection) -> None:
     """A row of the audit log always gets the next number: REPLACE would remove a row without firing a trigger."""
     db.execute(_V10)
 
 
-def v11_receipts_tell_of_tools(db: apsw.Connection) -> None:
+def v11_receipt_tools(db: apsw.Connection) -> None:
     """A receipt stores what its response said about the caller's tools, so that a replay says the same."""
     db.execute("ALTER TABLE receipts ADD COLUMN tools BLOB")
 
@@ -118,16 +118,16 @@ def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str
 
 MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v1_first_schema,
-    v2_what_an_agent_owns,
-    v3_prompts_once,
-    v4_whose_process_it_is,
-    v5_what_it_costs,
-    v6_what_is_remembered,
-    v7_intents_say_what_a_tool_may_do,
+    v2_agent_resources,
+    v3_prompts_stored_once,
+    v4_process_channels,
+    v5_costs,
+    v6_summaries_and_notes,
+    v7_intent_effects,
     v8_caller_tools,
     v9_roles_and_audit,
-    v10_audit_is_appended_to,
-    v11_receipts_tell_of_tools,
+    v10_append_only_audit,
+    v11_receipt_tools,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -148,9 +148,8 @@ def migrate(db: apsw.Connection) -> None:
 
 
 # Tables with a text key and short rows have no rowid, which saves a second tree per insert. Rows that are looked up
-# only while something is open (waiting messages, open turns, live sessions) have a partial index, which stays as small
-# as the number of open rows. The indexes that lead with `session` also serve the cascades: without them a delete would
-# scan.
+# only while something is open (waiting messages, open turns, live sessions) have a partial index, which contains only
+# the open rows. Indexes that begin with `session` also serve the cascades: without them, a delete would scan the table.
 _V1 = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "INSERT INTO meta VALUES('indexed', 0)",
@@ -223,7 +222,7 @@ _V1 = (
         text, content='', contentless_delete=1, detail=none, tokenize='unicode61 remove_diacritics 2')""",
 )
 
-# An approval of the first format named no step; its own id is as good, since nothing else has it.
+# An approval of the first format has no step. Its id is used instead, since it is unique.
 _V2 = (
     """CREATE TABLE notices(
         id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, text TEXT NOT NULL,
@@ -269,7 +268,8 @@ _V2 = (
     "CREATE INDEX spooled_session ON spooled(session, created, id, bytes)",
 )
 
-# The indexes are for the maintenance timer: each names what is over, so that looking for it costs what is found.
+# These indexes are for the maintenance timer. Each contains only rows that will be due, so that a search costs no more
+# than what it finds.
 _V3 = (
     "ALTER TABLE prefixes ADD COLUMN packed INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE sessions ADD COLUMN extra_length INTEGER NOT NULL DEFAULT 0",
@@ -314,9 +314,9 @@ _V5 = (
     "INSERT INTO meta VALUES('spent', (SELECT coalesce(max(id), 0) FROM usage))",
 )
 
-# A summary covers the places `first` to `last`, and is covered in turn by the summary number `parent`; an elision says
-# that in those places what is long (`payload`) or no text (`media`) is shown by an excerpt. The search index numbers
-# the sessions, those of one principal side by side in its extents (`store/tables/search.py`).
+# A summary covers the positions `first` to `last`, and is itself covered by the summary with the number `parent`. In
+# the positions of an elision, long content (`payload`) or content without text (`media`) is shown as an excerpt. The
+# search index numbers the sessions; those of one principal have adjacent numbers (`store/tables/search.py`).
 _V6 = (
     """CREATE TABLE summaries(
         session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL,
@@ -375,7 +375,8 @@ _V9 = (
     """CREATE TRIGGER audit_retained BEFORE DELETE ON audit WHEN old.at >= (SELECT kept_since FROM audit_state)
         BEGIN SELECT RAISE(ABORT, 'rows of the audit log are kept for their retention'); END""",
     "ALTER TABLE intents ADD COLUMN digest BLOB",
-    # Non-owners whose sessions could write in a project folder, and the files in such folders that prompts may take.
+    # Principals other than the owner whose sessions could write to a project folder, and the files in such folders that
+    # prompts may contain.
     "CREATE TABLE project_writers(folder TEXT NOT NULL, principal TEXT NOT NULL, PRIMARY KEY(folder, principal))"
     " WITHOUT ROWID",
     "CREATE TABLE trusted_files(path TEXT PRIMARY KEY, digest BLOB NOT NULL, at REAL NOT NULL) WITHOUT ROWID",

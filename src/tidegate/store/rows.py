@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
 class SessionRow(Row, frozen=True):
     """`prefix` is the identity of the frozen prompt and tools. The session's own part of the prompt is its last
     `extra_length` characters, identified by their digest. `encoder` is the version of the wire format of its last
-    request. `memory_seen` is the first change of notes that the session has not been told about, 0 if its agent has no
+    request. `memory_seen` is the first change of notes that the session does not know, 0 if its agent has no
     memory. `caller_tools` is the digest of the caller tools in its prefix, empty if there are none."""
 
     id: str
@@ -230,7 +230,7 @@ class NewApproval(Frozen, frozen=True):
 
 
 class ApprovalAnswer(Row, frozen=True):
-    """The effect of an answer. `counted`: it was accepted. `repeated`: this principal has given the same answer before.
+    """The effect of an answer. `counted`: it was accepted. `repeated`: this principal gave the same answer before.
     `closed`: somebody else answered first, or the request was cancelled. `expired`: it came too late. `unknown`: there
     is no request of that id that this principal may answer. `row` is the current row."""
 
@@ -240,8 +240,8 @@ class ApprovalAnswer(Row, frozen=True):
 
 class ProcessRow(Row, frozen=True):
     """A background process of a session. `pid` and `start_ticks` (its start time in kernel ticks) are set once it runs,
-    and identify it only together. `log` is the name of its output in the spool; `channel` is that of the turn which
-    started it, empty if unknown. `told` says whether the agent knows of its end."""
+    and identify it only together. `log` is the name of its output in the spool; `channel` is that of the turn that
+    started it, empty if unknown. `told` is True if the agent has been informed of its end."""
 
     id: str
     session: str

@@ -28,7 +28,7 @@ from tidegate.log import Log
 from tidegate.security.addresses import networks
 from tidegate.spool import Spool
 from tidegate.status_report import WorkspacesStatus
-from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, notices, processes, workspaces
+from tidegate.store import Db, ProcessRow, Store, WorkspaceRow, messages, processes, workspaces
 from tidegate.workspaces.backends.backend_select import BackendSelection, NoCommands
 from tidegate.workspaces.backends.interface import (
     LIMIT_NAMES,
@@ -294,7 +294,7 @@ class Workspaces:
         await live_sandbox.close()
 
     async def _add_notice(self, session: str, text: str) -> None:
-        await self.store.write(notices.add, session, text, self._clock())
+        await self.store.write(messages.add_notice, session, text, self._clock())
 
     # -- start and stop of the gateway --
 

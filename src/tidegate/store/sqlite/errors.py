@@ -46,7 +46,7 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
     if isinstance(error, apsw.NoMemError) or code == apsw.SQLITE_IOERR_NOMEM:
         return StoreFailed("The store has not enough memory for this; request less at a time, or try again later.")
     if isinstance(error, (apsw.FullError, apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
-        return _refused_by_disk(error, db)
+        return _disk_error(error, db)
     if isinstance(error, apsw.InterruptError):
         return StoreFailed("The read took longer than a snapshot may live and was interrupted; request less at a time.")
     if isinstance(error, apsw.TooBigError):
@@ -66,7 +66,7 @@ def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull
     )
 
 
-def _refused_by_disk(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | DiskFailed | StoreBusy:
+def _disk_error(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | DiskFailed | StoreBusy:
     number = 0
     if db is not None and isinstance(error, (apsw.IOError, apsw.CantOpenError)):
         number = db.system_errno  # SQLite keeps the errno of these errors only
@@ -77,7 +77,7 @@ def _refused_by_disk(error: apsw.Error, db: apsw.Connection | None) -> StoreFull
 
 
 def _no_space(db: apsw.Connection) -> bool:
-    """Whether the file system is full: SQLite keeps no errno for some of its own files."""
+    """True if the file system is full. SQLite keeps no errno for some of its own files."""
     try:
         found = os.statvfs(Path(db.filename).parent)
     except OSError:

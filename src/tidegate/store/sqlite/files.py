@@ -1,10 +1,16 @@
-"""The store's files on disk: examined before SQLite opens them, and set aside if they are damaged.
+"""The store's files on disk: examined before SQLite opens them, set aside if damaged, rescued if lost.
 
 `examine` does not change the files. A file that a newer program wrote is left as it is, byte for byte. A damaged file
 is renamed together with its log, never opened for writing, never overwritten. `examine` must run before this process
 has a connection to the file, since closing a second descriptor of it would drop SQLite's locks.
+
+A deleted, renamed, replaced or truncated database still works in the process that has it open, but everything written
+to it is lost when that process ends. `OpenFiles.lost` detects this with one `stat` per file, cheap enough for every
+commit. `rescue` then copies everything committed so far to a new file beside the old path. Neither opens the database a
+second time.
 """
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -18,6 +24,7 @@ import apsw
 from tidegate.errors import StoreDamaged, StoreFailed, StoreNewer
 from tidegate.store.migrations import APPLICATION_ID, CURRENT
 
+_SUFFIXES = ("", "-wal", "-shm")
 _MAGIC = b"SQLite format 3\x00"
 _HEADER = 100
 _WAL_HEADER = 32
@@ -31,7 +38,7 @@ SAFE_LIBRARY = (3, 51, 3)
 
 
 class _Broken(Exception):
-    """The damage of the file, in words that fit after "because"."""
+    """The file is damaged. The text describes the damage and fits after "because"."""
 
 
 class DatabaseLibrary(NamedTuple):
@@ -76,7 +83,7 @@ def examine(path: Path) -> str | None:
 def quarantine(path: Path, why: str) -> str:
     """Renames the file, its log and its index. Returns the message about it."""
     aside = free_name(path, "damaged")
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in _SUFFIXES:
         part = path.with_name(path.name + suffix)
         if part.exists():
             part.rename(aside.with_name(aside.name + suffix))
@@ -102,8 +109,8 @@ def _refuse_second(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _INDEX_LOCK, 1, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _INDEX_LOCK, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
     finally:
         os.close(descriptor)
     if kind != fcntl.F_UNLCK:
@@ -213,3 +220,93 @@ def _keep_log(path: Path, wal: Path, frames: int) -> str:
         while piece := source.read(1 << 20):
             target.write(piece)
     return f"The last {frames} pages of the log of {path} could not be read; a copy of the log was kept as {aside}."
+
+
+# -- while the database is open --
+
+
+class Loss(NamedTuple):
+    """The path no longer leads to the open files. `text` is the beginning of a sentence about it; `intact` means that
+    the open files still contain everything."""
+
+    text: str
+    intact: bool = True
+
+
+class OpenFiles:
+    """The open database, log and index. Belongs to the writer's thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = tuple(path.with_name(path.name + suffix) for suffix in _SUFFIXES)
+        self._known: tuple[tuple[int, int], ...] = ()
+        self.bytes = 0
+        self._modified = 0
+        self.touched = False
+        """True if another program has written to the database since this was last set to False."""
+
+    def remember(self) -> None:
+        """Records the identity of the open files. Call it before any other process can know of them."""
+        self._known = tuple(_identity(path.stat()) for path in self._paths)
+        self.measure(0)
+
+    def measure(self, least: int) -> None:
+        """Records the size of the file. Call it after each checkpoint, since only checkpoints write to the file.
+        `least` is the length of the database according to the connection: a shorter file was truncated, and its size
+        is not recorded."""
+        with contextlib.suppress(OSError):  # `lost` reports a file that is gone
+            found = self._paths[0].stat()
+            if found.st_size >= min(self.bytes, least):
+                self.bytes, self._modified = found.st_size, found.st_mtime_ns
+
+    def lost(self, log_bytes: int, *, index: bool) -> Loss | None:
+        """The loss, or None. `log_bytes` is the least length of the log. With `index`, the index is checked too; it
+        contains nothing that is not in the log."""
+        return self._lost(0, self.bytes) or self._lost(1, log_bytes) or (self._lost(2, 0) if index else None)
+
+    def _lost(self, which: int, least: int) -> Loss | None:
+        path = self._paths[which]
+        try:
+            found = path.stat()
+        except OSError as error:
+            return Loss(f"{path} is gone ({error.strerror})")
+        if (found.st_dev, found.st_ino) != self._known[which]:
+            return Loss(f"{path} was replaced by another file")
+        if found.st_size < least:
+            return Loss(f"{path} was truncated by another program ({found.st_size} bytes of {least})", intact=False)
+        if which == 0 and found.st_mtime_ns != self._modified:
+            self.touched, self._modified = True, found.st_mtime_ns
+        return None
+
+    def current_path(self) -> str | None:
+        """The current path of the open database according to the kernel, if it still has one."""
+        for entry in Path("/proc/self/fd").iterdir():
+            try:
+                found = entry.stat()
+                if _identity(found) == self._known[0] and found.st_nlink:
+                    return str(entry.readlink())
+            except OSError:
+                continue  # a descriptor that was closed in the meantime
+        return None
+
+
+def rescue(db: apsw.Connection, path: Path) -> Path:
+    """Copies everything that is committed in `db` to a new file beside `path`. Raises OSError or apsw.Error if that
+    fails."""
+    target = free_name(path, "rescued")
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        copy = apsw.Connection(str(target), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            with copy.backup("main", db, "main") as backup:
+                while not backup.done:
+                    backup.step(-1)
+        finally:
+            copy.close()
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -43,24 +43,25 @@ class Problem(Frozen, frozen=True):
 
 class Problems:
     def __init__(self) -> None:
-        self._current: dict[ProblemKind, Problem] = {}  # lint: allow one entry per kind
+        self.by_kind: dict[ProblemKind, Problem] = {}  # lint: allow one entry per kind
+        """The current problems; empty nearly always."""
         self._logged: dict[ProblemKind, float] = {}  # lint: allow one entry per kind
         self._announced: set[ProblemKind] = set()
-        """Problems whose current occurrence has been logged."""
+        """Current problems that have been logged."""
         self.counts: dict[ProblemKind, int] = dict.fromkeys(PROBLEM_KINDS, 0)
 
     def current(self) -> tuple[Problem, ...]:
-        return tuple(problem for kind in PROBLEM_KINDS if (problem := self._current.get(kind)) is not None)
+        return tuple(problem for kind in PROBLEM_KINDS if (problem := self.by_kind.get(kind)) is not None)
 
     def is_current(self, kind: ProblemKind) -> bool:
-        return kind in self._current
+        return kind in self.by_kind
 
     def text(self, kind: ProblemKind) -> str:
-        problem = self._current.get(kind)
+        problem = self.by_kind.get(kind)
         return "" if problem is None else problem.text
 
     def record_error(self, error: BaseException, activity: Activity, fn: Callable[..., object]) -> None:
-        """Records an error that reveals a condition of the store; `fn` is the function that raised it."""
+        """Records an error that shows a problem of the store; `fn` is the function that raised it."""
         kind = _kind(error, activity)
         if kind == "damaged":
             self.record_damage(f"{getattr(fn, '__name__', activity)}: {error.__cause__ or error}")
@@ -71,9 +72,9 @@ class Problems:
         self.record("damaged", f"{where}; stop the gateway, keep a copy of the file, and restore a backup")
 
     def record(self, kind: ProblemKind, text: str) -> None:
-        before = self._current.get(kind)
+        before = self.by_kind.get(kind)
         since, count = (time.time(), 0) if before is None else (before.since, before.count)
-        self._current[kind] = Problem(kind=kind, text=text, since=since, count=count + 1)
+        self.by_kind[kind] = Problem(kind=kind, text=text, since=since, count=count + 1)
         self.counts[kind] += 1
         now = time.monotonic()
         if now - self._logged.get(kind, -LOG_SECONDS) >= LOG_SECONDS:
@@ -83,7 +84,7 @@ class Problems:
 
     def resolve(self, *kinds: ProblemKind) -> None:
         for kind in kinds:
-            gone = self._current.pop(kind, None)
+            gone = self.by_kind.pop(kind, None)
             if gone is not None and kind in self._announced:
                 self._announced.discard(kind)
                 log.warning("a problem of the store is resolved", kind=kind, problem=gone.text, times=gone.count)

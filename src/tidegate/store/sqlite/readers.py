@@ -32,7 +32,7 @@ LEEWAYS = (0.25, 1.0, 2.0)
 so a read that needs less than the last leeway always succeeds, whatever is written meanwhile."""
 
 REPEAT_WITHIN = 5.0
-"""Seconds after which an attempt begins although the log was not emptied, because of a snapshot of another process."""
+"""Seconds after which the next attempt begins even if another process's snapshot kept the log from being emptied."""
 
 CLOSING = "the store is being closed"
 
@@ -112,19 +112,19 @@ class Readers:
 
     def leeway(self) -> float:
         """Seconds that the writer should wait for active reads before it interrupts them."""
-        return max((LEEWAYS[reading.attempt] for reading in self._under_way()), default=LEEWAYS[0])
+        return max((LEEWAYS[reading.attempt] for reading in self._active()), default=LEEWAYS[0])
 
     def make_way(self) -> None:
         """Ends all current snapshots. Their reads begin again after `log_emptied`."""
         self._log_free.clear()
-        for reading in self._under_way():
+        for reading in self._active():
             reading.make_way = True
 
     def log_emptied(self) -> None:
         """Reports that the log was emptied, or cannot be."""
         self._log_free.set()
 
-    def _under_way(self) -> list[ReadJob]:
+    def _active(self) -> list[ReadJob]:
         return [reading for reading in list(self._current) if reading is not None]
 
     # -- on the loop --
@@ -134,7 +134,7 @@ class Readers:
         took too long: a function holds a connection without running any SQL."""
         if self._backlog.closed is None:
             self._backlog.close(workers=len(self._workers))
-            for reading in self._under_way():
+            for reading in self._active():
                 reading.stop = CLOSING
         return await Worker.stop(self._workers, within)
 
@@ -219,10 +219,10 @@ class Readers:
             return None, failed if isinstance(failed, apsw.InterruptError) else error
         finally:
             self._current[place] = None
-            _leave(db)
+            _end_snapshot(db)
 
 
-def _leave(db: apsw.Connection) -> None:
+def _end_snapshot(db: apsw.Connection) -> None:
     try:
         if db.in_transaction:
             db.execute("ROLLBACK")

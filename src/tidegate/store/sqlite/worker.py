@@ -117,7 +117,7 @@ class Worker:
         self._over = over
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._gone: asyncio.Future[None] | None = None
+        self._finished: asyncio.Future[None] | None = None
         self._dead: str | None = None
         self.connected = False
 
@@ -130,7 +130,7 @@ class Worker:
     def start(self) -> "asyncio.Future[None]":
         """Starts the thread. The future resolves when its connection is open, or fails with the reason."""
         self._loop = asyncio.get_running_loop()
-        self._gone = self._loop.create_future()
+        self._finished = self._loop.create_future()
         opened: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name=self._name, daemon=True)
         self._thread.start()
@@ -138,9 +138,9 @@ class Worker:
 
     @staticmethod
     async def stop(workers: "Sequence[Worker]", within: float) -> bool:
-        """Waits for the threads, which have been told to stop. Returns False if that took too long."""
+        """Waits for threads that were asked to stop. Returns False if that took too long."""
         started = [worker for worker in workers if worker._thread is not None]
-        if not await _outlast([worker._gone for worker in started if worker._gone is not None], within):
+        if not await _wait_for([worker._finished for worker in started if worker._finished is not None], within):
             return False
         for worker in started:
             if worker._thread is not None:
@@ -149,8 +149,8 @@ class Worker:
 
     def _end(self) -> None:
         self._over(self._dead)
-        if self._gone is not None:
-            _tell(self._gone, None)
+        if self._finished is not None:
+            _settle(self._finished, None)
 
     # -- in the thread --
 
@@ -168,10 +168,10 @@ class Worker:
             try:
                 db = self._open()
             except Exception as error:
-                self.call(_tell, opened, translate_opening(error))
+                self.call(_settle, opened, translate_opening(error))
                 return
             self.connected = True
-            self.call(_tell, opened, None)
+            self.call(_settle, opened, None)
             self._work(db)
         except BaseException as error:
             self._dead = f"The thread {self._name} has died ({type(error).__name__}: {error}); restart the gateway."
@@ -191,8 +191,8 @@ class Worker:
 
 
 def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
-    """The error that a caller gets for a function that failed. Clears the frames of the traceback: a cursor that they
-    hold open would prevent the rollback."""
+    """The error that the caller of a failed function gets. Clears the frames of the traceback, since a cursor that is
+    still open there would prevent the rollback."""
     traceback.clear_frames(error.__traceback__)
     found = translate(error, db)
     if not isinstance(found, Exception):
@@ -202,9 +202,9 @@ def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
     return found
 
 
-async def _outlast(futures: "Sequence[asyncio.Future[None]]", seconds: float) -> bool:
-    """Whether all are done within the time. A cancellation in the meantime is raised afterwards, so that nothing is
-    left half-closed."""
+async def _wait_for(futures: "Sequence[asyncio.Future[None]]", seconds: float) -> bool:
+    """Returns True if all are done within the time. A cancellation in the meantime is raised afterwards, since nothing
+    may be left half-closed."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     cancelled: asyncio.CancelledError | None = None
@@ -218,8 +218,8 @@ async def _outlast(futures: "Sequence[asyncio.Future[None]]", seconds: float) ->
     return not waiting
 
 
-def _tell(future: "asyncio.Future[None]", error: BaseException | None) -> None:
-    """Resolves the future, unless its waiter was cancelled."""
+def _settle(future: "asyncio.Future[None]", error: BaseException | None) -> None:
+    """Resolves the future, unless it was cancelled."""
     if future.done():
         return
     if error is None:

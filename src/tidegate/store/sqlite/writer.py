@@ -2,7 +2,7 @@
 
 A submitted function runs even if its caller was cancelled, and its future is resolved only after its transaction is
 committed. If a function fails, only its own writes are rolled back. If a whole group is rolled back (a full disk at the
-commit), each of its functions is tried again alone. The thread survives every `Exception`; if it dies nevertheless,
+commit), each of its functions is tried again alone. The thread survives every `Exception`; if it ends anyway,
 `alive` is False and all waiting callers get an error. While the path is not the open file, everything is refused, and
 everything committed before is copied to a file beside the path. The thread opens and closes its connection itself;
 `start` and `stop` own the thread.
@@ -22,7 +22,7 @@ from tidegate.log import Log
 from tidegate.store import migrations
 from tidegate.store.sqlite import files as _files
 from tidegate.store.sqlite.connections import BUSY_SECONDS, CHECKPOINT_BYTES, Connection, Durability, connect
-from tidegate.store.sqlite.open_files import Loss, OpenFiles, rescue
+from tidegate.store.sqlite.files import Loss, OpenFiles, rescue
 from tidegate.store.sqlite.problems import Problems
 from tidegate.store.sqlite.readers import Readers
 from tidegate.store.sqlite.worker import Backlog, Job, Worker, store_error
@@ -42,7 +42,7 @@ log = Log("tidegate.store")
 
 
 def outside(fn: F) -> F:
-    """Marks a function that must run alone, between transactions."""
+    """Decorator: the function runs alone, between transactions."""
     fn.outside_transaction = True  # type: ignore[attr-defined]
     return fn
 
@@ -125,7 +125,7 @@ class Writer:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is open, including while it is being closed."""
+        """True while the connection is open, including while it is being closed."""
         return self._worker.connected
 
     @property
@@ -184,7 +184,7 @@ class Writer:
                 log.warning("a write failed after its caller was cancelled", error=str(error))
 
     def _ended(self, dead: str | None) -> None:
-        """Called when the thread has ended, on the loop, so that no write can be added afterwards."""
+        """Called on the loop when the thread has ended; no write can be added afterwards."""
         why = dead or "The store is closed; it accepts no more writes."
         lost = [*self._group, *(job for job in self._held if job is not None), *self._backlog.abandon(why)]
         self._resolve([(job, None, StoreFailed(why)) for job in lost])
@@ -246,11 +246,11 @@ class Writer:
     def _commit(self, db: apsw.Connection, group: list[WriteJob]) -> None:
         done: list[Done] = []
         try:
-            self._strike("before-write", group)
+            self._inject_fault("before-write", group)
             db.execute("BEGIN IMMEDIATE")
             for job in group:
                 done.append(_run_one(db, job) if len(group) > 1 else (job, job.fn(db, *job.args, **job.kwargs), None))
-            self._strike("before-commit", group)
+            self._inject_fault("before-commit", group)
             if self._is_lost(index=False):
                 raise StoreLost("The database is not in its place.")
             db.execute("COMMIT")
@@ -266,7 +266,7 @@ class Writer:
                     self._commit(db, [job])
                 return
             done = [(group[0], None, found)]
-        self._strike("after-commit", group)
+        self._inject_fault("after-commit", group)
         self._finish(done)
 
     def _finish(self, done: list[Done]) -> None:
@@ -279,13 +279,14 @@ class Writer:
         self._largest = max(self._largest, len(done))
         failed = [(job, error) for job, _, error in done if error is not None]
         self._failed += len(failed)
-        if len(failed) < len(done):
+        if self._problems.by_kind and len(failed) < len(done):
             self._problems.resolve("full", "unwritable")
         for job, error in failed:
             self._problems.record_error(error, "write", job.fn)
 
     def _is_lost(self, *, index: bool = True) -> bool:
-        """Whether the path is not the open file. That can change back, for example if a folder is moved back."""
+        """True if the path is not the open file. A later call may return False, for example after a folder was moved
+        back."""
         log_bytes = _LOG_HEADER + self._wal_pages * (_FRAME_HEADER + self._page_size) if self._wal_pages else 0
         found = self._files.lost(log_bytes, index=index)
         if found is None and self._loss is not None and self._loss.intact:
@@ -318,7 +319,7 @@ class Writer:
                 f"all acknowledged data is saved in {self._rescued}; stop the gateway, remove what is left of"
                 f" {self._path} with its -wal and -shm, give the saved file that name, and start the gateway again."
             )
-        if (where := self._files.whereabouts()) is not None:
+        if (where := self._files.current_path()) is not None:
             return f"the open file is now {where}; move it back, or stop the gateway and start it on that folder."
         return (
             f"acknowledged data could not be saved ({failed}) and is lost when the gateway stops; make sure that"
@@ -335,7 +336,7 @@ class Writer:
         self._measure(db)
         self._worker.call(self._resolve, [done])
 
-    def _strike(self, point: str, group: list[WriteJob]) -> None:
+    def _inject_fault(self, point: str, group: list[WriteJob]) -> None:
         if self._fault is not None:
             self._fault(point, tuple(job.fn.__name__ for job in group))
 
@@ -345,7 +346,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _bound_log(self, db: apsw.Connection) -> None:
-        """Keeps the log small. Runs after the acknowledgements, so that only the next group waits for it."""
+        """Keeps the log small. Runs after the group is acknowledged; only the next group has to wait."""
         if self._wal_pages < self._next_checkpoint or self._is_lost(index=False):
             return
         try:

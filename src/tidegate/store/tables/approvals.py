@@ -56,11 +56,12 @@ def ask(
 ) -> ApprovalRow:
     """Makes the request of this step of a live session. Returns the existing one if the step has made it before; raises
     Conflict if that was about another action."""
-    standing = of_step(db, turn, step)
-    if standing is not None:
-        if (standing.session, standing.kind, standing.digest) != (session, asking.kind, asking.digest):
+    db.lock("session", session)
+    existing = of_step(db, turn, step)
+    if existing is not None:
+        if (existing.session, existing.kind, existing.digest) != (session, asking.kind, asking.digest):
             raise Conflict(f"Step {step} of this turn has already asked about another action.", code="approval_differs")
-        return standing
+        return existing
     _check(asking)
     found = db.execute(
         "INSERT INTO approvals(id, session, turn, step, kind, tool, digest, summary, choices, may_answer, state, asked,"
@@ -131,8 +132,8 @@ def open_for(
     tree, here = ("", "") if session is None else (_tree("?5"), " AND session IN (SELECT ?5 UNION SELECT at FROM tree)")
     rows = db.execute(
         f"{tree} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
-        f" AND may_answer IN (?1, 'role:' || ?2) AND (expires IS NULL OR expires > ?3){here} ORDER BY asked, id LIMIT"
-        " ?4",
+        f" AND may_answer IN (?1, 'role:' || ?2) AND (expires IS NULL OR expires > ?3){here}"
+        " ORDER BY asked, id LIMIT ?4",
         (principal, role, now, limit, *(() if session is None else (session,))),
     )
     return [_row(row) for row in rows]
@@ -154,6 +155,7 @@ def answer(
 ) -> ApprovalAnswer:
     """Answers the request if it is open, not expired, and this principal may. An approval is approved or denied, a
     question is answered; the asking tool decides whether an answer must be one of the choices."""
+    db.lock("approval", id)
     if len(text) > ANSWER_CHARACTERS:
         raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; shorten it.")
     row = _one(db, "approvals.id = ?1 AND may_answer IN (?2, 'role:' || ?3)", (id, principal, role))
@@ -176,12 +178,14 @@ def answer(
 
 
 def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
-    """Closes the turn's open requests, since nothing waits for the answers any more. Returns the closed ones."""
+    """Closes the turn's open requests, whose answers are no longer needed. Returns the closed ones."""
+    db.lock("turn", turn)
     return _close(db, "turn = ?3", "cancelled", now, turn)
 
 
 def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
     """Like `cancel_turn`, for the requests of one call, whose steps begin with the call's own step."""
+    db.lock("turn", turn)
     return _close(
         db, "turn = ?3 AND (step = ?4 OR substr(step, 1, length(?4) + 1) = ?4 || '-')", "cancelled", now, turn, step
     )
@@ -189,6 +193,7 @@ def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
 
 def cancel_session(db: Db, session: str, now: float) -> list[ApprovalRow]:
     """Like `cancel_turn`, for a whole session."""
+    db.lock("session", session)
     return _close(db, "session = ?3", "cancelled", now, session)
 
 

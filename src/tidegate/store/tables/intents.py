@@ -21,6 +21,7 @@ def begin(
     digest: bytes | None = None,
 ) -> None:
     """Records an intent. Raises Conflict if that step has already begun: it must not be run a second time."""
+    db.lock("turn", turn)
     db.execute(
         "INSERT INTO intents(turn, step, tool, at, read_only, repeatable, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
         (turn, step, tool, now, read_only, repeatable, digest),
@@ -29,11 +30,13 @@ def begin(
 
 def clear(db: Db, turn: str, step: str) -> bool:
     """Removes the step's intent. Returns whether there was one."""
+    db.lock("turn", turn)
     db.execute("DELETE FROM intents WHERE turn = ? AND step = ?", (turn, step))
     return db.changes() > 0
 
 
 def clear_turn(db: Db, turn: str) -> None:
+    db.lock("turn", turn)
     db.execute("DELETE FROM intents WHERE turn = ?", (turn,))
 
 

@@ -6,7 +6,7 @@ and then the messages accepted before the end (`close_inbox`). Every change here
 that a holder of a copy can tell whether it is stale.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,15 +21,20 @@ _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
 """A position after every row."""
 NO_RESULT = "No result: the caller did not return one."
-"""The result of a call that its caller left open."""
+"""The result of a call that the caller did not answer."""
 CLOSING, CLOSED = f"{INCOMING}call-", "closed-"
-"""Prefixes of the steps that give an open call such a result: in the next turn, or in the call's own turn."""
+"""Prefixes of the steps that add such a result for an open call: in the next turn, or in the call's own turn."""
 UNANSWERED = "unanswered-"
 """Prefix of the steps that `close_inbox` adds."""
 ENDED_FIRST = "This message was not answered: the conversation ended first."
-"""The note on such a message that models see if a later conversation begins with this transcript."""
+"""The note on such a message for models, if a later conversation begins with this transcript."""
 _RESULTS_READ = 20
 """Tool results that one statement reads at the end of a transcript; more than one message usually has."""
+NOTICES_KEPT = 20
+"""Notices of one session: a few lines are enough to report what happened since its last turn, and a session that nobody
+uses cannot fill the store."""
+NOTICE_CHARACTERS = 2000
+"""The longest notice. It says what happened and where to look, not every detail."""
 PAGE_BYTES = 2 * 1024 * 1024
 """The default size of a page: hundreds of ordinary messages."""
 
@@ -41,6 +46,7 @@ def _row(row: Any) -> MessageRow:
 
 def accept(db: Db, *, session: str, turn: str, message: Message, now: float) -> int:
     """Stores a message for an open turn, without a position yet. Returns its row id."""
+    db.lock("session", session)
     body, packed = pack(message)
     id = db.execute(
         "INSERT INTO messages(session, turn, role, body, packed, at) SELECT session, turns.id, ?, ?, ?, ?"
@@ -67,6 +73,7 @@ def append(
 
     `settling` is for the last rows of a turn whose session ended while it ran: its calls still need their results.
     """
+    db.lock("session", session)
     body, packed = pack(message)
     _advance(db, session, now if message.role == "user" else None, even_ended=settling)
     try:
@@ -83,6 +90,7 @@ def append(
 
 def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
     """Places the messages accepted for a running turn since the last call, named <prefix>0, …, and returns them."""
+    db.lock("turn", turn)
     session = db.execute("SELECT session FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (turn,)).get
     if session is None:
         return []
@@ -95,6 +103,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
     """Adds the messages that an ended session will not answer (those that waited in its queue, and those steered too
     late) to the transcript, in the order of acceptance and marked as unanswered. Does nothing while a turn still runs
     in it, whose rows come first. Messages that were withdrawn by their sender are left out."""
+    db.lock("session", session)
     if not is_idle(db, session):
         return []
     waiting = db.execute(
@@ -135,6 +144,7 @@ def waiting(db: Db, turn: str) -> list[Message]:
 
 def move(db: Db, from_turn: str, to_turn: str) -> int:
     """Moves messages that came too late for a turn to a queued turn of the same session. Returns how many."""
+    db.lock("turn", from_turn)
     if db.execute("SELECT 1 FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (from_turn,)).get is None:
         return 0
     open_target = db.execute(
@@ -163,9 +173,9 @@ def history(db: Db, session: str, before_turn: str | None = None) -> list[Messag
 
 def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = None) -> list[tuple[int, Message]]:
     """Like `history`, with positions, for messages after position `after`."""
-    but, values = ("", ()) if before_turn is None else (" AND turn IS DISTINCT FROM ?", (before_turn,))
+    others, values = ("", ()) if before_turn is None else (" AND turn IS DISTINCT FROM ?", (before_turn,))
     rows = db.execute(
-        f"SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL{but}"
+        f"SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL{others}"
         " ORDER BY seq NULLS FIRST",
         (session, after, *values),
     )
@@ -173,7 +183,7 @@ def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = No
 
 
 def is_shown(db: Db, session: str, place: int) -> bool:
-    """Whether there is a message at that position that was not undone."""
+    """True if there is a message at this position that was not undone."""
     found = db.execute("SELECT 1 FROM messages WHERE session = ? AND seq = ? AND undone IS NULL", (session, place)).get
     return found is not None
 
@@ -185,9 +195,8 @@ def count_shown(db: Db, session: str, first: int, last: int) -> int:
 
 
 def count_user_messages(db: Db, session: str, most: int) -> int:
-    """The number of messages that people sent in this conversation and did not undo, up to `most`. Copied messages of
-    an earlier conversation do not count, as they belong to no turn; nor do notices of the gateway, which have no
-    text."""
+    """The number of messages that users sent in this conversation and did not undo, up to `most`. Messages copied from
+    an earlier conversation belong to no turn and do not count; nor do notices of the gateway, which have no text."""
     found, after = 0, 0
     while found < most:
         missing = most - found
@@ -236,6 +245,7 @@ def close_calls(
 ) -> int:
     """Gives the session's open calls, except those in `but`, a result that says there is none. Returns how many. The
     results are steps of `turn`, named <step>0, …, so that they are undone with it; without `turn`, of no turn."""
+    db.lock("session", session)
     left = [call for call in open_calls(db, session) if call.id not in but]
     for place, call in enumerate(left):
         message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
@@ -260,7 +270,7 @@ def page(
     undone: bool = False,
 ) -> list[MessageRow]:
     """Rows of the transcript after position `after`; undone ones only if requested. The page ends before the message
-    that would make it larger than `most_bytes`; a message that is larger alone is returned alone and complete."""
+    that would make it larger than `most_bytes`; a single message that is larger is returned alone and complete."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq NULLS FIRST LIMIT ?",
@@ -270,7 +280,7 @@ def page(
 
 
 def last_turn(db: Db, session: str) -> str | None:
-    """The turn of the last row that models are shown."""
+    """The turn of the last message that models see."""
     turn: str | None = db.execute(
         "SELECT turn FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL AND turn IS NOT NULL"
         " ORDER BY seq DESC NULLS LAST LIMIT 1",
@@ -280,8 +290,9 @@ def last_turn(db: Db, session: str) -> str | None:
 
 
 def copy(db: Db, source: str, target: str, now: float) -> int:
-    """Copies the messages that models are shown of `source` to the beginning of the empty session `target`. Returns the
-    number of rows. They belong to no turn, so they cannot be undone or resumed."""
+    """Copies the messages of `source` that models see to the beginning of the empty session `target`. Returns the
+    number of rows. The copies belong to no turn, so they cannot be undone or resumed."""
+    db.lock("session", target)
     db.execute(
         "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq NULLS"
         " FIRST), role,"
@@ -312,7 +323,7 @@ def newest(
 
 
 def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None) -> bool:
-    """Whether the transcript has rows between these positions that were not undone."""
+    """True if the transcript has rows between these positions that were not undone."""
     found = db.execute(
         "SELECT 1 FROM messages WHERE session = ? AND seq > ? AND seq < ? AND undone IS NULL LIMIT 1",
         (session, after, _LAST if before is None else before),
@@ -335,12 +346,51 @@ def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
 
 def undo(db: Db, turn: str, now: float) -> int:
     """Hides a turn's rows from models; they stay in the transcript, marked. Returns how many."""
+    db.lock("turn", turn)
     session = db.execute("SELECT session FROM turns WHERE id = ?", (turn,)).get
     if session is None:
         raise NotFound("There is no such turn.")
     _advance(db, session, now)
     db.execute("UPDATE messages SET undone = ? WHERE turn = ? AND step IS NOT NULL AND undone IS NULL", (now, turn))
     return db.changes()
+
+
+# -- notices: texts that an agent gets with the next message of its session --
+
+
+def add_notice(db: Db, session: str, text: str, now: float) -> None:
+    """Adds a notice, unless the session has ended or is gone. The session keeps the last `NOTICES_KEPT`. A notice is
+    delivered once, in the transaction that takes the next turn, and survives restarts until then."""
+    db.lock("session", session)
+    db.execute(
+        "INSERT INTO notices(session, text, at) SELECT id, ?, ? FROM sessions WHERE id = ? AND ended IS NULL",
+        (text[:NOTICE_CHARACTERS], now, session),
+    )
+    db.execute(
+        "DELETE FROM notices WHERE session = ?1 AND id NOT IN"
+        " (SELECT id FROM notices WHERE session = ?1 ORDER BY id DESC LIMIT ?2)",
+        (session, NOTICES_KEPT),
+    )
+
+
+def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
+    """Adds a long text, as several notices if it is too long for one."""
+    text = ""
+    for line in lines:
+        if text and len(text) + len(line) >= NOTICE_CHARACTERS:
+            add_notice(db, session, text, now)
+            text = ""
+        text = f"{text}\n{line}" if text else line
+    add_notice(db, session, text, now)
+
+
+def take_notices(db: Db, session: str) -> str:
+    """Removes all notices of the session and returns them as one text, the oldest first; nearly always empty."""
+    db.lock("session", session)
+    rows: list[Any] = db.execute("SELECT text FROM notices WHERE session = ? ORDER BY id", (session,)).fetchall()
+    if rows:
+        db.execute("DELETE FROM notices WHERE session = ?", (session,))
+    return "\n".join(text for (text,) in rows)
 
 
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:

@@ -109,7 +109,7 @@ def mark_used(db: Db, digest: bytes, now: float) -> None:
 
 
 def key_exists(db: Db, digest: bytes) -> bool:
-    """Whether that key was ever recorded, valid or not."""
+    """True if this key was ever recorded, valid or not."""
     return db.execute("SELECT 1 FROM keys WHERE digest = ?", (digest,)).get is not None
 
 
@@ -154,7 +154,7 @@ def revoke(
     principal: str | None = None,
     by: str | None = None,
 ) -> list[str]:
-    """Revokes valid keys of that kind: all, or only that with an id, or those of a principal. Returns the ids."""
+    """Revokes valid keys of that kind: all, or only the one with this id, or those of a principal. Returns the ids."""
     where, values = _matching(kind=kind, id=id, principal=principal)
     rows = db.execute(
         "UPDATE keys SET revoked = ? WHERE revoked IS NULL AND (expires IS NULL OR expires > ?)"

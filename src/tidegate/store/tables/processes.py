@@ -1,8 +1,8 @@
 """Background processes of sessions, each recorded before it is spawned.
 
 A process has its row before it exists, so that processes that survive a crash are known by name. A live name belongs to
-one process of its session. An end is recorded once, and reported to the agent once. The rows say what should be alive;
-the code that spawns and ends processes compares them with what is.
+one process of its session. An end is recorded once, and reported to the agent once. The rows say which processes should
+be alive; the code that spawns and ends processes compares them with those that are.
 """
 
 from collections.abc import Sequence
@@ -39,6 +39,7 @@ def begin(
 ) -> ProcessRow:
     """Records a process; must be committed before the spawn. Raises Conflict if a live process of the session has that
     name. Its channel is that of the session's running turn."""
+    db.lock("session", session)
     try:
         found = db.insert_unique(
             "INSERT INTO processes(id, session, name, command, backend, state, restart, notify, started, log, channel)"
@@ -59,6 +60,7 @@ def begin(
 def restart(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow | None:
     """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if that was
     done before, or if another live process has its name."""
+    db.lock("process", id)
     old = db.execute(
         f"UPDATE processes SET restart = 0 WHERE id = ? AND state = 'lost' AND restart = 1 RETURNING {_COLUMNS}", (id,)
     ).get
@@ -93,6 +95,7 @@ def _channel(db: Db, session: str) -> str:
 def mark_running(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
     """Records that the process runs, with its pid. Returns False if it should no longer start: then the caller must end
     it."""
+    db.lock("process", id)
     running = db.execute(
         "UPDATE processes SET state = 'running', pid = ?, start_ticks = ? WHERE id = ? AND state = 'starting'"
         " RETURNING 1",
@@ -107,6 +110,7 @@ def mark_ended(
     """Records the end of a process: it exited (exited), was stopped (ended), or was lost with the gateway (lost).
     Returns the row, once; None if the end is already recorded. `told` says that the agent knows, since it requested the
     stop."""
+    db.lock("process", id)
     row = db.execute(
         f"UPDATE processes SET state = ?, exit_code = ?, ended = ?, told = ? WHERE id = ? AND {_LIVE}"
         f" RETURNING {_COLUMNS}",
@@ -168,7 +172,9 @@ def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow
 
 
 def mark_reported(db: Db, id: str) -> bool:
-    """Records that the agent is informed of this end, by a write in the same transaction. True once."""
+    """Records that the agent is informed of this end, by another write in the same transaction. Returns False if that
+    was recorded before."""
+    db.lock("process", id)
     told = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)
     ).get
@@ -178,6 +184,7 @@ def mark_reported(db: Db, id: str) -> bool:
 def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessRow]:
     """Deletes up to `limit` ended processes, the oldest first, except the last `keep` and those that are still to be
     reported or restarted. Returns them, so that their logs can be removed."""
+    db.lock("session", session)
     over = int(db.execute(f"SELECT count(*) FROM processes WHERE session = ? AND {_FINISHED}", (session,)).get) - keep
     if over <= 0:
         return []
@@ -190,7 +197,7 @@ def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessR
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Those of these ids that have a row: a live process without one belongs to no session."""
+    """The ids among these that have a row. A live process without a row belongs to no session."""
     rows = db.execute(f"SELECT id FROM processes WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 

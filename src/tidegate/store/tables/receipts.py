@@ -12,7 +12,7 @@ from tidegate.store.rows import ReceiptRow, decode_outcome, encode
 from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
-"""A turn that delegated a task may wait for a person for long; it deletes the receipt itself when it ends."""
+"""A turn that delegated a task may wait for a person for a long time. It deletes the receipt itself when it ends."""
 
 BATCH = 1000
 """The most rows that one call of `prune` removes, so that no write waits long behind it."""
@@ -40,9 +40,8 @@ def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: 
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT(principal, source, key) DO UPDATE SET digest = excluded.digest, turn = excluded.turn, at ="
-        " excluded.at,"
-        " expires = excluded.expires, outcome = NULL, tools = excluded.tools",
+        " ON CONFLICT(principal, source, key) DO UPDATE SET digest = excluded.digest, turn = excluded.turn,"
+        " at = excluded.at, expires = excluded.expires, outcome = NULL, tools = excluded.tools",
         (
             principal,
             receipt.source,

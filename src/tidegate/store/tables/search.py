@@ -6,8 +6,8 @@ bounded amount and reports if that was not enough. The index's own tokenizer def
 queries and titles.
 
 An entry of the index is numbered by its session and its message, and the sessions of one principal have adjacent
-numbers. So one conversation is one range of the index, all conversations of a person are a few ranges, and a search in
-them reads nothing of other people's, however many messages there are. Every entry is checked against its rows anyway.
+numbers. So one conversation is one range of the index, all conversations of a person are a few ranges, and a search
+reads no entries of other people, however many messages there are. Every entry is also checked against its rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,15 +33,17 @@ CATCH_UP = 100
 WORDS = 16
 """Words of a query that are used."""
 INDEXED_CHARACTERS = 200_000
-"""The searchable part of a long message; the rest is bulk (dumps, pages), and is in the transcript."""
+"""The searchable part of a long message. The rest is usually a dump or a page, and is still in the transcript."""
 TITLES = 2_000
 """Sessions whose titles one read checks: some milliseconds. Titles have no index, since they change and are short."""
 HITS = 10_000
 """Matching messages that one read checks: some ten milliseconds."""
+HITS_AT_ONCE = 1_000
+"""Rows of one statement: the content of that many messages may be in memory."""
 READS = 100
 """Reads of either kind per search, so that no query can keep the readers busy: two hundred thousand titles and a
 million messages, the latest first."""
-PASSED = 200
+SKIPPED = 200
 """Further matches in a session already found that one read skips; then it continues after that session."""
 MENTION_BYTES = 4 * 1024 * 1024
 """Bytes of messages that one read of mentions decompresses, apart from the last: some ten milliseconds."""
@@ -49,7 +51,7 @@ MESSAGE_BITS = 32
 """Bits of an entry's number for the message; the bits above are for the session. That is enough for four billion
 messages and a billion sessions."""
 EXTENT = 4096
-"""Numbers first reserved for a principal's sessions: for most people all conversations fit in one range."""
+"""Numbers first reserved for a principal's sessions: all conversations of most people fit in one range."""
 EXTENT_GROWTH = 16
 """The factor by which further reservations grow, so that ranges stay few: each is searched separately."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
@@ -279,39 +281,52 @@ def search_messages(
     found: list[T] = []
     size = 0
     for first, end in ranges(db, principal, session):
-        looked = 0
-        for entry, of, whose, kind, place, at, undone, within, body, packed in db.execute(
-            _SAID, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)
-        ):
+        checked = 0
+        rows = _matches(db, _MENTIONS, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below))
+        for entry, of, whose, kind, place, at, undone, within, body, packed in rows:
             if len(found) == limit or size > MENTION_BYTES:
                 return found, below
             below = entry
-            looked += 1
+            checked += 1
             shown = place is not None and undone is None and (turn is None or within != turn)
             if shown and whose == principal and (of == own or (kind == "named" and session in (None, of))):
                 plain = decompress(body, packed)
                 size += len(plain)
                 found.append(show(Mention(entry, of, place, at, decode_message(plain))))
-        if looked == HITS:
+        if checked == HITS:
             return found, below
     return found, None
 
 
+def _matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[Any]:
+    """At most `HITS` rows in that range of entries, the highest entry first. No more of them are in memory at once than
+    one statement returns."""
+    left = HITS
+    while left > 0:
+        number, size = 0, min(HITS_AT_ONCE, left)
+        for row in db.execute(sql, (match, lowest, below, size)):
+            number += 1
+            below = row[0]
+            yield row
+        if number < size:
+            return
+        left -= number
+
+
 # The index is read only as far as needed, and not sorted: entries come in order.
-_SAID = (
-    "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed FROM"
-    f" ({dialect.FIND_ENTRIES})"
-    f" AS entries LEFT JOIN messages ON messages.id = entry & {_MESSAGE} LEFT JOIN sessions ON sessions.id ="
-    " messages.session"
-    " ORDER BY entry DESC"
+_MENTIONS = (
+    "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed"
+    f" FROM ({dialect.FIND_ENTRIES}) AS entries LEFT JOIN messages ON messages.id = entry & {_MESSAGE}"
+    " LEFT JOIN sessions ON sessions.id = messages.session ORDER BY entry DESC"
 )
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
     """The message of that number, unless it is undone, has no position, or belongs to that turn."""
-    but, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
+    others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
-        f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL{but}",
+        f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
+        f"{others}",
         (message, *values),
     ).get
     if row is None:
@@ -340,7 +355,7 @@ def words(db: Db, query: str) -> list[str]:
 # -- plug-in indexes ---------------------------------------------------------------------------------------------------
 
 
-class UnfedMessage(Row, frozen=True):
+class SearchableMessage(Row, frozen=True):
     """A message that a plug-in index has not received yet."""
 
     id: int
@@ -351,18 +366,18 @@ class UnfedMessage(Row, frozen=True):
     text: str
 
 
-def unfed(db: Db, index: str, batch: int, characters: int) -> tuple[list[UnfedMessage], int | None]:
+def next_messages(db: Db, index: str, batch: int, characters: int) -> tuple[list[SearchableMessage], int | None]:
     """The next messages with text for that plug-in index, and the mark after them; None if there are none. At most
     `batch` messages are read and, apart from the last, `characters` of text. Ephemeral sessions are left out."""
     mark = db.execute("SELECT value FROM meta WHERE key = ?", (_mark_of(index),)).get or 0
-    found: list[UnfedMessage] = []
+    found: list[SearchableMessage] = []
     last: int | None = None
     size = 0
     for id, session, principal, kind, role, at, body, packed in db.execute(_FOLLOWING, (mark, batch)):
         last = id
         text = searchable(unpack(body, packed)) if kind == "named" else ""
         if text:
-            found.append(UnfedMessage(id, session, principal, role, at, text))
+            found.append(SearchableMessage(id, session, principal, role, at, text))
             size += len(text)
         if size > characters:
             break
@@ -375,7 +390,7 @@ _FOLLOWING = (
 )
 
 
-def mark_fed(db: Db, index: str, mark: int) -> None:
+def save_index_mark(db: Db, index: str, mark: int) -> None:
     """Records that the plug-in index has received all messages up to that mark."""
     db.execute(
         "INSERT INTO meta(key, value) VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
@@ -432,12 +447,12 @@ def search_titles(
     rows: list[Any] = db.execute(
         f"SELECT id, active, title, name, ended FROM sessions WHERE {where} ORDER BY {order} LIMIT ?", (*values, TITLES)
     ).fetchall()
-    *whole, begun = words
+    *complete, prefix = words
     found: list[str] = []
     for id, _, title, name, over in rows:
         if (title or name) and (ended is None or (over is not None) == ended):
-            said = tokens(f"{title} {name or ''}")
-            if all(word in said for word in whole) and any(word.startswith(begun) for word in said):
+            title_words = tokens(f"{title} {name or ''}")
+            if all(word in title_words for word in complete) and any(word.startswith(prefix) for word in title_words):
                 found.append(id)
     return found, (rows[-1][1], rows[-1][0]) if len(rows) == TITLES else None
 
@@ -454,15 +469,15 @@ def search_mentions(
     found: dict[str, int] = {}
     known = -1
     for first, end in ranges(db, principal):
-        looked = passed = 0
-        for (entry,) in db.execute(
-            dialect.FIND_ENTRIES, (match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below), HITS)
+        checked = skipped = 0
+        for (entry,) in _matches(
+            db, dialect.FIND_ENTRIES, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below)
         ):
             below = entry
-            looked += 1
+            checked += 1
             if entry >> MESSAGE_BITS == known:
-                passed += 1
-                if passed > PASSED:
+                skipped += 1
+                if skipped > SKIPPED:
                     return found, known << MESSAGE_BITS
                 continue
             row = db.execute(_WHOSE, (entry & _MESSAGE,)).get
@@ -470,10 +485,10 @@ def search_mentions(
                 continue
             session, whose, over, shown = row
             if shown and principal in (None, whose):
-                known, passed = entry >> MESSAGE_BITS, 0
+                known, skipped = entry >> MESSAGE_BITS, 0
                 if ended is None or (over is not None) == ended:
                     found[session] = entry & _MESSAGE
-        if looked == HITS:
+        if checked == HITS:
             return found, below
     return found, None
 

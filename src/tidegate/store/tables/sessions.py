@@ -4,8 +4,8 @@ A session ends once, in one transaction with everything that ends with it, and i
 name belongs to at most one session of its principal. `get` is for internal use (recovery, turns); code that serves a
 caller uses `owned`, `live_by_name` or `listing` with the caller's principal.
 
-End hooks: a row is added in the transaction that ends or condemns the session, and marked done once. Hooks that a crash
-left undone are found here at the next start.
+End hooks: a row is added in the transaction that ends the session or marks it for deletion, and marked done once. Hooks
+that did not run because of a crash are found here at the next start.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ _SESSION_ENDED = encode(
 
 
 DELETE_HOOK = "(delete)"
-"""Owed to a session that is deleted once all its other hooks are done; no real hook has such a name."""
+"""The pending hook of a session that is to be deleted once all its other hooks are done; no real hook has this name."""
 
 
 class SessionEnd(Row, frozen=True):
@@ -115,19 +115,19 @@ def get(db: Db, id: str) -> SessionRow | None:
 
 
 def is_live(db: Db, id: str) -> bool:
-    """Whether it exists and has not ended."""
+    """True if the session exists and has not ended."""
     return db.execute("SELECT 1 FROM sessions WHERE id = ? AND ended IS NULL", (id,)).get is not None
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Those of these sessions that exist, ended or not: files of any other belong to no session."""
+    """The sessions among these ids that exist, ended or not. Files of any other id belong to no session."""
     rows = db.execute(f"SELECT id FROM sessions WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 
 
 def version(db: Db, id: str) -> int:
-    """A counter that increases with every change of what models are shown of the session, and with its end; -1 if it
-    does not exist."""
+    """A counter that increases with every change of the session's content that models see, and with its end; -1 if the
+    session does not exist."""
     found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
     return -1 if found is None else found
 
@@ -177,17 +177,18 @@ def listing(
 
 
 def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
-    """Those of these sessions that exist, in that order."""
+    """The sessions among these ids that exist, in this order."""
     rows = (db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get for id in ids)
     return [SessionRow(*row) for row in rows if row is not None]
 
 
 def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
-    """Replaces the session's frozen prompt and tools: the only way in which they change. Returns whether they did.
+    """Replaces the session's frozen prompt and tools, which change in no other way. Returns True if they are different.
     Raises Conflict if the prompt does not end with the session's own part."""
+    db.lock("session", id)
     row = get(db, id)
     if row is None or row.ended is not None:
-        raise _why_not(db, id, "The session cannot be changed.")
+        raise _refusal(db, id, "The session cannot be changed.")
     _check_extra(prefix, row.extra_length, row.extra_digest)
     if memory_seen != row.memory_seen:
         _change(db, id, "memory_seen = ?", (memory_seen,))
@@ -202,6 +203,7 @@ def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0
 
 def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> SessionRow:
     """Replaces the session's frozen caller tools; `prefix` contains the new ones."""
+    db.lock("session", row.id)
     frozen = _keep_prefix(db, prefix)
     _change(db, row.id, "prefix = ?, caller_tools = ?, version = version + 1", (frozen, digest))
     if row.prefix is not None and row.prefix != frozen:
@@ -212,6 +214,7 @@ def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> 
 def reencode(db: Db, id: str, encoder: int) -> bool:
     """Records the encoder version of the session's requests from now on. Returns False if it is unchanged, or if the
     session has ended."""
+    db.lock("session", id)
     changed = db.execute(
         "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder <> ?1 RETURNING 1", (encoder, id)
     ).get
@@ -238,17 +241,19 @@ def extra(db: Db, row: SessionRow) -> str:
 
 
 def has_extra(row: SessionRow, extra: str) -> bool:
-    """Whether this is the session's own part of the prompt, apart from surrounding whitespace."""
+    """True if this is the session's own part of the prompt, apart from surrounding whitespace."""
     return _extra(extra) == (row.extra_length, row.extra_digest)
 
 
 def set_title(db: Db, id: str, title: str) -> None:
-    """Sets the title. Models are not shown it, so the version stays."""
+    """Sets the title. Models do not see it, so the version stays."""
+    db.lock("session", id)
     _change(db, id, "title = ?", (title,))
 
 
 def touch(db: Db, id: str, now: float) -> None:
     """Records activity, unless the session has ended."""
+    db.lock("session", id)
     db.execute("UPDATE sessions SET active = ?1 WHERE id = ?2 AND ended IS NULL AND active < ?1", (now, id))
 
 
@@ -260,8 +265,9 @@ def end(
 
     In the same transaction, settings and the saved shell are deleted, open approvals are cancelled, the workspace
     becomes trash, and queued turns are refused. Their messages enter the transcript as unanswered, now or at the end of
-    the running turn. Each hook gets a row that says it is still to run.
+    the running turn. Each hook gets a pending row.
     """
+    db.lock("session", id)
     idle, since = ("", ()) if only_idle_since is None else (f" AND active < ? AND {_NO_WORK}", (only_idle_since,))
     ended = db.execute(
         "UPDATE sessions SET ended = ?, end_reason = ?, version = version + 1 WHERE id = ? AND ended IS NULL"
@@ -286,8 +292,9 @@ def end(
 
 
 def mark_for_deletion(db: Db, id: str) -> bool:
-    """Marks an ended session for deletion, whatever the reason of its end, once no other hook is owed. Returns False if
-    it does not exist or has not ended."""
+    """Marks an ended session for deletion as soon as no other hook is pending, for whatever reason it ended. Returns
+    False if it does not exist or has not ended."""
+    db.lock("session", id)
     found = db.execute(
         "UPDATE sessions SET end_reason = 'delete' WHERE id = ? AND ended IS NOT NULL RETURNING 1", (id,)
     )
@@ -298,12 +305,13 @@ def mark_for_deletion(db: Db, id: str) -> bool:
 
 
 def delete(db: Db, id: str) -> bool:
-    """Deletes the session and everything that belongs to it alone. Returns False if it does not exist.
+    """Deletes the session and everything that belongs only to it. Returns False if it does not exist.
 
-    Of an ephemeral session, receipts that hold their outcome stay for their own retention, and its usage rows keep
-    their principal. Of a named session, its principal's spending stays. The prompt of an ephemeral session is left to
-    `maintenance.tidy`, since the next session usually has the same.
+    Receipts of an ephemeral session that contain their outcome stay until they expire, and its usage rows keep their
+    principal. For a named session, the hourly spending of its principal stays. `maintenance.tidy` deletes the prompt of
+    an ephemeral session later, since the next session usually has the same one.
     """
+    db.lock("session", id)
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
     if found is None:
         return False
@@ -311,15 +319,18 @@ def delete(db: Db, id: str) -> bool:
     ephemeral = kind == "ephemeral"
     mine = "(SELECT id FROM turns WHERE session = ?)"
     search.unindex(db, id, "SELECT id FROM messages WHERE session = ?", (id,))
-    db.execute(f"DELETE FROM intents WHERE turn IN {mine}", (id,))
-    if ephemeral:
-        db.execute(f"DELETE FROM receipts WHERE outcome IS NULL AND turn IN {mine}", (id,))
-    else:
-        db.execute(f"DELETE FROM receipts WHERE turn IN {mine}", (id,))
     usage.anonymise(db, id, named=not ephemeral)
-    db.execute("DELETE FROM endings WHERE session = ?", (id,))
-    db.execute("DELETE FROM outbox WHERE session = ?", (id,))
-    db.execute("DELETE FROM sessions WHERE id = ?", (id,))
+    unfinished = " AND outcome IS NULL" if ephemeral else ""
+    db.batch(
+        (sql, (id,))
+        for sql in (
+            f"DELETE FROM intents WHERE turn IN {mine}",
+            f"DELETE FROM receipts WHERE turn IN {mine}{unfinished}",
+            "DELETE FROM endings WHERE session = ?",
+            "DELETE FROM outbox WHERE session = ?",
+            "DELETE FROM sessions WHERE id = ?",
+        )
+    )
     _lower_mark(db)
     if prefix_id is not None and not ephemeral:
         drop_unused_prefix(db, prefix_id)
@@ -328,7 +339,8 @@ def delete(db: Db, id: str) -> bool:
 
 def delete_messages(db: Db, id: str, limit: int) -> int:
     """Deletes the first `limit` messages of an ended session before the session itself, whose deletion would take too
-    long with all of them. Returns how many: 0 while any hook but the deletion is owed."""
+    long with all of them. Returns how many: 0 while any hook other than the deletion is pending."""
+    db.lock("session", id)
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
         " AND NOT EXISTS(SELECT 1 FROM endings WHERE session = ?1 AND done IS NULL AND hook <> ?2)",
@@ -339,14 +351,13 @@ def delete_messages(db: Db, id: str, limit: int) -> int:
     first = "SELECT id FROM messages WHERE session = ? ORDER BY seq NULLS FIRST LIMIT ?"
     search.unindex(db, id, first, (id, limit))
     db.execute(f"DELETE FROM messages WHERE id IN ({first})", (id, limit))
-    gone = db.changes()
+    removed = db.changes()
     _lower_mark(db)
-    return gone
+    return removed
 
 
 def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
-    """Live sessions without activity since `before`, the longest idle first; never one with a queued or running
-    turn."""
+    """Live sessions without activity since `before` and without a queued or running turn, the longest idle first."""
     rows = db.execute(
         f"SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND {_NO_WORK}"
         " ORDER BY active LIMIT ?",
@@ -359,8 +370,8 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
     """Sessions that ended before that time and whose hooks have all run, the oldest first."""
     rows = db.execute(
         "SELECT id FROM sessions WHERE ended IS NOT NULL AND ended < ? AND NOT EXISTS("
-        "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended NULLS FIRST LIMIT"
-        " ?",
+        "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended NULLS FIRST"
+        " LIMIT ?",
         (before, limit),
     )
     return [row[0] for row in rows]
@@ -399,10 +410,10 @@ def _change(db: Db, id: str, assignment: str, values: tuple[str | float | bytes,
         (*values, id),
     ).get
     if changed is None:
-        raise _why_not(db, id, "The session cannot be changed.")
+        raise _refusal(db, id, "The session cannot be changed.")
 
 
-def _why_not(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
+def _refusal(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
     ended = db.execute("SELECT ended FROM sessions WHERE id = ?", (id,)).fetchall()
     if not ended:
         return NotFound("There is no such session.")
@@ -420,11 +431,12 @@ def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
     return db.changes()
 
 
-# -- end hooks: work that is still owed to sessions that have ended --
+# -- end hooks: work that remains to be done for sessions that have ended --
 
 
 def owe_hook(db: Db, session: str, hook: str) -> None:
     """Records that the hook is to run. Idempotent."""
+    db.lock("session", session)
     db.execute("INSERT INTO endings(session, hook) VALUES(?, ?) ON CONFLICT(session, hook) DO NOTHING", (session, hook))
 
 
@@ -446,7 +458,8 @@ def owed_hooks(db: Db, session: str) -> list[str]:
 
 def attempt_hook(db: Db, session: str, hook: str) -> int:
     """Counts an attempt that is about to begin. Returns the number of attempts so far, across restarts; 0 if the hook
-    is not owed."""
+    is not pending."""
+    db.lock("session", session)
     tries: int | None = db.execute(
         "UPDATE endings SET tries = tries + 1 WHERE session = ? AND hook = ? AND done IS NULL RETURNING tries",
         (session, hook),
@@ -457,6 +470,7 @@ def attempt_hook(db: Db, session: str, hook: str) -> int:
 def finish_hook(db: Db, session: str, hook: str, now: float) -> bool:
     """Marks the hook done. True exactly once: a caller that makes the hook's own writes in this transaction makes them
     exactly once."""
+    db.lock("session", session)
     first = db.execute(
         "UPDATE endings SET done = ? WHERE session = ? AND hook = ? AND done IS NULL RETURNING 1", (now, session, hook)
     ).get

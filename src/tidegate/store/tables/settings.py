@@ -36,6 +36,7 @@ _COLUMNS = "session, key, value, source, at, expires"
 
 def put(db: Db, session: str, key: str, value: Any, source: str, now: float, expires: float | None = None) -> None:
     """Sets `key` (any JSON value) for a live session."""
+    db.lock("session", session)
     put_one = db.execute(
         "INSERT INTO settings(session, key, value, source, at, expires)"
         " SELECT id, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL"
@@ -58,6 +59,7 @@ def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
 
 def clear(db: Db, session: str, key: str | None = None) -> int:
     """Removes one setting of the session, or all. Returns how many."""
+    db.lock("session", session)
     only, values = ("", (session,)) if key is None else (" AND key = ?", (session, key))
     db.execute(f"DELETE FROM settings WHERE session = ?{only}", values)
     return db.changes()
@@ -102,6 +104,7 @@ class ModelSwitch(msgspec.Struct, frozen=True, array_like=True):
 def note_switch(db: Db, session: str, *, before: str, after: str, own: str, ends: float | None, now: float) -> None:
     """Records that the user has chosen another model. A choice with an end is followed by a switch back to the agent's
     `own` model at that time."""
+    db.lock("session", session)
     pending = _switches(get_all(db, session, now))
     last_told = pending[0].before if pending else before
     switches: list[ModelSwitch] = []

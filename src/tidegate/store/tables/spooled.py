@@ -36,6 +36,7 @@ def add(
 ) -> SpooledRow:
     """Adds a row; must be committed after its file is complete and before anything refers to it. Refused in an ended
     session."""
+    db.lock("session", session)
     added = db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
         " SELECT ?, id, ?, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL RETURNING 1",
@@ -62,7 +63,7 @@ def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
 
 
 def is_shown(db: Db, row: SpooledRow) -> bool:
-    """Whether its turn was not undone."""
+    """True unless the turn of the result was undone."""
     found = db.execute(f"SELECT 1 FROM spooled WHERE id = ? AND session = ? AND {SHOWN}", (row.id, row.session)).get
     return found is not None
 
@@ -70,6 +71,7 @@ def is_shown(db: Db, row: SpooledRow) -> bool:
 def copy(db: Db, source: str, target: str) -> int:
     """Copies the rows of `source` that were not undone to `target`, under the same names: for a session that begins
     with the transcript of `source`. Returns how many."""
+    db.lock("session", target)
     db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
         " SELECT id, ?2, NULL, kind, bytes, lines, media_type, name, created FROM spooled"
@@ -114,11 +116,12 @@ def latest_texts(
 
 def remove_session(db: Db, session: str) -> int:
     """Deletes all rows of a session. Returns how many. (Deleting the session deletes them too.)"""
+    db.lock("session", session)
     db.execute("DELETE FROM spooled WHERE session = ?", (session,))
     return db.changes()
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """Those of these ids that have a row: any other file belongs to no session."""
+    """The ids among these that have a row. Any other file belongs to no session."""
     rows = db.execute(f"SELECT id FROM spooled WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}

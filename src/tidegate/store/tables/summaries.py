@@ -22,7 +22,8 @@ def _row(row: Any) -> SummaryRow:
 
 
 def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
-    """Stores a summary under a new number and returns that."""
+    """Stores a summary under a new number. Returns the number."""
+    db.lock("session", session)
     body, packed = compress(row.text.encode(errors="replace"))
     number = db.execute("SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE session = ?", (session,)).get
     db.execute(
@@ -65,7 +66,8 @@ def children(db: Db, session: str, number: int) -> list[SummaryRow]:
 
 
 def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
-    """Makes these summaries shown from now on. Each covers the lower summaries in its span."""
+    """Shows these summaries from now on. Each covers the lower summaries in its span."""
+    db.lock("session", session)
     for number in numbers:
         row = get(db, session, number)
         if row is None:
@@ -83,6 +85,7 @@ def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
 
 def drop_prepared(db: Db, session: str) -> int:
     """Deletes prepared summaries. Returns how many."""
+    db.lock("session", session)
     db.execute("DELETE FROM summaries WHERE session = ? AND state = 'prepared'", (session,))
     return db.changes()
 
@@ -90,6 +93,7 @@ def drop_prepared(db: Db, session: str) -> int:
 def uncover(db: Db, session: str, place: int) -> int:
     """Deletes every summary and elision over this position or a later one; what they covered before it is shown again.
     Returns the number of summaries deleted."""
+    db.lock("session", session)
     gone: list[Any] = db.execute(
         "SELECT number FROM summaries WHERE session = ? AND last >= ?", (session, place)
     ).fetchall()
@@ -102,6 +106,7 @@ def uncover(db: Db, session: str, place: int) -> int:
 
 def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
     """Records an elision from now on."""
+    db.lock("session", session)
     db.execute(
         "INSERT INTO elisions(session, first, last, kind, characters, at) VALUES(?, ?, ?, ?, ?, ?)"
         " ON CONFLICT(session, last, first, kind) DO UPDATE SET characters = excluded.characters, at = excluded.at",
@@ -125,6 +130,7 @@ def count(db: Db, session: str) -> int:
 
 def copy(db: Db, source: str, target: str) -> None:
     """Copies the tree to the transcript that `messages.copy` has made for `target`, where positions are renumbered."""
+    db.lock("session", target)
 
     def until(place: int) -> int:
         """The number of messages up to that position; undone ones are not copied."""

@@ -36,7 +36,7 @@ INCOMING = "in-"
 """Prefix of the steps of a turn's own messages, in their order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
 """Steps of a model's output: its answers, and the part of a stopped answer that was shown."""
-_WORKED = (
+_NOT_WAITING = (
     "(NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
     " AND NOT EXISTS (SELECT 1 FROM turns AS task WHERE task.within = turns.id"
     " AND task.state IN ('queued', 'running')))"
@@ -88,7 +88,8 @@ def insert(
     running: bool = False,
     within: ParentTurn | None = None,
 ) -> TurnRow:
-    """Adds a queued turn to a live session, or, with `running`, a turn that is taken immediately."""
+    """Adds a queued turn to a live session or, with `running`, a turn that starts immediately."""
+    db.lock("session", session)
     parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)
     job = job if within is None else within.job
     state: TurnState = "running" if running else "queued"
@@ -124,6 +125,7 @@ def insert(
 
 
 def set_call(db: Db, id: str, call: Call) -> None:
+    db.lock("turn", id)
     db.execute("UPDATE turns SET call = ? WHERE id = ?", (encode_call(call), id))
 
 
@@ -138,6 +140,7 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     in-0, in-1, …. If it is resumed after a crash, only its attempts are counted: messages accepted meanwhile are for
     `messages.place_steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so
     its attempts are not counted and it may wait over any number of starts."""
+    db.lock("turn", id)
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
         f" RETURNING {_COLUMNS}",
@@ -146,8 +149,8 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     queued = found is not None
     if not queued:
         found = db.execute(
-            f"UPDATE turns SET attempts = attempts + CASE WHEN {_WORKED} THEN 1 ELSE 0 END WHERE id = ? AND state ="
-            f" 'running' RETURNING {_COLUMNS}",
+            f"UPDATE turns SET attempts = attempts + CASE WHEN {_NOT_WAITING} THEN 1 ELSE 0 END"
+            f" WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}",
             (id,),
         ).get
     if found is None:
@@ -168,6 +171,7 @@ def take(db: Db, id: str, now: float) -> TurnRow:
 def park(db: Db, id: str) -> bool:
     """Records that the running turn was paused on purpose between two steps, to continue at the next start: this
     attempt does not count against the limit of resumes. Returns False if it is not running."""
+    db.lock("turn", id)
     parked = db.execute(
         "UPDATE turns SET attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END"
         " WHERE id = ? AND state = 'running' RETURNING 1",
@@ -179,6 +183,7 @@ def park(db: Db, id: str) -> bool:
 def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
     """Gives the turn's waiting messages the next positions of the transcript, in the order they were accepted, and the
     names <prefix>0, <prefix>1, …. Returns their row ids."""
+    db.lock("session", session)
     ids = [row[0] for row in db.execute("SELECT id FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))]
     for number, id in enumerate(ids):
         db.execute(
@@ -190,8 +195,8 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
 
 
 def open_turns(db: Db) -> list[TurnRow]:
-    """Every queued or running turn, for a start to continue with. Running turns come before queued ones; within a
-    session they are in its order."""
+    """All queued or running turns, which the gateway continues when it starts. Running turns come before queued ones,
+    and the turns of a session are in its order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -209,7 +214,7 @@ def running(db: Db, session: str) -> str | None:
 
 
 def waiting(db: Db, session: str) -> int:
-    # The first condition is that of the partial index, which holds open turns only: settled turns cost nothing.
+    # The first condition is that of the partial index, which contains only open turns: settled turns cost nothing.
     count = "SELECT count(*) FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
     return int(db.execute(count, (session,)).get)
 
@@ -225,7 +230,7 @@ def waiting_calls(db: Db, session: str) -> list[Call]:
 
 
 def is_idle(db: Db, session: str) -> bool:
-    """Whether no turn of the session is queued or running."""
+    """True if no turn of the session is queued or running."""
     open_one = db.execute(
         "SELECT 1 FROM turns WHERE session = ? AND state IN ('queued', 'running') LIMIT 1", (session,)
     ).get
@@ -243,7 +248,8 @@ def settle(
     steps: int = 0,
     now: float,
 ) -> bool:
-    """Records the end of the turn. True once; False if it was already settled. Works in an ended session too."""
+    """Records the end of the turn. Returns False if it was already settled. Works in an ended session too."""
+    db.lock("turn", id)
     done = db.execute(
         "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, written = ?,"
         " reasoning = ?, cost = ?, estimated = ?, steps = ?, finished = ?"
@@ -270,6 +276,7 @@ def settle(
 def add_usage(db: Db, id: str, usage: Usage) -> None:
     """Adds the usage of a finished task to the running turn that delegated it. A settled turn has already counted
     it."""
+    db.lock("turn", id)
     db.execute(
         "UPDATE turns SET input = input + ?, cached = cached + ?, output = output + ?, written = written + ?,"
         " reasoning = reasoning + ?, cost = cost + ?, estimated = CASE WHEN estimated = 1 THEN 1 ELSE ? END"
@@ -310,7 +317,7 @@ def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
 
 
 def conversation(db: Db, session: str) -> str:
-    """The conversation that this session works for: itself, if it was not made for a task."""
+    """The conversation that this session belongs to: itself, unless it was created for a task."""
     found: str | None = db.execute(
         "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
     ).get
@@ -318,7 +325,8 @@ def conversation(db: Db, session: str) -> str:
 
 
 def set_notices(db: Db, id: str, notices: tuple[str, ...]) -> None:
-    """Stores the notices that the user got beside the answer. Most turns have none."""
+    """Stores the notices that the user received with the answer. Most turns have none."""
+    db.lock("turn", id)
     db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
 
 
@@ -327,7 +335,7 @@ def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
     answers."""
     turn = get(db, id)
     cost, answers = NOTHING if turn is None else turn.usage, 0
-    for step, message in _said(db, id):
+    for step, message in _model_messages(db, id):
         if step.startswith(_ANSWER):
             answers += 1
             cost += message.usage or NOTHING
@@ -383,7 +391,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
     answer: Message | None = None
     answered_by = ""
     cost = NOTHING
-    for step, message in _said(db, id):
+    for step, message in _model_messages(db, id):
         if step.startswith(_ANSWER):
             cost += message.usage or NOTHING
         if ended_by is not None and step.startswith(ended_by):
@@ -409,7 +417,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """The calls of a turn's last answer that are left to the caller: the turn has run the others."""
+    """The calls of a turn's last answer that the caller is to run: the turn has run the others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)
@@ -418,8 +426,8 @@ def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolC
     return tuple(call for place, call in enumerate(answer.calls) if f"tool-{number}-{place}" not in run)
 
 
-def _said(db: Db, id: str) -> Iterator[tuple[str, Message]]:
-    """The model's messages of this turn, by step, in order, one at a time: an answer may be long."""
+def _model_messages(db: Db, id: str) -> Iterator[tuple[str, Message]]:
+    """The model's messages of this turn in order, each with its step; one at a time, since an answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
         " ORDER BY seq NULLS FIRST",

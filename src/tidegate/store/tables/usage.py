@@ -97,7 +97,7 @@ def add(
 
 
 def spent(db: Db, since: float) -> SpentTotal:
-    """The usage of all models together since the beginning of an hour."""
+    """The usage of all models together since that time, which is the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
@@ -123,12 +123,12 @@ def fold(db: Db, limit: int) -> int:
     ).get
     upto = min(last, folded + limit)
     if upto > folded:
-        _keep(db, "coalesce(principal, ''), agent, job", "id > ?3 AND id <= ?4", (folded, upto))
+        _add_to_hours(db, "coalesce(principal, ''), agent, job", "id > ?3 AND id <= ?4", (folded, upto))
         db.execute("UPDATE meta SET value = ? WHERE key = 'spent'", (upto,))
     return int(upto - folded)
 
 
-def _keep(db: Db, whose: str, which: str, values: tuple[Any, ...]) -> None:
+def _add_to_hours(db: Db, whose: str, which: str, values: tuple[Any, ...]) -> None:
     db.execute(
         "INSERT INTO spent(hour, principal, agent, job, tokens, cost)"
         f" SELECT floor(at / ?2), {whose}, sum(input + output), sum(cost) FROM usage"
@@ -152,11 +152,11 @@ def totals(
     the highest first."""
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
-    within, values = _within(since, until, principal)
+    period, values = _period(since, until, principal)
     rows = db.execute(
-        f"SELECT key, {_NAMES.get(by, _NO_NAME)}, {_COLUMNS} FROM (SELECT * FROM (SELECT {_KEYS[by]} AS key, {_SUMS}"
-        " FROM"
-        f" {within} GROUP BY 1) AS sums ORDER BY {order} LIMIT ?) AS largest ORDER BY {order}",
+        f"SELECT key, {_NAMES.get(by, _NO_NAME)}, {_COLUMNS} FROM (SELECT * FROM"
+        f" (SELECT {_KEYS[by]} AS key, {_SUMS} FROM {period} GROUP BY 1) AS sums"
+        f" ORDER BY {order} LIMIT ?) AS largest ORDER BY {order}",
         (*values, limit),
     )
     found = [UsageTotal(*row) for row in rows]
@@ -165,8 +165,8 @@ def totals(
 
 def total(db: Db, *, since: float = 0.0, until: float = math.inf, principal: str | None = None) -> UsageTotal:
     """The sum of all calls in a period, of one principal or of all."""
-    within, values = _within(since, until, principal)
-    row = db.execute(f"SELECT {_SUMS} FROM {within}", values).get
+    period, values = _period(since, until, principal)
+    row = db.execute(f"SELECT {_SUMS} FROM {period}", values).get
     return UsageTotal("", "", *row)
 
 
@@ -191,11 +191,11 @@ def anonymise(db: Db, session: str, *, named: bool) -> None:
     if not named:
         db.execute("UPDATE usage SET session = NULL, turn = NULL WHERE session = ?", (session,))
         return
-    _keep(db, "principal, '', ''", f"session = ?3 AND principal IS NOT NULL AND {_UNFOLDED}", (session,))
+    _add_to_hours(db, "principal, '', ''", f"session = ?3 AND principal IS NOT NULL AND {_UNFOLDED}", (session,))
     db.execute("UPDATE usage SET session = NULL, turn = NULL, principal = NULL WHERE session = ?", (session,))
 
 
-def _within(since: float, until: float, principal: str | None) -> tuple[str, tuple[float | str, ...]]:
+def _period(since: float, until: float, principal: str | None) -> tuple[str, tuple[float | str, ...]]:
     """The table and condition for the rows of a period, and the values. Rows are added in the order of time, so that no
     earlier row is read."""
     first = "id > coalesce((SELECT id FROM usage WHERE at < ? ORDER BY id DESC LIMIT 1), 0)"

@@ -26,12 +26,12 @@ _COLUMNS = "session, backend, folder, project, state, trashed_at"
 
 def put(db: Db, *, session: str, backend: str, folder: str, project: bool) -> WorkspaceRow:
     """Sets the workspace of a live session; its saved shell stays."""
+    db.lock("session", session)
     found = db.execute(
         "INSERT INTO workspaces(session, backend, folder, project, state)"
         " SELECT id, ?, ?, ?, 'live' FROM sessions WHERE id = ? AND ended IS NULL"
-        " ON CONFLICT(session) DO UPDATE SET backend = excluded.backend, folder = excluded.folder, project ="
-        " excluded.project"
-        f" WHERE workspaces.state = 'live' RETURNING {_COLUMNS}",
+        " ON CONFLICT(session) DO UPDATE SET backend = excluded.backend, folder = excluded.folder,"
+        f" project = excluded.project WHERE workspaces.state = 'live' RETURNING {_COLUMNS}",
         (backend, folder, project, session),
     ).get
     if found is None:
@@ -46,6 +46,7 @@ def get(db: Db, session: str) -> WorkspaceRow | None:
 
 def save_shell(db: Db, session: str, state: bytes) -> bool:
     """Saves the state of the shell, which is opaque here. Returns False if there is no live workspace."""
+    db.lock("session", session)
     if len(state) > SHELL_BYTES:
         raise Refused(f"The shell's environment and functions take more than {SHELL_BYTES} bytes; unset some of them.")
     body, packed = compress(state)
@@ -67,6 +68,7 @@ def shell(db: Db, session: str) -> bytes | None:
 def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
     """Called at a session's end: deletes the saved shell and marks the folder as trash; a user's own folder is only
     released. Returns the current row, also if that was done before; None if there is none."""
+    db.lock("session", session)
     db.execute(
         "UPDATE workspaces SET state = CASE WHEN project <> 0 THEN 'gone' ELSE 'trash' END, trashed_at = ?,"
         " shell_state = NULL, packed = 0 WHERE session = ? AND state = 'live'",
@@ -96,11 +98,12 @@ def unmeasured_trash(db: Db, limit: int) -> list[str]:
 
 
 def set_trash_size(db: Db, session: str, bytes: int) -> None:
+    db.lock("session", session)
     db.execute("UPDATE workspaces SET trash_bytes = ? WHERE session = ? AND state = 'trash'", (bytes, session))
 
 
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
-    """Sessions whose folders do not fit into that many bytes of trash together with newer ones, the oldest first."""
+    """Sessions whose folders, together with all newer ones, exceed that many bytes of trash; the oldest first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
         " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"
@@ -111,7 +114,8 @@ def over_quota(db: Db, most: int, limit: int) -> list[str]:
 
 
 def remove(db: Db, session: str) -> bool:
-    """Records that the folder is gone. True once."""
+    """Records that the folder is gone. Returns False if that was recorded before."""
+    db.lock("session", session)
     removed = db.execute(
         "UPDATE workspaces SET state = 'gone' WHERE session = ? AND state = 'trash' RETURNING 1", (session,)
     ).get
@@ -119,7 +123,7 @@ def remove(db: Db, session: str) -> bool:
 
 
 def existing(db: Db, sessions: Sequence[str]) -> set[str]:
-    """Those of these sessions that have a workspace that is not gone: any other folder belongs to no session."""
+    """The sessions among these that have a workspace which is not gone. Any other folder belongs to no session."""
     rows = db.execute(
         f"SELECT session FROM workspaces WHERE session IN {ID_LIST} AND state <> 'gone'",
         (id_list(sessions),),
@@ -132,7 +136,7 @@ def _row(row: Any) -> WorkspaceRow:
     return WorkspaceRow(session, backend, folder, bool(project), state, trashed_at)
 
 
-# -- project folders: writers other than the owner, and the files that prompts may take --
+# -- project folders: writers other than the owner, and the files that prompts may contain --
 
 
 class ProjectTrust(NamedTuple):

@@ -19,7 +19,7 @@ from tidegate.errors import Conflict, Refused, Stopping, TidegateError, ToolFail
 from tidegate.lifetimes import outlast
 from tidegate.log import Log
 from tidegate.spool import Spool
-from tidegate.store import Db, ProcessEnd, ProcessRow, Store, notices, processes, workspaces
+from tidegate.store import Db, ProcessEnd, ProcessRow, Store, messages, processes, workspaces
 from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Child, Sandbox
@@ -148,7 +148,7 @@ class BackgroundProcesses:
             told = f"The process {process_label(row)} was lost and has been started again."
         except ToolFailed as error:
             told = f"The process {process_label(row)} was lost and could not be started again: {error.message}"
-        await self._store.write(notices.add, live_sandbox.session, told, self._clock())
+        await self._store.write(messages.add_notice, live_sandbox.session, told, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
         """Spawn the process of a row, or record in the row that it failed."""
@@ -289,7 +289,7 @@ class BackgroundProcesses:
         now = self._clock()
         ended = processes.mark_ended(db, row.id, state=state, exit_code=code, now=now, told=known or bool(text))
         if ended is not None and text:
-            notices.add(db, row.session, text, now)
+            messages.add_notice(db, row.session, text, now)
         return ended
 
     async def _describe_end(
@@ -352,7 +352,7 @@ def process_label(row: ProcessRow) -> str:
 
 def _add_notice_later(db: Db, row: ProcessRow, text: str, now: float) -> None:
     if processes.mark_reported(db, row.id):
-        notices.add(db, row.session, text, now)
+        messages.add_notice(db, row.session, text, now)
 
 
 def _spawned(db: Db, id: str, pid: int | None) -> bool:
