@@ -34,7 +34,7 @@ class PresenceMachine(RuleBasedStateMachine):
             idle_ttl=AGE,
             clock=self.clock,
             warn=lambda *_: None,
-            asks=lambda turn: any(record.turn is turn for record in self.asking.values()),
+            is_waiting=lambda turn: any(record.turn is turn for record in self.asking.values()),
         )
         self.asking: dict[str, Present] = {}
         self.order: list[tuple[str, Tenant]] = []
@@ -135,7 +135,7 @@ class PresenceMachine(RuleBasedStateMachine):
         self.shrink()
 
         async def asks() -> None:
-            self.presence.turn_asks(record)
+            self.presence.turn_waits(record)
             await settled()
 
         self.runner.run(asks())

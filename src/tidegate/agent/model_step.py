@@ -138,7 +138,7 @@ class TurnResident(NamedTuple):
     def holds(self, conversation: Conversation) -> bool:
         """Whether the conversation is still loaded."""
         record = self.record
-        return conversation in (record.resident, record.passing, *record.detached)
+        return conversation in (record.resident, record.temporary, *record.detached)
 
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]

@@ -314,7 +314,7 @@ class EmbeddedEngine(Engine):
         """End a turn that left the queue without running. Its session stays present until the end is published, and no
         longer."""
         with contextlib.ExitStack() as present:
-            record = present.enter_context(self._presence.attend(live.session))
+            record = present.enter_context(self._presence.keep_present(live.session))
 
             def release(settlement: Settlement) -> None:
                 self._release(record, live, settlement)
@@ -376,7 +376,7 @@ class EmbeddedEngine(Engine):
         while live is not None:
             record = self._presence.get(live.session)
             if live.waits_for_person and record is not None and record.turn is live:
-                self._presence.turn_asks(record)
+                self._presence.turn_waits(record)
             live = live.parent
 
     def _publish_end(self, record: Present, live: LiveTurn, settlement: Settlement) -> None:

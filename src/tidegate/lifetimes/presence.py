@@ -58,7 +58,7 @@ class SessionEnded(RuntimeError):
 
 class Present(OrderLink):
     """The record of a present session. A resident replaced during a turn stays in `detached` until the turn ends; the
-    temporary resident of a one-shot turn is in `passing` until then."""
+    temporary resident of a one-shot turn is in `temporary` until then."""
 
     __slots__ = (
         "__weakref__",
@@ -67,12 +67,12 @@ class Present(OrderLink):
         "disk",
         "held",
         "key",
-        "passing",
         "resident",
+        "temporary",
         "turn",
         "used",
         "waiting",
-        "wanted",
+        "wanted_signature",
         "watchers",
         "workspace",
     )
@@ -84,9 +84,9 @@ class Present(OrderLink):
         self.waiting: deque[Any] = deque()  # lint: allow the engine bounds it by limits.queue_length
         self.resident: Resident | None = None
         self.building: SingleFlight[Resident] | None = None
-        self.wanted = b""
+        self.wanted_signature = b""
         self.detached: tuple[Resident, ...] = ()
-        self.passing: Resident | None = None
+        self.temporary: Resident | None = None
         self.workspace: Any | None = None
         self.disk: Any | None = None
         self.used = used
@@ -144,8 +144,8 @@ class Presence:
 
     __slots__ = (
         "__weakref__",
-        "_asks",
         "_clock",
+        "_is_waiting",
         "_leaving",
         "_order",
         "_over",
@@ -170,10 +170,10 @@ class Presence:
         idle_ttl: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
         warn: Warn | None = None,
-        asks: Callable[[Any], bool] = lambda turn: False,
+        is_waiting: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
-        """`asks` says whether a turn is idle until a user has answered."""
-        self._asks = asks
+        """`is_waiting` says whether a turn is idle until a user has answered."""
+        self._is_waiting = is_waiting
         self.residents = residents
         self.resident_bytes = resident_bytes
         self.idle_ttl = idle_ttl
@@ -190,7 +190,7 @@ class Presence:
         self._over = False
         self._over_count = 0
         self.ledger.view("resident", self._measure_residents)
-        self.ledger.view("one-shot", self._measure_passing)
+        self.ledger.view("one-shot", self._measure_temporary)
         scope.on_close(self._close, name="residents")
 
     # -- records -----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Presence:
         """
         if turn is not None and record.turn is not turn:
             return
-        record.turn = record.passing = None
+        record.turn = record.temporary = None
         record.used = self._clock()
         detached, record.detached = record.detached, ()
         for resident in detached:
@@ -233,23 +233,23 @@ class Presence:
             self.reweigh(record)
         self._forget_if_absent(record)
 
-    def turn_asks(self, record: Present) -> None:
+    def turn_waits(self, record: Present) -> None:
         """The turn is idle until a user has answered, so its resident may be unloaded. Residents that no cap counts are
         released at once."""
-        gone = record.detached if record.passing is None else (*record.detached, record.passing)
-        record.detached, record.passing = (), None
+        gone = record.detached if record.temporary is None else (*record.detached, record.temporary)
+        record.detached, record.temporary = (), None
         for resident in gone:
             self._release(record.key, resident)
         self._enforce()
 
-    def lend(self, key: str, passing: Resident) -> None:
+    def set_temporary(self, key: str, temporary: Resident) -> None:
         """Register the temporary resident of a one-shot turn with the ledger, until the turn ends."""
         record = self._records.get(key)
         if record is not None and record.busy:
-            record.passing = passing
+            record.temporary = temporary
 
     @contextmanager
-    def attend(self, key: str) -> Iterator[Present]:
+    def keep_present(self, key: str) -> Iterator[Present]:
         """Keep the session's record present within this block. It does not keep a resident in memory."""
         record = self.obtain(key)
         record.held += 1
@@ -268,15 +268,15 @@ class Presence:
         self._records.pop(key, None)
         workspace, record.workspace = record.workspace, None
         if workspace is not None:  # ending the workspace takes longer and still needs the record
-            self.lodge(key, workspace)
+            self.set_workspace(key, workspace)
         record.notify()
         return True
 
-    def lodge(self, key: str, workspace: Any) -> None:
-        """Something runs in the session's workspace: the session stays present until `vacate`."""
+    def set_workspace(self, key: str, workspace: Any) -> None:
+        """Something runs in the session's workspace: the session stays present until `clear_workspace`."""
         self.obtain(key).workspace = workspace
 
-    def vacate(self, key: str) -> None:
+    def clear_workspace(self, key: str) -> None:
         """Nothing runs in the workspace any more."""
         record = self._records.get(key)
         if record is not None:
@@ -285,7 +285,7 @@ class Presence:
 
     def _works(self, record: Present) -> bool:
         """Whether a turn is running that needs its resident."""
-        return record.busy and not self._asks(record.turn)
+        return record.busy and not self._is_waiting(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:
         if record.absent and self._records.get(record.key) is record:
@@ -304,7 +304,7 @@ class Presence:
                 return cast(R, present)
             if record.building is None:
                 return await self._build(record, signature, build)
-            if record.wanted == signature:
+            if record.wanted_signature == signature:
                 await record.building.join()
             else:
                 await record.building.over()
@@ -327,7 +327,7 @@ class Presence:
             self._insert(record, resident)
             return resident
 
-        record.building, record.wanted = SingleFlight[Resident](), signature
+        record.building, record.wanted_signature = SingleFlight[Resident](), signature
         self.unload(record.key, reason="changed")  # only now: without a construction the record might be removed
         try:
             return cast(R, await record.building.lead(construct))
@@ -455,10 +455,10 @@ class Presence:
         for key, resident in self._leaving.values():
             yield f"session {key}", Holding(1, resident.weight)
 
-    def _measure_passing(self) -> Iterator[tuple[str, Holding]]:
+    def _measure_temporary(self) -> Iterator[tuple[str, Holding]]:
         for record in self._records.values():
-            if record.passing is not None:
-                yield f"session {record.key}", Holding(1, record.passing.weight)
+            if record.temporary is not None:
+                yield f"session {record.key}", Holding(1, record.temporary.weight)
 
     def _release(self, key: str, resident: Resident) -> None:
         if self._scope.open:

@@ -167,7 +167,7 @@ def _presence(scope: Scope, config: Config) -> Presence:
         resident_bytes=limits.resident_bytes,
         idle_ttl=limits.idle_ttl,
         warn=lambda message, fields: log.warning(message, **fields),
-        asks=lambda turn: turn.waits_for_person,
+        is_waiting=lambda turn: turn.waits_for_person,
     )
 
 

@@ -25,7 +25,7 @@ async def watch(
     seen = after
     followed: TurnLog | None = None
     store, engine = components.store, components.engine
-    with components.presence.attend(session) as record:
+    with components.presence.keep_present(session) as record:
         live = _unfollowed(engine, session, followed)
         await queries.visible_session(store, session, principal)
         for question in await components.approvals.open_events(session):

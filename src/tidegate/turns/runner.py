@@ -247,7 +247,7 @@ class Runner:
 
     def _conversations(self) -> Iterator[tuple[str, Conversation]]:
         for record in self.presence:
-            for held in (record.resident, record.passing, *record.detached):
+            for held in (record.resident, record.temporary, *record.detached):
                 if isinstance(held, Conversation):
                     yield f"session {record.key}", held
 
@@ -283,7 +283,7 @@ class Runner:
         if taken.session.kind != "ephemeral":
             return await self._resident(taken, agent, model, start)
         conversation = await self._build(taken, model, self._toolset(agent), b"", start)
-        self.presence.lend(taken.session.id, conversation)
+        self.presence.set_temporary(taken.session.id, conversation)
         return conversation
 
     async def _with_model(
