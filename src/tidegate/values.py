@@ -20,7 +20,7 @@ class Frozen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 def new_id(prefix: str) -> str:
     """A new opaque id, e.g. `s_…` for sessions and `t_…` for turns: 48 bits of time, so that rows created together are
-    stored together, and 80 random bits, so that no id can be guessed."""
+    stored together, and 80 random bits, so that ids cannot be guessed."""
     raw = int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)
     return f"{prefix}_{raw.hex()}"
 
@@ -30,7 +30,7 @@ def new_id(prefix: str) -> str:
 Role = Literal["system", "user", "assistant", "tool"]
 
 BILLION = 1_000_000_000
-"""Money is counted in billionths of a dollar: one token of a cheap model costs some tens of them."""
+"""Money is counted in billionths of a dollar, because one token of a cheap model costs only some tens of them."""
 
 
 def dollars(billionths: int) -> str:
@@ -43,7 +43,7 @@ def dollars(billionths: int) -> str:
 class Usage(Frozen, frozen=True):
     """Tokens as counted by the provider. `cached` is the part of `input` that was read from the provider's cache,
     `written` the part that was written to it, `reasoning` the part of `output` that is not shown. `cost` is in
-    billionths of a dollar. `estimated` says that the gateway estimated a part that the provider did not count."""
+    billionths of a dollar. `estimated`: a part was not counted by the provider and is an estimate of the gateway."""
 
     input: int = 0
     cached: int = 0
@@ -82,7 +82,7 @@ PDF = "application/pdf"
 
 
 def media_kind(media_type: str) -> str:
-    """The word for it: picture, sound or document."""
+    """The kind of media: picture, sound or document."""
     if media_type == PDF:
         return "document"
     return "sound" if media_type.startswith("audio/") else "picture"
@@ -351,7 +351,7 @@ class Inbound(Frozen, frozen=True):
 
 
 class ToolsNote(Frozen, frozen=True):
-    """The note to a caller about the tools of its request."""
+    """Information for a caller about the tools of its request."""
 
     shadowed: tuple[str, ...] = ()
     """Names of caller tools that were left out because the agent has tools of the same names."""
@@ -428,7 +428,7 @@ class Notice(Frozen, frozen=True, tag="notice"):
 class QuestionAsked(Frozen, frozen=True, tag="asked"):
     """The turn waits for a person to approve one exact action, or to answer a question. Clients that connect later get
     it again, under the same id. It ends with the turn. Followers of a turn also get the questions of its delegated
-    tasks: then `turn` is the task's, and `agent` the agent that works on it."""
+    tasks; `turn` is then the turn of the task, and `agent` the agent that works on it."""
 
     id: str
     turn: str
@@ -443,7 +443,7 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):
-    """The end of a question: approved, denied, answered, expired or cancelled."""
+    """The end of a question. `state` is approved, denied, answered, expired or cancelled."""
 
     id: str
     state: str

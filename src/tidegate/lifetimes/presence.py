@@ -172,7 +172,7 @@ class Presence:
         warn: Warn | None = None,
         is_waiting: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
-        """`is_waiting` says whether a turn is idle until a user has answered."""
+        """`is_waiting` returns whether a turn is idle until a user has answered."""
         self._is_waiting = is_waiting
         self.residents = residents
         self.resident_bytes = resident_bytes
@@ -184,7 +184,7 @@ class Presence:
         self._records: dict[str, Present] = {}
         self._order: ResidentOrder[Present] = ResidentOrder()
         self._unloads: dict[str, int] = {}
-        # By object identity: residents that have left the order but are not yet released.
+        # By object identity: residents that have left the order and are not released yet.
         self._leaving: dict[int, tuple[str, Resident]] = {}
         self._unreleased: list[tuple[str, Resident]] = []  # lint: allow only filled while closing
         self._over = False
@@ -206,7 +206,7 @@ class Presence:
         return self._records.get(key)
 
     def obtain(self, key: str) -> Present:
-        """The session's record, created if necessary.
+        """The session's record, which is created if it does not exist.
 
         A record with nothing present is removed at the next opportunity: the caller must put its turn, message or hold
         on it before it awaits anything.
@@ -250,7 +250,7 @@ class Presence:
 
     @contextmanager
     def keep_present(self, key: str) -> Iterator[Present]:
-        """Keep the session's record present within this block. It does not keep a resident in memory."""
+        """Keep the session present within this block. Its resident may be unloaded all the same."""
         record = self.obtain(key)
         record.held += 1
         try:
@@ -358,8 +358,8 @@ class Presence:
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unload the oldest residents above the caps. A working one is skipped, and no newer one is unloaded in its
-        place."""
+        """Unload the oldest residents above the caps. If one is in use, it is skipped, and no newer one is unloaded
+        instead."""
         window = self._order.window(self.residents, self.resident_bytes)
         if not window:
             self._over = False
@@ -424,8 +424,8 @@ class Presence:
         return swept
 
     def relieve(self, wanted: int) -> tuple[int, int]:
-        """Memory is short: unload idle residents, the least recently used first, until `wanted` bytes are freed.
-        Residents whose turn is working or waits to start are kept. Returns their number and bytes."""
+        """Unload idle residents, the least recently used first, until `wanted` bytes are freed, because memory is
+        short. Residents whose turn is working or waits to start are kept. Returns their number and bytes."""
         count = freed = 0
         for record in self._order:
             if freed >= wanted:

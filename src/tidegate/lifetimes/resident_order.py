@@ -1,8 +1,8 @@
 """The order of residents by last use, with their weights, and the oldest ones that exceed the caps.
 
-Every operation but `window` and the iteration is O(1), and none allocates. The order is a ring linked through the
-records themselves, so there is no second container keyed by session; a record that has left the ring refers to nothing
-in it. The order owns neither records nor residents.
+Every operation except `window` and iteration is O(1), and none allocates. The order is a ring linked through the
+records, so there is no second container keyed by session; a record that has left the ring refers to nothing in it. The
+order owns neither records nor residents.
 """
 
 from collections.abc import Iterator

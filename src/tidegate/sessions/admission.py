@@ -50,7 +50,7 @@ from tidegate.values import (
 )
 
 TITLE_CHARACTERS = 60
-"""Length of a title made from the first message."""
+"""The length of a title that is made from the first message."""
 
 
 class Admission(Frozen, frozen=True):
@@ -219,8 +219,8 @@ def admit(
     now: float,
     uploads: UploadFolder | None = None,
 ) -> Admission:
-    """With `take`, a turn may start now: in an idle session it is started in this transaction, which saves one of its
-    own. `uploads` holds the larger media of the messages."""
+    """With `take`, a turn may start now: in an idle session it is started in this transaction, which saves a second
+    one. `uploads` holds the larger media of the messages."""
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
         return known
@@ -324,7 +324,7 @@ def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inboun
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
-    """The reaction of a turn to its reader reaction. A named conversation continues. A one-shot call is cancelled,
+    """The reaction of a turn when its reader disconnects. A named conversation continues. A one-shot call is cancelled,
     unless its caller chose an Idempotency-Key and can return for the answer."""
     if inbound.on_disconnect is not None:
         return inbound.on_disconnect
@@ -450,5 +450,5 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None,
 
 
 def title_from(text: str) -> str:
-    """The title of a session without a name, from its first message, until a user sets one. One line."""
+    """The title of a session without a name, made from its first message, in one line. A user may change it."""
     return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

@@ -1,8 +1,8 @@
 """The components that sessions are made of, built from the configuration.
 
-A component that no agent of the configuration uses is None, and its modules are not imported. Building opens nothing:
-`Sessions.recover` starts what has to be started. The caller of `build_components` owns the result and enters `web` and
-`recall`, if they are there; until then web access and plug-in search indexes are unavailable.
+A component that no configured agent uses is None, and its modules are not imported. Building opens nothing:
+`Sessions.recover` starts the services. The caller of `build_components` owns the result and enters `web` and `recall`,
+if they are there; until then web access and plug-in search indexes are unavailable.
 """
 
 import os
@@ -152,7 +152,7 @@ async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
 
 
 async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:
-    """For a session whose rows have been deleted."""
+    """Remove the files of a session whose rows have been deleted."""
     await workspaces.discard(session)
     await spool.remove(session)
     if recall is not None and recall.index is not None:

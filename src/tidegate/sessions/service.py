@@ -1,6 +1,6 @@
-"""The entry point to conversations for everything above: the web, the commands and the gateway.
+"""The entry point to conversations, for the web, the commands and the gateway.
 
-A message is durable, deduplicated and authorised before it is acknowledged, whoever sends it (`accept`). Each method
+A message is durable, deduplicated and authorised before it is acknowledged (`accept`), whoever sends it. Each method
 that names a session or a turn checks it against the caller's principal; anything that the principal may not see is
 reported as not found. Changes that a user makes to a conversation are in `operations`, under the same rule.
 
@@ -77,8 +77,8 @@ class Sessions:
         return found
 
     async def abandon(self, turn: str) -> None:
-        """For a reader that has disconnected. The turn is stopped if it is to be cancelled then and has no other
-        reader."""
+        """A reader of the turn has disconnected. The turn is stopped if its caller wants that and no other reader is
+        left."""
         row = await self._store.read(turns.get, turn)
         log = self._engine.log(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:

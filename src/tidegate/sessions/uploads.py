@@ -1,4 +1,4 @@
-"""Messages with pictures, sounds or documents: their media is stored with the message.
+"""Uploads: pictures, sounds and documents, which are stored together with their message.
 
 A message is accepted with all of its media, or not at all. A refusal names the part of the request. Small media becomes
 part of the message. Larger media is in the session's spool by the time the message is durable, with rows of the same
