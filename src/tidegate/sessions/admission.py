@@ -242,7 +242,8 @@ def admit(
     inbound = _with_calls(db, inbound, session.id, idle=idle)
     if not idle and turns.waiting(db, session.id) >= queue_length:
         raise _queue_full(queue_length)
-    clashes = _shadowed(db, inbound, session)
+    has_tools = inbound.call.caller_tools is not None or inbound.call.tool_choice
+    clashes = _shadowed(db, inbound, session) if has_tools else ()
     changed = not created and inbound.call.tools_digest != _tools_ahead(db, session, idle=idle)
     tools = ToolsNote(shadowed=clashes, changed=changed)
     _note_receipts(db, inbound, turn, tools, now)
@@ -279,7 +280,7 @@ def admit(
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
     """The names of caller tools that will not be offered. Refuses a `tool_choice` that names a tool which is not
     offered."""
-    chosen = inbound.call.chosen_tool if inbound.call.tool_choice else ""
+    chosen = inbound.call.chosen_tool
     if (inbound.call.caller_tools is None and not chosen) or session.prefix is None:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
