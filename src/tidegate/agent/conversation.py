@@ -97,6 +97,7 @@ class Conversation:
         "mark",
         "model",
         "prefix",
+        "prefix_bytes",
         "signature",
         "summary_task",
         "tools",
@@ -125,6 +126,8 @@ class Conversation:
         turns."""
         self.model = model
         self.prefix = prefix
+        self.prefix_bytes = len(prefix.system) + len(prefix.tools)
+        """Bytes of prompt and tools."""
         self.tools = tools
         self.signature = signature
         self.version = -1
@@ -298,11 +301,6 @@ class Conversation:
         return self._estimated + self.prefix_bytes
 
     @property
-    def prefix_bytes(self) -> int:
-        """Bytes of prompt and tools."""
-        return len(self.prefix.system) + len(self.prefix.tools)
-
-    @property
     def prefix_tokens(self) -> int:
         """Estimated tokens of prompt and tools."""
         return self.model.token_estimate.tokens(self.prefix_bytes)
@@ -381,15 +379,13 @@ class Conversation:
 
     async def _write(self) -> Sequence[bytes]:
         """The history with all media loaded, and with an end that the model can answer."""
-        written = await self._write_media()
+        history = await self.history.read()
+        written = await self._write_media(history) if self._unloaded else cast(Sequence[bytes], history)
         if self._ends_with_answer and not self.model.wire.continues_answers:
             written = [*written, self.model.wire.encode(CONTINUE)]
         return written
 
-    async def _write_media(self) -> Sequence[bytes]:
-        history = await self.history.read()
-        if not self._unloaded:
-            return cast(Sequence[bytes], history)
+    async def _write_media(self, history: Sequence[bytes | Group]) -> Sequence[bytes]:
         bytes_left = LOADED_BYTES
         written: list[bytes] = []
         for held in history:

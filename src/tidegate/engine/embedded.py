@@ -33,7 +33,7 @@ from tidegate.engine.turn_lifecycle import (
     turn_end_without_resume,
 )
 from tidegate.engine.turn_log import TurnLog
-from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
+from tidegate.errors import Conflict, ModelFailed, NotFound, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
 from tidegate.status_report import EngineStats
@@ -157,18 +157,20 @@ class EmbeddedEngine(Engine):
         live = self._live.get(turn)
         return live.log if live is not None else None
 
-    async def result(self, turn: str) -> Outcome | None:
-        """The outcome, once the turn has ended here; None if it is not live, in which case the store has it."""
+    async def result(self, turn: str) -> Outcome:
+        """The outcome, once the turn has ended here; as it is in the store if the turn is not live."""
         live = self._live.get(turn)
-        if live is None:
-            return None
-        await live.log.ended()
-        last = live.log.events[-1] if live.log.events else None
-        if isinstance(last, TurnEnded):
-            return last.outcome
-        if self._closed or not self._scope.open:
-            raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
-        return None
+        if live is not None:
+            await live.log.ended()
+            last = live.log.events[-1] if live.log.events else None
+            if isinstance(last, TurnEnded):
+                return last.outcome
+            if self._closed or not self._scope.open:
+                raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
+        outcome = await self._store.read(turns.outcome, turn)
+        if outcome is None:
+            raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
+        return outcome
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -447,7 +449,8 @@ class EmbeddedEngine(Engine):
 
     async def _settle(self, live: LiveTurn, attempt: Attempt, release: Callable[[Settlement], None]) -> None:
         """Stop the turn's tasks, decide its end and store it."""
-        await self._end_tasks(live)
+        if live.children:
+            await self._end_tasks(live)
         end = await self._turn_end(live, attempt)
         if end is not None:
             await self._commit(live, end, release)
@@ -458,8 +461,6 @@ class EmbeddedEngine(Engine):
 
     async def _end_tasks(self, live: LiveTurn) -> None:
         """Stop the tasks that this turn delegated and wait for their end."""
-        if not live.children:
-            return
         tasks = tuple(live.children.values())
         for task in tasks:
             self.interrupt(task.turn, PARENT_ENDED)

@@ -36,7 +36,7 @@ def slim(message: Message) -> Message:
     """The message as user interfaces receive it: a tool result without its payload, media without bytes. Idempotent."""
     if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
         message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
-    return without_bytes(message)
+    return without_bytes(message) if message.media else message
 
 
 def without_bytes(message: Message) -> Message:
@@ -180,7 +180,7 @@ class Journal:
             return recorded
         if self._parking():
             raise Parked
-        message = await self._make(name, make, effect)
+        message = await (make() if effect is None else self._make(name, make, effect))
         self._count(message)
         if ends is not None and ends(message):
             self.final_row = (name, message)
@@ -188,11 +188,9 @@ class Journal:
             await self._commit(name, message, effect)
         return message
 
-    async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect | None) -> Message:
-        """Runs the step, after committing its intent. If an earlier process began the step, permission is not requested
-        again, and the step is run again only if both that process and this one declare it repeatable."""
-        if effect is None:
-            return await make()
+    async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect) -> Message:
+        """Runs a step with an effect, after committing its intent. If an earlier process began the step, permission is
+        not requested again, and the step is run again only if both that process and this one declare it repeatable."""
         intent = self._open_intents.get(name)
         if intent is None:
             if (refusal := await effect.refused()) is not None:

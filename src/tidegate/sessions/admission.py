@@ -294,7 +294,9 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
 
 def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
     """The digest of the caller tools that the session will have once its last waiting turn has started."""
-    calls = [] if idle else turns.waiting_calls(db, session.id)
+    if idle:
+        return session.caller_tools
+    calls = turns.waiting_calls(db, session.id)
     fixed = (call for call in calls if call.caller_tools is None or call.caller_tools.definitions)
     last = next(fixed, None)
     return session.caller_tools if last is None else last.tools_digest

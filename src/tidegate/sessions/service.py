@@ -57,17 +57,14 @@ class Sessions:
         self.operations = Operations(components)
         self.accept: Callable[[Inbound], Awaitable[Acceptance]] = components.intake.accept
         """Accept a message. When this returns, the message survives a kill."""
+        self.wait: Callable[[str], Awaitable[Outcome]] = components.engine.result
+        """The outcome of a turn, once it has ended."""
 
     # -- following a turn --
 
     def turn_log(self, turn: str) -> TurnLog | None:
         """The log of a turn that is waiting or running in this process."""
         return self._engine.log(turn)
-
-    async def wait(self, turn: str) -> Outcome:
-        """The outcome of a turn, once it has ended."""
-        outcome = await self._engine.result(turn)
-        return outcome if outcome is not None else await self.outcome(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
         """The outcome of a turn as it is now; its state is queued or running until it has ended."""
