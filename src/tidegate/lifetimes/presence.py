@@ -13,7 +13,7 @@ name. Presence owns the records and the residents; `turn`, `waiting` and `held` 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from tidegate.lifetimes.concurrency import SingleFlight
-from tidegate.lifetimes.resident_order import OrderLink, ResidentOrder
 from tidegate.lifetimes.scope import Scope, ScopeClosed
 from tidegate.status_report import Holding
 
@@ -56,7 +55,7 @@ class SessionEnded(RuntimeError):
     """The session ended while its resident was being built; the resident was released."""
 
 
-class Present(OrderLink):
+class Present:
     """The record of a present session. A resident replaced during a turn stays in `detached` until the turn ends; the
     temporary resident of a one-shot turn is in `temporary` until then."""
 
@@ -78,7 +77,6 @@ class Present(OrderLink):
     )
 
     def __init__(self, key: str, used: float) -> None:
-        super().__init__()
         self.key = key
         self.turn: Any | None = None
         self.waiting: deque[Any] = deque()  # lint: allow the engine bounds it by limits.queue_length
@@ -144,10 +142,10 @@ class Presence:
 
     __slots__ = (
         "__weakref__",
+        "_bytes",
         "_clock",
         "_is_waiting",
         "_leaving",
-        "_order",
         "_over",
         "_over_count",
         "_records",
@@ -155,6 +153,7 @@ class Presence:
         "_unloads",
         "_unreleased",
         "_warn",
+        "_weights",
         "idle_ttl",
         "ledger",
         "resident_bytes",
@@ -182,7 +181,9 @@ class Presence:
         self._clock = clock
         self._warn: Warn = warn if warn is not None else _log_warning
         self._records: dict[str, Present] = {}
-        self._order: ResidentOrder[Present] = ResidentOrder()
+        self._weights: OrderedDict[Present, int] = OrderedDict()  # lint: allow residents, which are bounded
+        """The weights of the residents, the least recently used first."""
+        self._bytes = 0
         self._unloads: dict[str, int] = {}
         # By object identity: residents that have left the order and are not released yet.
         self._leaving: dict[int, tuple[str, Resident]] = {}
@@ -229,7 +230,7 @@ class Presence:
         for resident in detached:
             self._release(record.key, resident)
         if record.resident is not None:
-            self._order.touch(record)
+            self._weights.move_to_end(record)
             self.reweigh(record)
         self._forget_if_absent(record)
 
@@ -300,7 +301,7 @@ class Presence:
             present = record.resident
             if present is not None and present.signature == signature:
                 record.used = self._clock()
-                self._order.touch(record)
+                self._weights.move_to_end(record)
                 return cast(R, present)
             if record.building is None:
                 return await self._build(record, signature, build)
@@ -347,26 +348,29 @@ class Presence:
     def _insert(self, record: Present, resident: Resident) -> None:
         record.resident = resident
         record.used = self._clock()
-        self._order.add(record, resident.weight)
+        self._weights[record] = resident.weight
+        self._bytes += self._weights[record]
         self._enforce(newcomer=record)
 
     def reweigh(self, record: Present) -> None:
         """Update the weight of its resident."""
         if record.resident is None:
             return
-        self._order.resize(record, record.resident.weight)
+        weight = record.resident.weight
+        self._bytes += weight - self._weights[record]
+        self._weights[record] = weight
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
         """Unload the oldest residents above the caps. If one is in use, it is skipped, and no newer one is unloaded
         instead."""
-        window = self._order.window(self.residents, self.resident_bytes)
-        if not window:
+        too_many, too_heavy = len(self._weights) - self.residents, self._bytes - self.resident_bytes
+        if too_many <= 0 and too_heavy <= 0:
             self._over = False
             return
-        reason = "count" if self._order.size > self.residents else "bytes"
+        reason = "count" if too_many > 0 else "bytes"
         kept = 0
-        for record in window:
+        for record in self._oldest(too_many, too_heavy):
             if self._works(record):
                 kept += 1
             elif record is not newcomer:  # its builder is about to use it
@@ -377,13 +381,25 @@ class Presence:
                 "residents exceed their cap because they are in mid-turn",
                 {
                     "mid_turn": kept,
-                    "residents": self._order.size,
+                    "residents": len(self._weights),
                     "cap": self.residents,
-                    "bytes": self._order.bytes,
+                    "bytes": self._bytes,
                     "budget": self.resident_bytes,
                 },
             )
         self._over = kept > 0
+
+    def _oldest(self, count: int, size: int) -> list[Present]:
+        """The least recently used residents: at least `count`, of at least `size` bytes. Newer ones are not
+        examined."""
+        found: list[Present] = []
+        freed = 0
+        for record, weight in self._weights.items():
+            if len(found) >= count and freed >= size:
+                break
+            found.append(record)
+            freed += weight
+        return found
 
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
         """Remove the resident and keep everything else; the only way to do so. Returns whether there was one (and it
@@ -398,8 +414,8 @@ class Presence:
         if only is not None and resident is not only:
             return False
         record.resident = None
-        self._order.remove(record)
-        if self._order.size <= self.residents and self._order.bytes <= self.resident_bytes:
+        self._bytes -= self._weights.pop(record)
+        if len(self._weights) <= self.residents and self._bytes <= self.resident_bytes:
             self._over = False  # the next excess is a new one, with a new warning
         self._leaving[id(resident)] = (key, resident)
         counted = reason if reason in self._unloads or len(self._unloads) < REASONS_KEPT else "other"
@@ -416,7 +432,7 @@ class Presence:
         many were unloaded."""
         moment = self._clock() if now is None else now
         swept = 0
-        for record in self._order:
+        for record in tuple(self._weights):
             if not self._works(record) and moment - record.used > self.idle_ttl:
                 swept += self.unload(record.key, reason="idle")
         for record in self:
@@ -427,19 +443,19 @@ class Presence:
         """Unload idle residents, the least recently used first, until `wanted` bytes are freed, because memory is
         short. Residents whose turn is working or waits to start are kept. Returns their number and bytes."""
         count = freed = 0
-        for record in self._order:
+        for record, weight in tuple(self._weights.items()):
             if freed >= wanted:
                 break
             if not self._works(record) and (record.busy or not record.waiting):
-                freed += record.weight
+                freed += weight
                 count += self.unload(record.key, reason="pressure")
         return count, freed
 
     def stats(self) -> PresenceStats:
         return PresenceStats(
             present=len(self._records),
-            residents=self._order.size,
-            resident_bytes=self._order.bytes,
+            residents=len(self._weights),
+            resident_bytes=self._bytes,
             busy=sum(record.busy for record in self._records.values()),
             over_cap_mid_turn=self._over_count,
             unloads=dict(self._unloads),
@@ -449,7 +465,7 @@ class Presence:
 
     def _measure_residents(self) -> Iterator[tuple[str, Holding]]:
         """The residents with their bytes, including unloaded ones that are not yet released."""
-        for record in self._order:
+        for record in tuple(self._weights):
             if record.resident is not None:
                 yield f"session {record.key}", Holding(1, record.resident.weight)
         for key, resident in self._leaving.values():
