@@ -226,7 +226,7 @@ class Prefix(Frozen, frozen=True):
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 BusyMode = Literal["queue", "steer", "interrupt"]
-"""What happens to a message that arrives while a turn of its session runs."""
+"""The handling of a message that arrives while a turn of its session runs."""
 OnDisconnect = Literal["cancel", "continue"]
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
@@ -268,7 +268,7 @@ class Call(Frozen, frozen=True):
     response_format: bytes = b""
     """`tool_choice` and `response_format` are the caller's JSON, verbatim; empty if not given."""
     attended: bool | None = None
-    """Whether a person is present who can be asked; None leaves it to the channel."""
+    """True if a person is present who can be asked; None leaves it to the channel."""
 
     @property
     def tools_digest(self) -> bytes:
@@ -277,7 +277,7 @@ class Call(Frozen, frozen=True):
 
     @property
     def is_forced(self) -> bool:
-        """Whether `tool_choice` makes the model call a tool."""
+        """True if `tool_choice` makes the model call a tool."""
         return self.tool_choice not in (b"", b'"auto"', b'"none"')
 
     @property
@@ -356,7 +356,7 @@ class ToolsNote(Frozen, frozen=True):
     shadowed: tuple[str, ...] = ()
     """Names of caller tools that were left out because the agent has tools of the same names."""
     changed: bool = False
-    """Whether they differ from those in the session's frozen prefix."""
+    """True if they differ from those in the session's frozen prefix."""
 
 
 class Acceptance(Frozen, frozen=True):
@@ -416,7 +416,7 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     media: tuple[str, ...] = ()
     """Descriptions of pictures, sounds and documents of the result."""
     interrupted: bool = False
-    """Whether the call began and did not finish."""
+    """True if the call began and did not finish."""
 
 
 class Notice(Frozen, frozen=True, tag="notice"):
@@ -439,7 +439,7 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
     expires: float | None = None
     agent: str = ""
     for_owner: bool = False
-    """Whether only the owner of the gateway may answer."""
+    """True if only the owner of the gateway may answer."""
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):
@@ -464,7 +464,7 @@ class Failure(Frozen, frozen=True):
     """The faulty field of the request, if there is one."""
     retry: bool = False
     final: bool = False
-    """Whether clients should not retry automatically: it would not help, or the gateway has already retried."""
+    """True if clients should not retry automatically: it would not help, or the gateway has already retried."""
     retry_after: float | None = None
     """Seconds after which a retry makes sense, if the model's endpoint said so."""
 

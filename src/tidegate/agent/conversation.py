@@ -135,7 +135,7 @@ class Conversation:
         self.history = History(overflow)
         """The encoded messages. Messages with spooled media are stored unencoded."""
         self.carries = False
-        """Whether a request includes reasoning that earlier answers carried besides their text."""
+        """True if a request includes reasoning that earlier answers carried besides their text."""
         self._load = load
         self._keep = keep
         self._missing_results = 0
@@ -155,7 +155,7 @@ class Conversation:
         self.mark = mark
         self.fit_above = fit_above
         self.is_outdated = False
-        """Whether it must be rebuilt before the next request: a part of the current turn has been summarised."""
+        """True if it must be rebuilt before the next request: a part of the current turn has been summarised."""
         self.summary_task: asyncio.Task[None] | None = None
         """The task that writes a summary in the background; it ends with this conversation."""
         self.cooldown: tuple[float, str] | None = None
@@ -273,7 +273,7 @@ class Conversation:
 
     @property
     def has_token_count(self) -> bool:
-        """Whether the provider has counted a request of the conversation as it is shown now."""
+        """True if the provider has counted a request of the conversation as it is shown now."""
         return self._counted is not None
 
     @property
@@ -286,7 +286,7 @@ class Conversation:
 
     @property
     def needs_fitting(self) -> bool:
-        """Whether the next request is to be fitted into the model's window, or rebuilt, before it is sent. Read before
+        """True if the next request is to be fitted into the model's window, or rebuilt, before it is sent. Read before
         every step, so it is cheap."""
         return self.is_outdated or self.tokens > self.fit_above
 

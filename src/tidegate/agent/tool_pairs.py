@@ -68,7 +68,7 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
 
 
 def is_balanced(messages: Sequence[Message]) -> bool:
-    """Whether every call is followed by its results before any other message, and every result belongs to a call."""
+    """True if every call is followed by its results before any other message, and every result belongs to a call."""
     open_calls: set[str] = set()
     for message in messages:
         if message.role == "tool":

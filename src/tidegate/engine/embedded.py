@@ -46,7 +46,7 @@ log = Log(__name__)
 PARENT_ENDED = "because the turn that delegated this task has ended"
 
 TASKS_END_SECONDS = 10.0
-"""How long the end of a turn waits for its delegated tasks to end. Only a tool that hangs takes longer."""
+"""Seconds that the end of a turn waits for its delegated tasks to end. Only a tool that hangs takes longer."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 """Seconds between two tries to store the end of a turn while the store refuses (usually because the disk is full)."""
@@ -84,7 +84,7 @@ class EmbeddedEngine(Engine):
         self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while it has readers
         self._ready: dict[Present, None] = {}
         self.parking = False
-        """Whether turns stop before their next step and continue in the next process."""
+        """True if turns stop before their next step and continue in the next process."""
         self._closed = False
         self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
@@ -109,16 +109,16 @@ class EmbeddedEngine(Engine):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the process is stopping, so that turns that do not end now continue in the next one."""
+        """True if the process is stopping, so that turns that do not end now continue in the next one."""
         return self.parking or not self._scope.open
 
     def has_free_slot(self, within: str = "") -> bool:
-        """Whether a turn accepted now could start at once. `within` is its parent turn, if it runs a task."""
+        """True if a turn accepted now could start at once. `within` is its parent turn, if it runs a task."""
         parent = self._live.get(within)
         return self._is_open(parent) and self.slots.is_free_for(parent)
 
     def accepts_tasks(self, turn: str) -> bool:
-        """Whether this turn may delegate now. A running turn may, even when no new turns are accepted any more."""
+        """True if this turn may delegate now. A running turn may, even when no new turns are accepted any more."""
         return turn in self._live and not self.is_stopping
 
     def _is_open(self, parent: LiveTurn | None) -> bool:
@@ -456,7 +456,7 @@ class EmbeddedEngine(Engine):
             await self._commit(live, end, release)
 
     def _is_end_of_process(self, error: Exception) -> bool:
-        """Whether a turn failed only because nothing can be opened any more: the process is ending."""
+        """True if a turn failed only because nothing can be opened any more: the process is ending."""
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _end_tasks(self, live: LiveTurn) -> None:

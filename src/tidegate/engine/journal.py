@@ -141,7 +141,7 @@ class Journal:
         self._billing = billing
         self._recorded = {row.step: row.message for row in recorded if row.step}
         self.is_resumed = any(not step.startswith(turns.INCOMING) for step in self._recorded)
-        """Whether an earlier attempt has left steps of this turn."""
+        """True if an earlier attempt has left steps of this turn."""
         self._open_intents = open_intents
         self._parking = parking
         self._waiting_for_person = waiting_for_person
@@ -158,7 +158,7 @@ class Journal:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the turn was stopped or has exceeded its time limit. Such a turn does not continue in the next
+        """True if the turn was stopped or has exceeded its time limit. Such a turn does not continue in the next
         process."""
         return self._live.stopped_by is not None or self._live.expired
 
@@ -270,7 +270,7 @@ class Journal:
                 self._live.add_usage(message.usage)
 
     def _has_recorded_after(self) -> bool:
-        """Whether this drain comes before a step that is already recorded. If so, it returned nothing the first time
+        """True if this drain comes before a step that is already recorded. If so, it returned nothing the first time
         and must return nothing now."""
         return f"model-{self._drains - 1}" in self._recorded
 

@@ -56,7 +56,7 @@ LONG_TURN = 60.0
 
 
 def is_incoming(row: MessageRow) -> bool:
-    """Whether the row is one of the messages that the turn was started with."""
+    """True if the row is one of the messages that the turn was started with."""
     return (row.step or "").startswith(turns.INCOMING)
 
 
@@ -219,7 +219,7 @@ class TurnEnd(Frozen, frozen=True):
     within: str | None = None
     """The parent turn, if this turn runs a delegated task."""
     delegated: bool = False
-    """Whether the turn may have delegated tasks. Their receipts are no longer needed."""
+    """True if the turn may have delegated tasks. Their receipts are no longer needed."""
     withdrawn: bool = False
     """Stopped before it was taken: its messages stay out of the transcript, and no other turn takes them."""
 

@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 
 def is_cancelled() -> bool:
-    """Whether the running task is being cancelled. A `CancelledError` that arrives while this is false came from
+    """True if the running task is being cancelled. A `CancelledError` that arrives while this is false came from
     something that the task was waiting for; it is a failure like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -96,7 +96,7 @@ class Present:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running."""
+        """True if a turn is running."""
         return self.turn is not None
 
     def expect(self) -> asyncio.Future[None]:
@@ -114,7 +114,7 @@ class Present:
 
     @property
     def absent(self) -> bool:
-        """Whether nothing of the session is present any more."""
+        """True if nothing of the session is present any more."""
         return (
             self.turn is None
             and self.resident is None
@@ -285,7 +285,7 @@ class Presence:
             self._forget_if_absent(record)
 
     def _works(self, record: Present) -> bool:
-        """Whether a turn is running that needs its resident."""
+        """True if a turn is running that needs its resident."""
         return record.busy and not self._is_waiting(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:

@@ -99,7 +99,7 @@ class Scope:
 
     @property
     def open(self) -> bool:
-        """Whether something can still be started or acquired."""
+        """True if something can still be started or acquired."""
         return self._state == "open"
 
     @property

@@ -26,10 +26,11 @@ from tidegate.values import Outcome
 log = Log(__name__)
 
 STOP_SECONDS = 10.0
-"""How long an end waits for the running turn to stop; by then its tools have been stopped or their tasks cancelled."""
+"""Seconds that an end waits for the running turn to stop. By then its tools have been stopped or their tasks
+cancelled."""
 
 PREPARE_SECONDS = 30.0
-"""How long a hook may prepare: the caller of the end waits for it, and the timer can try again."""
+"""Seconds that a hook may take to prepare: the caller of the end waits for it, and the timer can try again."""
 
 BATCH = 100
 """Sessions that expiry ends in one write, which takes some milliseconds. Turns run between the writes."""
@@ -56,7 +57,7 @@ class SlowHook(Protocol):
     """An end hook that no caller waits for."""
 
     def applies(self, session: SessionRow) -> bool:
-        """Whether there is anything to prepare, according to the session's row; False for a session that is being
+        """True if there is anything to prepare, according to the session's row; False for a session that is being
         deleted."""
         ...
 

@@ -37,10 +37,10 @@ class PromptSource(Protocol):
 
     name: str
     needs_tools: bool
-    """Whether the part is about a tool. It is left out if the caller's tools replace the agent's."""
+    """True if the part is about a tool. It is left out if the caller's tools replace the agent's."""
 
     def serves(self, agent: str) -> bool:
-        """Whether there may be a part for this agent; decided by the configuration alone."""
+        """True if there may be a part for this agent, according to the configuration."""
         ...
 
     async def part(self, agent: str, principal: str) -> str:

@@ -229,7 +229,7 @@ class Sessions:
         return self._engine.running(session) is not None
 
     def is_extracted(self, row: SessionRow) -> bool:
-        """Whether notes will be extracted from this session when it has ended."""
+        """True if notes will be extracted from this session when it has ended."""
         extractor = self._components.extractor
         return extractor is not None and extractor.applies(row)
 

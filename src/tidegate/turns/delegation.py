@@ -78,7 +78,7 @@ class Delegation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no turn has tasks now."""
+        """True if no turn has tasks now."""
         return not self._slots
 
     @property
