@@ -41,20 +41,20 @@ class ProcessStarter:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        given: Mapping[int, int | None],
+        descriptors: Mapping[int, int | None],
         *,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "SpawnedProcess":
-        """`given` maps descriptor numbers in the child to ours; None is /dev/null. `within` calls the function that
-        starts the process, on a thread from which the child inherits something. Raises OSError if the process cannot
-        be started or watched."""
+        """`descriptors` maps descriptor numbers in the child to ours; None is /dev/null. `within` calls the function
+        that starts the process, on a thread from which the child inherits something. Raises OSError if the process
+        cannot be started or watched."""
         if not self._is_prepared:
             _close_inherited_on_exec()
             self._is_prepared = True
         copies: list[int] = []
         actions: list[tuple[Any, ...]] = []
         try:
-            for number, fd in given.items():
+            for number, fd in descriptors.items():
                 if fd is None:
                     actions.append((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0))
                     continue

@@ -133,9 +133,12 @@ class Intake:
         none."""
         if inbound.session is not None:
             return None
-        given = inbound.call.caller_tools
+        caller_tools = inbound.call.caller_tools
         return await self._prompt_prefixes.of(
-            inbound.agent, inbound.principal, inbound.extra_prompt or "", own_tools=given is None or not given.only
+            inbound.agent,
+            inbound.principal,
+            inbound.extra_prompt or "",
+            own_tools=caller_tools is None or not caller_tools.only,
         )
 
     def check_open(self, principal: str, within: str = "") -> None:
