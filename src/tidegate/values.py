@@ -20,7 +20,7 @@ class Frozen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 def new_id(prefix: str) -> str:
     """A new opaque id, e.g. `s_…` for sessions and `t_…` for turns: 48 bits of time, so that rows created together are
-    stored together, and 80 random bits, so that no id can be guessed."""
+    stored together, and 80 random bits, so that ids cannot be guessed."""
     raw = int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)
     return f"{prefix}_{raw.hex()}"
 
@@ -30,7 +30,7 @@ def new_id(prefix: str) -> str:
 Role = Literal["system", "user", "assistant", "tool"]
 
 BILLION = 1_000_000_000
-"""Money is counted in billionths of a dollar: one token of a cheap model costs some tens of them."""
+"""Money is counted in billionths of a dollar, because one token of a cheap model costs only some tens of them."""
 
 
 def dollars(billionths: int) -> str:
@@ -43,7 +43,7 @@ def dollars(billionths: int) -> str:
 class Usage(Frozen, frozen=True):
     """Tokens as counted by the provider. `cached` is the part of `input` that was read from the provider's cache,
     `written` the part that was written to it, `reasoning` the part of `output` that is not shown. `cost` is in
-    billionths of a dollar. `estimated` says that the gateway estimated a part that the provider did not count."""
+    billionths of a dollar. `estimated`: a part was not counted by the provider and is an estimate of the gateway."""
 
     input: int = 0
     cached: int = 0
@@ -82,7 +82,7 @@ PDF = "application/pdf"
 
 
 def media_kind(media_type: str) -> str:
-    """The word for it: picture, sound or document."""
+    """The kind of media: picture, sound or document."""
     if media_type == PDF:
         return "document"
     return "sound" if media_type.startswith("audio/") else "picture"
@@ -228,7 +228,7 @@ class Prefix(Frozen, frozen=True):
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 BusyMode = Literal["queue", "steer", "interrupt"]
-"""What happens to a message that arrives while a turn of its session runs."""
+"""The handling of a message that arrives while a turn of its session runs."""
 OnDisconnect = Literal["cancel", "continue"]
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
@@ -270,7 +270,7 @@ class Call(Frozen, frozen=True):
     response_format: bytes = b""
     """`tool_choice` and `response_format` are the caller's JSON, verbatim; empty if not given."""
     attended: bool | None = None
-    """Whether a person is present who can be asked; None leaves it to the channel."""
+    """True if a person is present who can be asked; None leaves it to the channel."""
 
     @property
     def tools_digest(self) -> bytes:
@@ -279,7 +279,7 @@ class Call(Frozen, frozen=True):
 
     @property
     def is_forced(self) -> bool:
-        """Whether `tool_choice` makes the model call a tool."""
+        """True if `tool_choice` makes the model call a tool."""
         return self.tool_choice not in (b"", b'"auto"', b'"none"')
 
     @property
@@ -355,12 +355,12 @@ class Inbound(Frozen, frozen=True):
 
 
 class ToolsNote(Frozen, frozen=True):
-    """The note to a caller about the tools of its request."""
+    """Information for a caller about the tools of its request."""
 
     shadowed: tuple[str, ...] = ()
     """Names of caller tools that were left out because the agent has tools of the same names."""
     changed: bool = False
-    """Whether they differ from those in the session's frozen prefix."""
+    """True if they differ from those in the session's frozen prefix."""
 
 
 class Acceptance(Frozen, frozen=True):
@@ -420,7 +420,7 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     media: tuple[str, ...] = ()
     """Descriptions of pictures, sounds and documents of the result."""
     interrupted: bool = False
-    """Whether the call began and did not finish."""
+    """True if the call began and did not finish."""
 
 
 class Notice(Frozen, frozen=True, tag="notice"):
@@ -432,7 +432,7 @@ class Notice(Frozen, frozen=True, tag="notice"):
 class QuestionAsked(Frozen, frozen=True, tag="asked"):
     """The turn waits for a person to approve one exact action, or to answer a question. Clients that connect later get
     it again, under the same id. It ends with the turn. Followers of a turn also get the questions of its delegated
-    tasks: then `turn` is the task's, and `agent` the agent that works on it."""
+    tasks; `turn` is then the turn of the task, and `agent` the agent that works on it."""
 
     id: str
     turn: str
@@ -443,11 +443,11 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
     expires: float | None = None
     agent: str = ""
     for_owner: bool = False
-    """Whether only the owner of the gateway may answer."""
+    """True if only the owner of the gateway may answer."""
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):
-    """The end of a question: approved, denied, answered, expired or cancelled."""
+    """The end of a question. `state` is approved, denied, answered, expired or cancelled."""
 
     id: str
     state: str
@@ -468,7 +468,7 @@ class Failure(Frozen, frozen=True):
     """The faulty field of the request, if there is one."""
     retry: bool = False
     final: bool = False
-    """Whether clients should not retry automatically: it would not help, or the gateway has already retried."""
+    """True if clients should not retry automatically: it would not help, or the gateway has already retried."""
     retry_after: float | None = None
     """Seconds after which a retry makes sense, if the model's endpoint said so."""
 

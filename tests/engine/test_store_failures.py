@@ -77,7 +77,7 @@ async def test_a_slow_read_is_reported_in_words_for_a_chat_user(home: Path, mode
     assert refused.error is not None
     assert (refused.error.code, refused.error.status, refused.error.retry) == ("store_busy", 503, True)
     assert refused.error.message == BUSY
-    assert any("limits.snapshot_seconds" in str(line.get("told")) for line in lines)
+    assert any("limits.snapshot_seconds" in str(line.get("error")) for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -183,11 +183,11 @@ async def test_when_memory_is_short_the_least_recently_used_idle_ones_go_until_i
 
 async def test_what_a_one_shot_turn_works_on_is_on_the_books_until_it_ends(presence: Presence, ledger: Ledger) -> None:
     """L99, B5: by session, although nobody keeps it."""
-    presence.lend("nobody", Tenant())
+    presence.set_temporary("nobody", Tenant())
     record = presence.obtain("s")
     record.turn = "turn"
     passing = Tenant(weight=30)
-    presence.lend("s", passing)
+    presence.set_temporary("s", passing)
     passing.weight = 40
     assert ledger.read().owners == {"session s": {"one-shot": Holding(1, 40)}}
     presence.turn_ended(record)
@@ -594,7 +594,7 @@ async def test_a_resident_with_another_signature_than_asked_for_is_refused(prese
 
 async def test_who_attends_keeps_the_record_but_not_the_resident(presence: Presence) -> None:
     """B5, L02: a watcher of a session is no reason to keep it in memory, and leaves no entry when it goes."""
-    with presence.attend("s") as record:
+    with presence.keep_present("s") as record:
         (tenant,) = (await settle_in(presence, "s")).values()
         presence.unload("s", reason="idle")
         await settled()
@@ -608,7 +608,7 @@ async def test_who_attends_keeps_the_record_but_not_the_resident(presence: Prese
 
 async def test_the_end_of_a_session_is_told_to_who_attends(presence: Presence) -> None:
     """L31: nobody waits for news of a session that is gone."""
-    with presence.attend("s") as record:
+    with presence.keep_present("s") as record:
         news = record.expect()
         presence.drop("s")
         with anyio.fail_after(5):
@@ -647,16 +647,16 @@ async def test_thousands_of_sessions_leave_nothing(presence: Presence, ledger: L
 async def test_a_workspace_keeps_its_session_present_whatever_is_unloaded(presence: Presence, clock: Clock) -> None:
     """B1, S08: the workspace of a session is on its record, and unloading does not affect it."""
     tenant = (await settle_in(presence, "s_1"))["s_1"]
-    presence.lodge("s_1", "workspace")
+    presence.set_workspace("s_1", "workspace")
     presence.unload("s_1", reason="test")
     clock.now += 1e6
     presence.sweep()
     await settled()
     record = presence.get("s_1")
     assert tenant.released == 1 and record is not None and record.workspace == "workspace"
-    presence.vacate("s_1")
+    presence.clear_workspace("s_1")
     assert presence.get("s_1") is None
-    presence.vacate("s_1")
+    presence.clear_workspace("s_1")
 
 
 async def test_the_end_of_a_session_leaves_its_workspace_to_be_ended(presence: Presence) -> None:
@@ -664,10 +664,10 @@ async def test_the_end_of_a_session_leaves_its_workspace_to_be_ended(presence: P
     await settle_in(presence, "s_1")
     before = presence.obtain("s_1")
     before.held += 1
-    presence.lodge("s_1", "workspace")
+    presence.set_workspace("s_1", "workspace")
     assert presence.drop("s_1")
     record = presence.get("s_1")
     assert record is not None and record is not before and record.workspace == "workspace"
     assert record.resident is None and before.workspace is None and not record.held
-    presence.vacate("s_1")
+    presence.clear_workspace("s_1")
     assert presence.get("s_1") is None and len(presence) == 0

@@ -35,7 +35,7 @@ class PresenceMachine(RuleBasedStateMachine):
             idle_ttl=AGE,
             clock=self.clock,
             warn=lambda *_: None,
-            asks=lambda turn: any(record.turn is turn for record in self.asking.values()),
+            is_waiting=lambda turn: any(record.turn is turn for record in self.asking.values()),
         )
         self.asking: dict[str, Present] = {}
         self.order: list[tuple[str, Tenant]] = []
@@ -136,7 +136,7 @@ class PresenceMachine(RuleBasedStateMachine):
         self.shrink()
 
         async def asks() -> None:
-            self.presence.turn_asks(record)
+            self.presence.turn_waits(record)
             await settled()
 
         self.runner.run(asks())

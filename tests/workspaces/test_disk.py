@@ -215,7 +215,7 @@ async def test_concurrent_writes_with_separate_handles_stay_within_the_quota(hom
     """L25: the quota belongs to the session while it is present."""
     async with open_workspaces(home, disk_bytes=2 * MIB) as harness:
         session = await harness.new_session()
-        with harness.presence.attend(session):
+        with harness.presence.keep_present(session):
             files = [await harness.of(session).files() for _ in range(8)]
             jobs = [write(mine, f"f{number}", "x" * (MIB // 2)) for number, mine in enumerate(files)]
             done = await asyncio.gather(*jobs, return_exceptions=True)

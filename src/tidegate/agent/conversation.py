@@ -97,6 +97,7 @@ class Conversation:
         "mark",
         "model",
         "prefix",
+        "prefix_bytes",
         "signature",
         "summary_task",
         "tools",
@@ -125,6 +126,8 @@ class Conversation:
         turns."""
         self.model = model
         self.prefix = prefix
+        self.prefix_bytes = len(prefix.system) + len(prefix.tools)
+        """Bytes of prompt and tools."""
         self.tools = tools
         self.signature = signature
         self.version = -1
@@ -132,7 +135,7 @@ class Conversation:
         self.history = History(overflow)
         """The encoded messages. Messages with spooled media are stored unencoded."""
         self.carries = False
-        """Whether a request includes reasoning that earlier answers carried besides their text."""
+        """True if a request includes reasoning that earlier answers carried besides their text."""
         self._load = load
         self._keep = keep
         self._missing_results = 0
@@ -152,7 +155,7 @@ class Conversation:
         self.mark = mark
         self.fit_above = fit_above
         self.is_outdated = False
-        """Whether it must be rebuilt before the next request: a part of the current turn has been summarised."""
+        """True if it must be rebuilt before the next request: a part of the current turn has been summarised."""
         self.summary_task: asyncio.Task[None] | None = None
         """The task that writes a summary in the background; it ends with this conversation."""
         self.cooldown: tuple[float, str] | None = None
@@ -270,7 +273,7 @@ class Conversation:
 
     @property
     def has_token_count(self) -> bool:
-        """Whether the provider has counted a request of the conversation as it is shown now."""
+        """True if the provider has counted a request of the conversation as it is shown now."""
         return self._counted is not None
 
     @property
@@ -283,7 +286,7 @@ class Conversation:
 
     @property
     def needs_fitting(self) -> bool:
-        """Whether the next request is to be fitted into the model's window, or rebuilt, before it is sent. Read before
+        """True if the next request is to be fitted into the model's window, or rebuilt, before it is sent. Read before
         every step, so it is cheap."""
         return self.is_outdated or self.tokens > self.fit_above
 
@@ -296,11 +299,6 @@ class Conversation:
     def estimated_bytes(self) -> int:
         """Bytes of text that would cost about as much as a request at this point."""
         return self._estimated + self.prefix_bytes
-
-    @property
-    def prefix_bytes(self) -> int:
-        """Bytes of prompt and tools."""
-        return len(self.prefix.system) + len(self.prefix.tools)
 
     @property
     def prefix_tokens(self) -> int:
@@ -381,15 +379,13 @@ class Conversation:
 
     async def _write(self) -> Sequence[bytes]:
         """The history with all media loaded, and with an end that the model can answer."""
-        written = await self._write_media()
+        history = await self.history.read()
+        written = await self._write_media(history) if self._unloaded else cast(Sequence[bytes], history)
         if self._ends_with_answer and not self.model.wire.continues_answers:
             written = [*written, self.model.wire.encode(CONTINUE)]
         return written
 
-    async def _write_media(self) -> Sequence[bytes]:
-        history = await self.history.read()
-        if not self._unloaded:
-            return cast(Sequence[bytes], history)
+    async def _write_media(self, history: Sequence[bytes | Group]) -> Sequence[bytes]:
         bytes_left = LOADED_BYTES
         written: list[bytes] = []
         for held in history:

@@ -160,7 +160,7 @@ class HistoryCache:
                 self._file = None
 
     def _is_there(self, entry: CachedHistory) -> bool:
-        """Whether the entry has not been overwritten and is not being overwritten."""
+        """True if the entry has not been overwritten and is not being overwritten."""
         return self._end - entry.start <= self._size
 
     def _write(self, batch: Sequence[PendingHistory], offset: int) -> None:

@@ -8,6 +8,7 @@ runner belong to the turn, the journal belongs to the engine.
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 
 import msgspec
 
@@ -41,15 +42,12 @@ async def run(
     repeats = LoopDetector(bounds.repeats)
     caller_tools = model_step.conversation.prefix.caller_tools
 
-    async def next_answer() -> Message:
-        return await model_step.run(turn, call)
-
     def is_last(answer: Message) -> bool:
-        return all(each.name in caller_tools for each in answer.calls)
+        return not answer.calls or all(each.name in caller_tools for each in answer.calls)
 
     for number in range(bounds.steps):
         model_step.extend(await turn.drain("steer"))
-        answer = await turn.step(f"{MODEL_STEP}{number}", next_answer, ends=is_last)
+        answer = await turn.step(f"{MODEL_STEP}{number}", partial(model_step.run, turn, call), ends=is_last)
         model_step.extend((answer,))
         if is_last(answer):
             return answer

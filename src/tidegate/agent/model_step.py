@@ -35,7 +35,7 @@ less of the old messages; replace media by words, or do so only if there are doc
 
 
 TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2, "documents": 2})
-"""How often each remedy is tried in one step. Of media, the older ones are left out first."""
+"""The number of times that each remedy is tried in one step. Older media are left out first."""
 
 
 class Payer(Protocol):
@@ -136,9 +136,9 @@ class TurnResident(NamedTuple):
     reload: Callable[[Conversation], Awaitable[Conversation]]
 
     def holds(self, conversation: Conversation) -> bool:
-        """Whether the conversation is still loaded."""
+        """True if the conversation is still loaded."""
         record = self.record
-        return conversation in (record.resident, record.passing, *record.detached)
+        return conversation in (record.resident, record.temporary, *record.detached)
 
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]

@@ -21,14 +21,14 @@ def tool_step_name(number: int, index: int) -> str:
 def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
     """(step, call) for every call of these rows that has no result, in order."""
     recorded: set[str] = set()
-    asked: list[tuple[int, Message]] = []
+    answers: list[tuple[int, Message]] = []
     for step, message in rows:
         recorded.add(step)
         if step.startswith(MODEL_STEP) and message.calls:  # calls in messages from the caller have their results there
-            asked.append((int(step.removeprefix(MODEL_STEP)), message))
+            answers.append((int(step.removeprefix(MODEL_STEP)), message))
     return [
         (tool_step_name(number, index), call)
-        for number, message in asked
+        for number, message in answers
         for index, call in enumerate(message.calls)
         if tool_step_name(number, index) not in recorded
     ]
@@ -68,7 +68,7 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
 
 
 def is_balanced(messages: Sequence[Message]) -> bool:
-    """Whether every call is followed by its results before any other message, and every result belongs to a call."""
+    """True if every call is followed by its results before any other message, and every result belongs to a call."""
     open_calls: set[str] = set()
     for message in messages:
         if message.role == "tool":

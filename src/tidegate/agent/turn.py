@@ -14,8 +14,8 @@ from tidegate.values import Event, Frozen, Message, ToolCall, Usage
 T = TypeVar("T")
 
 EXCERPT_CHARACTERS = 400
-"""How much of a tool's result or arguments an event contains: enough to recognise it, small enough for every reader.
-The full text is in the transcript."""
+"""Characters of a tool's result or arguments in an event: enough to recognise it, few enough for every reader. The full
+text is in the transcript."""
 
 
 class Parked(Exception):

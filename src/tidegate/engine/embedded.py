@@ -33,7 +33,7 @@ from tidegate.engine.turn_lifecycle import (
     turn_end_without_resume,
 )
 from tidegate.engine.turn_log import TurnLog
-from tidegate.errors import Conflict, ModelFailed, Stopping, StoreFailed, TurnFailed
+from tidegate.errors import Conflict, ModelFailed, NotFound, Stopping, StoreFailed, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
 from tidegate.status_report import EngineStats
@@ -46,7 +46,7 @@ log = Log(__name__)
 PARENT_ENDED = "because the turn that delegated this task has ended"
 
 TASKS_END_SECONDS = 10.0
-"""How long the end of a turn waits for its delegated tasks to end. Only a tool that hangs takes longer."""
+"""Seconds that the end of a turn waits for its delegated tasks to end. Only a tool that hangs takes longer."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 """Seconds between two tries to store the end of a turn while the store refuses (usually because the disk is full)."""
@@ -84,7 +84,7 @@ class EmbeddedEngine(Engine):
         self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while it has readers
         self._ready: dict[Present, None] = {}
         self.parking = False
-        """Whether turns stop before their next step and continue in the next process."""
+        """True if turns stop before their next step and continue in the next process."""
         self._closed = False
         self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
@@ -109,16 +109,16 @@ class EmbeddedEngine(Engine):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the process is stopping, so that turns that do not end now continue in the next one."""
+        """True if the process is stopping, so that turns that do not end now continue in the next one."""
         return self.parking or not self._scope.open
 
     def has_free_slot(self, within: str = "") -> bool:
-        """Whether a turn accepted now could start at once. `within` is its parent turn, if it runs a task."""
+        """True if a turn accepted now could start at once. `within` is its parent turn, if it runs a task."""
         parent = self._live.get(within)
         return self._is_open(parent) and self.slots.is_free_for(parent)
 
     def accepts_tasks(self, turn: str) -> bool:
-        """Whether this turn may delegate now. A running turn may, even when no new turns are accepted any more."""
+        """True if this turn may delegate now. A running turn may, even when no new turns are accepted any more."""
         return turn in self._live and not self.is_stopping
 
     def _is_open(self, parent: LiveTurn | None) -> bool:
@@ -157,18 +157,20 @@ class EmbeddedEngine(Engine):
         live = self._live.get(turn)
         return live.log if live is not None else None
 
-    async def result(self, turn: str) -> Outcome | None:
-        """The outcome, once the turn has ended here; None if it is not live, in which case the store has it."""
+    async def result(self, turn: str) -> Outcome:
+        """The outcome, once the turn has ended here; as it is in the store if the turn is not live."""
         live = self._live.get(turn)
-        if live is None:
-            return None
-        await live.log.ended()
-        last = live.log.events[-1] if live.log.events else None
-        if isinstance(last, TurnEnded):
-            return last.outcome
-        if self._closed or not self._scope.open:
-            raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
-        return None
+        if live is not None:
+            await live.log.ended()
+            last = live.log.events[-1] if live.log.events else None
+            if isinstance(last, TurnEnded):
+                return last.outcome
+            if self._closed or not self._scope.open:
+                raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
+        outcome = await self._store.read(turns.outcome, turn)
+        if outcome is None:
+            raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
+        return outcome
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -314,7 +316,7 @@ class EmbeddedEngine(Engine):
         """End a turn that left the queue without running. Its session stays present until the end is published, and no
         longer."""
         with contextlib.ExitStack() as present:
-            record = present.enter_context(self._presence.attend(live.session))
+            record = present.enter_context(self._presence.keep_present(live.session))
 
             def release(settlement: Settlement) -> None:
                 self._release(record, live, settlement)
@@ -376,7 +378,7 @@ class EmbeddedEngine(Engine):
         while live is not None:
             record = self._presence.get(live.session)
             if live.waits_for_person and record is not None and record.turn is live:
-                self._presence.turn_asks(record)
+                self._presence.turn_waits(record)
             live = live.parent
 
     def _publish_end(self, record: Present, live: LiveTurn, settlement: Settlement) -> None:
@@ -447,19 +449,18 @@ class EmbeddedEngine(Engine):
 
     async def _settle(self, live: LiveTurn, attempt: Attempt, release: Callable[[Settlement], None]) -> None:
         """Stop the turn's tasks, decide its end and store it."""
-        await self._end_tasks(live)
+        if live.children:
+            await self._end_tasks(live)
         end = await self._turn_end(live, attempt)
         if end is not None:
             await self._commit(live, end, release)
 
     def _is_end_of_process(self, error: Exception) -> bool:
-        """Whether a turn failed only because nothing can be opened any more: the process is ending."""
+        """True if a turn failed only because nothing can be opened any more: the process is ending."""
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _end_tasks(self, live: LiveTurn) -> None:
         """Stop the tasks that this turn delegated and wait for their end."""
-        if not live.children:
-            return
         tasks = tuple(live.children.values())
         for task in tasks:
             self.interrupt(task.turn, PARENT_ENDED)

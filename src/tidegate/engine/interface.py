@@ -33,9 +33,9 @@ class Engine(Protocol):
         """The event log of a turn that waits or runs; None if the turn is not live here."""
         ...
 
-    async def result(self, turn: str) -> Outcome | None:
-        """The outcome of a turn, once it has ended; None if the turn is not live here, in which case the store has
-        it."""
+    async def result(self, turn: str) -> Outcome:
+        """The outcome of a turn, once it has ended; as it is in the store if the turn is not live here. Raises NotFound
+        if there is no such turn."""
         ...
 
     def steer(self, turn: str) -> None:

@@ -36,7 +36,7 @@ def slim(message: Message) -> Message:
     """The message as user interfaces receive it: a tool result without its payload, media without bytes. Idempotent."""
     if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
         message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
-    return without_bytes(message)
+    return without_bytes(message) if message.media else message
 
 
 def without_bytes(message: Message) -> Message:
@@ -141,7 +141,7 @@ class Journal:
         self._billing = billing
         self._recorded = {row.step: row.message for row in recorded if row.step}
         self.is_resumed = any(not step.startswith(turns.INCOMING) for step in self._recorded)
-        """Whether an earlier attempt has left steps of this turn."""
+        """True if an earlier attempt has left steps of this turn."""
         self._open_intents = open_intents
         self._parking = parking
         self._waiting_for_person = waiting_for_person
@@ -158,7 +158,7 @@ class Journal:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the turn was stopped or has exceeded its time limit. Such a turn does not continue in the next
+        """True if the turn was stopped or has exceeded its time limit. Such a turn does not continue in the next
         process."""
         return self._live.stopped_by is not None or self._live.expired
 
@@ -180,7 +180,7 @@ class Journal:
             return recorded
         if self._parking():
             raise Parked
-        message = await self._make(name, make, effect)
+        message = await (make() if effect is None else self._make(name, make, effect))
         self._count(message)
         if ends is not None and ends(message):
             self.final_row = (name, message)
@@ -188,11 +188,9 @@ class Journal:
             await self._commit(name, message, effect)
         return message
 
-    async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect | None) -> Message:
-        """Runs the step, after committing its intent. If an earlier process began the step, permission is not requested
-        again, and the step is run again only if both that process and this one declare it repeatable."""
-        if effect is None:
-            return await make()
+    async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect) -> Message:
+        """Runs a step with an effect, after committing its intent. If an earlier process began the step, permission is
+        not requested again, and the step is run again only if both that process and this one declare it repeatable."""
         intent = self._open_intents.get(name)
         if intent is None:
             if (refusal := await effect.refused()) is not None:
@@ -272,7 +270,7 @@ class Journal:
                 self._live.add_usage(message.usage)
 
     def _has_recorded_after(self) -> bool:
-        """Whether this drain comes before a step that is already recorded. If so, it returned nothing the first time
+        """True if this drain comes before a step that is already recorded. If so, it returned nothing the first time
         and must return nothing now."""
         return f"model-{self._drains - 1}" in self._recorded
 

@@ -46,7 +46,7 @@ class TakenTurn(Frozen, frozen=True):
     session: SessionRow
     settings: tuple[SettingRow, ...]
     tools_changed: bool = False
-    """Whether the frozen prefix was replaced because the caller tools have changed."""
+    """True if the frozen prefix was replaced because the caller tools have changed."""
 
 
 class StartedTurn(Frozen, frozen=True):
@@ -113,7 +113,7 @@ class LiveTurn:
         self.children: dict[str, LiveTurn] = {}
         """The turns that run tasks delegated by this turn, by id."""
         self.delegated = resumed
-        """Whether it may have delegated tasks."""
+        """True if it may have delegated tasks."""
         self.log = TurnLog(turn, session)
         self.notices: list[str] = []  # lint: allow NOTICES_KEPT
         """Notices shown to the user. They are stored with the end, for users who were not connected."""
@@ -123,21 +123,21 @@ class LiveTurn:
         self.stopped_by: str | None = None
         """The reason for the stop, in words, once it was stopped."""
         self.abandoned = False
-        """Whether it was stopped only because its caller had left."""
+        """True if it was stopped only because its caller had left."""
         self.steered = resumed
-        """Whether there may be messages to drain."""
+        """True if there may be messages to drain."""
         self.expired = False
-        """Whether it exceeded the time limit."""
+        """True if it exceeded the time limit."""
         self.is_done = False
-        """Whether it has finished running; only its end remains to be stored."""
+        """True if it has finished running; only its end remains to be stored."""
         self.released = False
-        """Whether its session has released it."""
+        """True if its session has released it."""
         self.has_slot = False
-        """Whether it has a slot. While it waits for its tasks, the slot is reserved for them."""
+        """True if it has a slot. While it waits for its tasks, the slot is reserved for them."""
         self.questions = 0
-        """How many of its tool calls wait for a person."""
+        """The number of its tool calls that wait for a person."""
         self.tasks = 0
-        """How many of its tool calls wait for a delegated task."""
+        """The number of its tool calls that wait for a delegated task."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -148,12 +148,12 @@ class LiveTurn:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is only waiting at the moment: for a person or for its tasks."""
+        """True if it is only waiting at the moment: for a person or for its tasks."""
         return bool(self.questions or self.tasks)
 
     @property
     def waits_for_person(self) -> bool:
-        """Whether it needs an answer from a person before it can continue: to its own question, or to one of a task
+        """True if it needs an answer from a person before it can continue: to its own question, or to one of a task
         that it waits for."""
         return bool(self.questions or (self.tasks and self._timer_holds))
 
@@ -241,7 +241,7 @@ class LiveTurn:
 
     @property
     def signals(self) -> int:
-        """How many signals it has received. Read this before checking a condition, then pass it to
+        """The number of signals it has received. Read this before checking a condition, then pass it to
         `wait_for_signal`."""
         return self._signals
 
@@ -283,7 +283,7 @@ class Slots:
         return self.taken < self._cap
 
     def is_free_for(self, parent: LiveTurn | None) -> bool:
-        """Whether a turn could start: on its own, or as a task of `parent`."""
+        """True if a turn could start: on its own, or as a task of `parent`."""
         return self.free or (parent is not None and _has_spare_slot(parent))
 
     def occupy(self, live: LiveTurn) -> None:
@@ -364,7 +364,7 @@ def _with_parents(live: LiveTurn | None) -> Iterator[LiveTurn]:
 
 
 def _has_spare_slot(live: LiveTurn) -> bool:
-    """Whether the turn has a slot that it does not use itself."""
+    """True if the turn has a slot that it does not use itself."""
     return live.has_slot and live.is_waiting
 
 

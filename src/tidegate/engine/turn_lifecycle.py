@@ -55,7 +55,7 @@ LONG_TURN = 60.0
 
 
 def is_incoming(row: MessageRow) -> bool:
-    """Whether the row is one of the messages that the turn was started with."""
+    """True if the row is one of the messages that the turn was started with."""
     return (row.step or "").startswith(turns.INCOMING)
 
 
@@ -187,15 +187,12 @@ def _frozen(call: Call) -> Call:
 # -- the end --
 
 
-class Attempt:
+class Attempt(msgspec.Struct):
     """The results so far of one attempt to run a turn."""
 
-    __slots__ = ("failure", "journal", "taken")
-
-    def __init__(self) -> None:
-        self.taken: TakenTurn | None = None
-        self.journal: Journal | None = None
-        self.failure: Failure | None = None
+    taken: TakenTurn | None = None
+    journal: Journal | None = None
+    failure: Failure | None = None
 
 
 class TurnEnd(Frozen, frozen=True):
@@ -221,7 +218,7 @@ class TurnEnd(Frozen, frozen=True):
     within: str | None = None
     """The parent turn, if this turn runs a delegated task."""
     delegated: bool = False
-    """Whether the turn may have delegated tasks. Their receipts are no longer needed."""
+    """True if the turn may have delegated tasks. Their receipts are no longer needed."""
     withdrawn: bool = False
     """Stopped before it was taken: its messages stay out of the transcript, and no other turn takes them."""
 
@@ -301,11 +298,13 @@ def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
 
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
     """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already."""
+    answer = _answer(end)
+    finish = (answer.finish if answer else "") or ("error" if end.error else "")
     first = turns.settle(
         db,
         end.turn,
         state=end.state,
-        finish=_finish(end),
+        finish=finish,
         error=end.error,
         usage=end.usage,
         steps=end.steps,
@@ -333,10 +332,10 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
     late = 0 if end.withdrawn else messages.count_waiting(db, end.turn)
     goes_on = not end.ephemeral and sessions.is_live(db, end.session)
     follow_up = _queue_follow_up(db, end, now) if late and goes_on else None
-    notices = (*end.notices, *_late_notices(late, follow_up))
+    notices = (*end.notices, *_late_notices(late, follow_up)) if late else end.notices
     if notices:
         turns.set_notices(db, end.turn, notices)
-    outcome = _outcome(end, notices, now)
+    outcome = _outcome(end, answer, finish, notices, now)
     if end.ephemeral:
         receipts.finish(db, end.turn, outcome)
         sessions.delete(db, end.session)
@@ -374,13 +373,7 @@ def _answer(end: TurnEnd) -> Message | None:
     return end.concluded or next(answers, None)
 
 
-def _finish(end: TurnEnd) -> str:
-    answer = _answer(end)
-    return (answer.finish if answer else "") or ("error" if end.error else "")
-
-
-def _outcome(end: TurnEnd, notices: tuple[str, ...], now: float) -> Outcome:
-    answer = _answer(end)
+def _outcome(end: TurnEnd, answer: Message | None, finish: str, notices: tuple[str, ...], now: float) -> Outcome:
     return Outcome(
         turn=end.turn,
         session=end.session,
@@ -389,7 +382,7 @@ def _outcome(end: TurnEnd, notices: tuple[str, ...], now: float) -> Outcome:
         text=answer.text if answer else "",
         calls=answer.calls if answer else (),
         logprobs=answer.logprobs if answer else None,
-        finish=_finish(end),
+        finish=finish,
         usage=end.usage,
         steps=end.steps,
         error=end.error,
@@ -401,8 +394,6 @@ def _outcome(end: TurnEnd, notices: tuple[str, ...], now: float) -> Outcome:
 
 def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
     """Notices for the user about messages that were steered into the turn and not read by it."""
-    if not late:
-        return
     some, be, it = ("1 message", "is", "it") if late == 1 else (f"{late} messages", "are", "them")
     if follow_up is not None:
         yield f"{some} came too late for this turn and {be} answered next, by turn {follow_up}."

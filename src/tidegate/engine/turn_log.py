@@ -100,7 +100,7 @@ class TurnLog:
 
     @property
     def readers(self) -> int:
-        """How many readers follow the log or wait for its end."""
+        """The number of readers that follow the log or wait for its end."""
         return len(self._readers) + len(self._ends)
 
     @property

@@ -1,4 +1,4 @@
-"""Lifetimes: the owners of everything the process holds, and when it is released.
+"""Lifetimes: the owners of everything that the process holds, and when it is released.
 
 Every resource belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a lifetime; the
 `Ledger` accounts for what each holds; `Presence` is the only map keyed by session; `BoundedCache` is the only cache;

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _IDENTITY = object.__hash__
 
 ENTRY_BYTES = 512
-"""Size of an entry besides its weight: its slot in the table, its key and the value's header."""
+"""Bytes of an entry besides its weight: its slot in the table, its key and the header of the value."""
 
 
 class CacheStats(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ class BoundedCache(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V) -> bool:
-        """Store a value. Returns False if it exceeds the size of the whole cache and is not stored."""
+        """Store a value. Returns False if it is larger than the cache and therefore not stored."""
         _require_value(self.name, key)
         weight = 0 if self._weigh is None else self._weigh(value)
         before = self._entries.get(key)

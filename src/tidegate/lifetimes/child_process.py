@@ -1,10 +1,10 @@
 """Child processes: started without a thread, watched by descriptor, ended as a group.
 
-A process is owned from the moment it exists: nothing is awaited between its start and the watch on it. It is watched by
-pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads its own session and group;
-`end` terminates the group, then kills it, and returns when the process is reaped. It gets only the environment and
-descriptors passed to it, has a lower CPU priority than the gateway, and may run on every core that the gateway was
-started with, even if the gateway pins itself to one.
+A process is owned from the moment it exists: nothing is awaited between its start and the start of the watch. It is
+watched by pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads its own session
+and group; `end` terminates the group, then kills it, and returns when the process is reaped. It gets only the
+environment and descriptors passed to it, has a lower CPU priority than the gateway, and may run on every core that the
+gateway was started with, even if the gateway pins itself to one.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 KILLED_SECONDS = 10.0
-"""Time for a killed process to disappear, unless the kernel itself hangs."""
+"""Seconds that a killed process may take to disappear. It takes longer only if the kernel hangs."""
 
 NICENESS = 10
 """Priority of child processes: the gateway can always run, if only to end them."""
@@ -41,20 +41,20 @@ class ProcessStarter:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        given: Mapping[int, int | None],
+        descriptors: Mapping[int, int | None],
         *,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "SpawnedProcess":
-        """`given` maps descriptor numbers in the child to ours; None is /dev/null. `within` calls the function that
-        starts the process, on a thread from which the child inherits something. Raises OSError if the process cannot
-        be started or watched."""
+        """`descriptors` maps descriptor numbers in the child to ours; None is /dev/null. `within` calls the function
+        that starts the process, on a thread from which the child inherits something. Raises OSError if the process
+        cannot be started or watched."""
         if not self._is_prepared:
             _close_inherited_on_exec()
             self._is_prepared = True
         copies: list[int] = []
         actions: list[tuple[Any, ...]] = []
         try:
-            for number, fd in given.items():
+            for number, fd in descriptors.items():
                 if fd is None:
                     actions.append((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0))
                     continue
@@ -79,7 +79,7 @@ class ProcessStarter:
         try:
             spawned = SpawnedProcess(pid, self._forget)
         except BaseException:
-            # It cannot be watched, so it must not run.
+            # A process that cannot be watched must not run.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -93,7 +93,8 @@ class ProcessStarter:
 
     @contextlib.contextmanager
     def _on_every_core(self) -> Iterator[None]:
-        """A process started in this block may use all cores: it inherits the affinity of the starting thread."""
+        """Let processes that are started in this block use all cores: they inherit the affinity of the starting
+        thread."""
         before = os.sched_getaffinity(0)
         if self._cores is None or before == self._cores:
             yield
@@ -123,7 +124,7 @@ class SpawnedProcess:
         return not self._code.done()
 
     async def wait(self) -> int:
-        """Its exit code, negative for a signal."""
+        """Wait for its end, and return its exit code, which is negative for a signal."""
         return await asyncio.shield(self._code)
 
     def signal(self, number: signal.Signals) -> None:
@@ -146,7 +147,7 @@ class SpawnedProcess:
             async with asyncio.timeout(KILLED_SECONDS):
                 await self.wait()
         except TimeoutError:
-            _log.error("process %d was killed and is not gone", self.pid)
+            _log.error("process %d was killed but has not ended", self.pid)
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -159,7 +160,8 @@ class SpawnedProcess:
 
 
 def _close_inherited_on_exec() -> None:
-    """Descriptors that this process inherited must not reach its children; its own ones never do."""
+    """Prevent children from inheriting the descriptors that this process has inherited. Descriptors that it opens are
+    never inherited."""
     with os.scandir("/proc/self/fd") as entries:
         descriptors = [int(entry.name) for entry in entries]
     for fd in descriptors:

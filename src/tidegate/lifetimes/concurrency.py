@@ -1,11 +1,11 @@
 """Small concurrency primitives: single flight, gather, and the cause of a cancellation.
 
 `SingleFlight`: one caller leads a construction and the others join it. Followers get the leader's value or its
-exception, so a failing construction is tried once, not once per caller. If the leader is cancelled, followers are told
-so and one of them leads a new flight. No cancellation reaches another caller. The leader owns the construction and its
-deadline.
+exception, so a failing construction is tried once, not once per caller. If the leader is cancelled, the followers are
+notified and one of them leads a new flight. The cancellation of one caller does not affect the others. The leader owns
+the construction and its deadline.
 
-`gather` runs coroutines side by side inside the calling task. All of them have ended when it returns or raises.
+`gather` runs coroutines concurrently within the calling task. All of them have ended when it returns or raises.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 
 def is_cancelled() -> bool:
-    """Whether the running task is being cancelled. A `CancelledError` that arrives while this is false came from
+    """True if the running task is being cancelled. A `CancelledError` that arrives while this is false came from
     something that the task was waiting for; it is a failure like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""The limit of the process's file descriptors, and a reserve for what must work when none is left.
+"""The limit on open file descriptors, and a reserve for requests that must work when none is left.
 
 The kernel enforces the reserve: the soft limit stays below the real one by its size, so nothing else can use it up.
 `reserve` raises the limit for the duration of a block, for requests about the gateway itself; `lift` raises it
@@ -13,7 +13,7 @@ from pathlib import Path
 RESERVE = 32
 """Enough for the control socket, some connections for health and status, and the files their answers read."""
 RESERVE_SHARE = 4
-"""With few descriptors, the reserve is at most one part in this many."""
+"""If there are few descriptors, the reserve is at most one part in this many."""
 
 
 class Descriptors:
@@ -37,7 +37,7 @@ class Descriptors:
 
     @property
     def limit(self) -> int | None:
-        """How many may be open, without the reserve; None for no limit."""
+        """The number that may be open, without the reserve; None for no limit."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return None
@@ -45,7 +45,7 @@ class Descriptors:
 
     @property
     def open(self) -> int:
-        """How many are open now."""
+        """The number that is open now."""
         with self.reserve():
             return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the descriptor of the listing itself
 

@@ -1,9 +1,10 @@
 """The ledger: how many bytes, descriptors and child processes each owner holds, by kind.
 
 In every reading the sum over the owners equals the sum over the kinds. There are two ways to account for something: a
-hold, recorded when it is acquired (O(1), for things that do not know their size), or a view, a function that measures
-everything of its kind when the ledger is read, at no cost in between. An owner that has released everything has no
-entry; one that has not can be named. Releasing a hold is idempotent. The ledger owns nothing but numbers.
+hold, which is recorded when the thing is acquired (O(1), for things that cannot be measured later), or a view, which is
+a function that measures everything of one kind when the ledger is read, at no cost in between. An owner that has
+released everything has no entry; an owner that has not is listed by name. Releasing a hold is idempotent. The ledger
+owns nothing but numbers.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +26,7 @@ class LedgerReading(msgspec.Struct, frozen=True):
     owners: dict[str, dict[str, Holding]]
 
     def largest(self, top: int) -> list[tuple[str, Holding, dict[str, Holding]]]:
-        """The largest owners, each with the sum and the kinds of its own holdings. Accounts below an owner are listed
+        """The largest owners, each with the sum and the kinds of its holdings. Accounts below an owner are listed
         separately."""
         sums = [(owner, sum(kinds.values(), NOTHING), kinds) for owner, kinds in self.owners.items()]
         return sorted(sums, key=lambda held: held[1].weight, reverse=True)[:top]
@@ -46,7 +47,7 @@ class Ledger:
         return Account(self, owner, parent)
 
     def view(self, kind: str, measure: Measure) -> None:
-        """Measure this kind with `measure` in every reading from now on."""
+        """From now on, measure this kind with `measure` in every reading."""
         self._known[kind] = None
         self._views.append((kind, measure))
 
@@ -107,7 +108,7 @@ class Account:
         return hold
 
     def close(self) -> list[tuple[str, Holding]]:
-        """Release everything that is still held, and return what it was."""
+        """Release everything that is still held, and return it by kind."""
         left = [(hold.kind, hold.holding) for hold in self._holds]
         for hold in list(self._holds):
             hold.release()
@@ -141,12 +142,12 @@ class Hold:
         return Holding(self.count, self.bytes, self.fds, self.children)
 
     def resize(self, bytes: int) -> None:
-        """Set its bytes. No effect after its release."""
+        """Set the number of bytes. Has no effect after the release."""
         if self._account is not None:
             self.bytes = bytes
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the holding. Idempotent."""
         account, self._account = self._account, None
         if account is not None:
             account._forget(self)

@@ -1,7 +1,7 @@
 """A listening socket that accepts connections one by one.
 
-If the process runs out of descriptors or memory, the listener pauses with back-off and logs each spell once;
-connections wait in the kernel's queue meanwhile. (asyncio's own servers would retry and log continuously.) The owner
+If the process runs out of descriptors or memory, the listener pauses with back-off and logs each period once;
+meanwhile, connections wait in the kernel's queue. (asyncio's own servers would retry and log continuously.) The owner
 decides with `room` how the next connection is accepted, and owns it from then on. The listener owns its socket.
 """
 
@@ -44,9 +44,9 @@ class Listener:
         self._timer: asyncio.TimerHandle | None = None
         self._listening = False
         self.failures = 0
-        """How often a connection could not be accepted."""
+        """The number of times that a connection could not be accepted."""
         self.failed_at: float | None = None
-        """When that last happened, on the monotonic clock."""
+        """The time of the last failure, on the monotonic clock."""
         self._spell = 0
 
     def start(self, backlog: int) -> None:
@@ -81,7 +81,7 @@ class Listener:
             self._timer = None
 
     def _ready(self) -> None:
-        room = self._room(False)  # for the one connection that is known to wait; the loop reports the next
+        room = self._room(False)  # only one connection is known to be waiting; the loop reports the next one
         if room == "soon":
             return
         if room == "none":

@@ -13,7 +13,7 @@ name. Presence owns the records and the residents; `turn`, `waiting` and `held` 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from tidegate.lifetimes.concurrency import SingleFlight
-from tidegate.lifetimes.resident_order import OrderLink, ResidentOrder
 from tidegate.lifetimes.scope import Scope, ScopeClosed
 from tidegate.status_report import Holding
 
@@ -56,9 +55,9 @@ class SessionEnded(RuntimeError):
     """The session ended while its resident was being built; the resident was released."""
 
 
-class Present(OrderLink):
+class Present:
     """The record of a present session. A resident replaced during a turn stays in `detached` until the turn ends; the
-    temporary resident of a one-shot turn is in `passing` until then."""
+    temporary resident of a one-shot turn is in `temporary` until then."""
 
     __slots__ = (
         "__weakref__",
@@ -67,26 +66,25 @@ class Present(OrderLink):
         "disk",
         "held",
         "key",
-        "passing",
         "resident",
+        "temporary",
         "turn",
         "used",
         "waiting",
-        "wanted",
+        "wanted_signature",
         "watchers",
         "workspace",
     )
 
     def __init__(self, key: str, used: float) -> None:
-        super().__init__()
         self.key = key
         self.turn: Any | None = None
         self.waiting: deque[Any] = deque()  # lint: allow the engine bounds it by limits.queue_length
         self.resident: Resident | None = None
         self.building: SingleFlight[Resident] | None = None
-        self.wanted = b""
+        self.wanted_signature = b""
         self.detached: tuple[Resident, ...] = ()
-        self.passing: Resident | None = None
+        self.temporary: Resident | None = None
         self.workspace: Any | None = None
         self.disk: Any | None = None
         self.used = used
@@ -98,7 +96,7 @@ class Present(OrderLink):
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running."""
+        """True if a turn is running."""
         return self.turn is not None
 
     def expect(self) -> asyncio.Future[None]:
@@ -116,7 +114,7 @@ class Present(OrderLink):
 
     @property
     def absent(self) -> bool:
-        """Whether nothing of the session is present any more."""
+        """True if nothing of the session is present any more."""
         return (
             self.turn is None
             and self.resident is None
@@ -144,10 +142,10 @@ class Presence:
 
     __slots__ = (
         "__weakref__",
-        "_asks",
+        "_bytes",
         "_clock",
+        "_is_waiting",
         "_leaving",
-        "_order",
         "_over",
         "_over_count",
         "_records",
@@ -155,6 +153,7 @@ class Presence:
         "_unloads",
         "_unreleased",
         "_warn",
+        "_weights",
         "idle_ttl",
         "ledger",
         "resident_bytes",
@@ -170,10 +169,10 @@ class Presence:
         idle_ttl: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
         warn: Warn | None = None,
-        asks: Callable[[Any], bool] = lambda turn: False,
+        is_waiting: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
-        """`asks` says whether a turn is idle until a user has answered."""
-        self._asks = asks
+        """`is_waiting` returns whether a turn is idle until a user has answered."""
+        self._is_waiting = is_waiting
         self.residents = residents
         self.resident_bytes = resident_bytes
         self.idle_ttl = idle_ttl
@@ -182,15 +181,17 @@ class Presence:
         self._clock = clock
         self._warn: Warn = warn if warn is not None else _log_warning
         self._records: dict[str, Present] = {}
-        self._order: ResidentOrder[Present] = ResidentOrder()
+        self._weights: OrderedDict[Present, int] = OrderedDict()  # lint: allow residents, which are bounded
+        """The weights of the residents, the least recently used first."""
+        self._bytes = 0
         self._unloads: dict[str, int] = {}
-        # By object identity: residents that have left the order but are not yet released.
+        # By object identity: residents that have left the order and are not released yet.
         self._leaving: dict[int, tuple[str, Resident]] = {}
         self._unreleased: list[tuple[str, Resident]] = []  # lint: allow only filled while closing
         self._over = False
         self._over_count = 0
         self.ledger.view("resident", self._measure_residents)
-        self.ledger.view("one-shot", self._measure_passing)
+        self.ledger.view("one-shot", self._measure_temporary)
         scope.on_close(self._close, name="residents")
 
     # -- records -----------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ class Presence:
         return self._records.get(key)
 
     def obtain(self, key: str) -> Present:
-        """The session's record, created if necessary.
+        """The session's record, which is created if it does not exist.
 
         A record with nothing present is removed at the next opportunity: the caller must put its turn, message or hold
         on it before it awaits anything.
@@ -223,34 +224,34 @@ class Presence:
         """
         if turn is not None and record.turn is not turn:
             return
-        record.turn = record.passing = None
+        record.turn = record.temporary = None
         record.used = self._clock()
         detached, record.detached = record.detached, ()
         for resident in detached:
             self._release(record.key, resident)
         if record.resident is not None:
-            self._order.touch(record)
+            self._weights.move_to_end(record)
             self.reweigh(record)
         self._forget_if_absent(record)
 
-    def turn_asks(self, record: Present) -> None:
+    def turn_waits(self, record: Present) -> None:
         """The turn is idle until a user has answered, so its resident may be unloaded. Residents that no cap counts are
         released at once."""
-        gone = record.detached if record.passing is None else (*record.detached, record.passing)
-        record.detached, record.passing = (), None
+        gone = record.detached if record.temporary is None else (*record.detached, record.temporary)
+        record.detached, record.temporary = (), None
         for resident in gone:
             self._release(record.key, resident)
         self._enforce()
 
-    def lend(self, key: str, passing: Resident) -> None:
+    def set_temporary(self, key: str, temporary: Resident) -> None:
         """Register the temporary resident of a one-shot turn with the ledger, until the turn ends."""
         record = self._records.get(key)
         if record is not None and record.busy:
-            record.passing = passing
+            record.temporary = temporary
 
     @contextmanager
-    def attend(self, key: str) -> Iterator[Present]:
-        """Keep the session's record present within this block. It does not keep a resident in memory."""
+    def keep_present(self, key: str) -> Iterator[Present]:
+        """Keep the session present within this block. Its resident may be unloaded all the same."""
         record = self.obtain(key)
         record.held += 1
         try:
@@ -268,15 +269,15 @@ class Presence:
         self._records.pop(key, None)
         workspace, record.workspace = record.workspace, None
         if workspace is not None:  # ending the workspace takes longer and still needs the record
-            self.lodge(key, workspace)
+            self.set_workspace(key, workspace)
         record.notify()
         return True
 
-    def lodge(self, key: str, workspace: Any) -> None:
-        """Something runs in the session's workspace: the session stays present until `vacate`."""
+    def set_workspace(self, key: str, workspace: Any) -> None:
+        """Something runs in the session's workspace: the session stays present until `clear_workspace`."""
         self.obtain(key).workspace = workspace
 
-    def vacate(self, key: str) -> None:
+    def clear_workspace(self, key: str) -> None:
         """Nothing runs in the workspace any more."""
         record = self._records.get(key)
         if record is not None:
@@ -284,8 +285,8 @@ class Presence:
             self._forget_if_absent(record)
 
     def _works(self, record: Present) -> bool:
-        """Whether a turn is running that needs its resident."""
-        return record.busy and not self._asks(record.turn)
+        """True if a turn is running that needs its resident."""
+        return record.busy and not self._is_waiting(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:
         if record.absent and self._records.get(record.key) is record:
@@ -300,11 +301,11 @@ class Presence:
             present = record.resident
             if present is not None and present.signature == signature:
                 record.used = self._clock()
-                self._order.touch(record)
+                self._weights.move_to_end(record)
                 return cast(R, present)
             if record.building is None:
                 return await self._build(record, signature, build)
-            if record.wanted == signature:
+            if record.wanted_signature == signature:
                 await record.building.join()
             else:
                 await record.building.over()
@@ -327,7 +328,7 @@ class Presence:
             self._insert(record, resident)
             return resident
 
-        record.building, record.wanted = SingleFlight[Resident](), signature
+        record.building, record.wanted_signature = SingleFlight[Resident](), signature
         self.unload(record.key, reason="changed")  # only now: without a construction the record might be removed
         try:
             return cast(R, await record.building.lead(construct))
@@ -347,26 +348,29 @@ class Presence:
     def _insert(self, record: Present, resident: Resident) -> None:
         record.resident = resident
         record.used = self._clock()
-        self._order.add(record, resident.weight)
+        self._weights[record] = resident.weight
+        self._bytes += self._weights[record]
         self._enforce(newcomer=record)
 
     def reweigh(self, record: Present) -> None:
         """Update the weight of its resident."""
         if record.resident is None:
             return
-        self._order.resize(record, record.resident.weight)
+        weight = record.resident.weight
+        self._bytes += weight - self._weights[record]
+        self._weights[record] = weight
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unload the oldest residents above the caps. A working one is skipped, and no newer one is unloaded in its
-        place."""
-        window = self._order.window(self.residents, self.resident_bytes)
-        if not window:
+        """Unload the oldest residents above the caps. If one is in use, it is skipped, and no newer one is unloaded
+        instead."""
+        too_many, too_heavy = len(self._weights) - self.residents, self._bytes - self.resident_bytes
+        if too_many <= 0 and too_heavy <= 0:
             self._over = False
             return
-        reason = "count" if self._order.size > self.residents else "bytes"
+        reason = "count" if too_many > 0 else "bytes"
         kept = 0
-        for record in window:
+        for record in self._oldest(too_many, too_heavy):
             if self._works(record):
                 kept += 1
             elif record is not newcomer:  # its builder is about to use it
@@ -377,13 +381,25 @@ class Presence:
                 "residents exceed their cap because they are in mid-turn",
                 {
                     "mid_turn": kept,
-                    "residents": self._order.size,
+                    "residents": len(self._weights),
                     "cap": self.residents,
-                    "bytes": self._order.bytes,
+                    "bytes": self._bytes,
                     "budget": self.resident_bytes,
                 },
             )
         self._over = kept > 0
+
+    def _oldest(self, count: int, size: int) -> list[Present]:
+        """The least recently used residents: at least `count`, of at least `size` bytes. Newer ones are not
+        examined."""
+        found: list[Present] = []
+        freed = 0
+        for record, weight in self._weights.items():
+            if len(found) >= count and freed >= size:
+                break
+            found.append(record)
+            freed += weight
+        return found
 
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
         """Remove the resident and keep everything else; the only way to do so. Returns whether there was one (and it
@@ -398,8 +414,8 @@ class Presence:
         if only is not None and resident is not only:
             return False
         record.resident = None
-        self._order.remove(record)
-        if self._order.size <= self.residents and self._order.bytes <= self.resident_bytes:
+        self._bytes -= self._weights.pop(record)
+        if len(self._weights) <= self.residents and self._bytes <= self.resident_bytes:
             self._over = False  # the next excess is a new one, with a new warning
         self._leaving[id(resident)] = (key, resident)
         counted = reason if reason in self._unloads or len(self._unloads) < REASONS_KEPT else "other"
@@ -416,7 +432,7 @@ class Presence:
         many were unloaded."""
         moment = self._clock() if now is None else now
         swept = 0
-        for record in self._order:
+        for record in tuple(self._weights):
             if not self._works(record) and moment - record.used > self.idle_ttl:
                 swept += self.unload(record.key, reason="idle")
         for record in self:
@@ -424,22 +440,22 @@ class Presence:
         return swept
 
     def relieve(self, wanted: int) -> tuple[int, int]:
-        """Memory is short: unload idle residents, the least recently used first, until `wanted` bytes are freed.
-        Residents whose turn is working or waits to start are kept. Returns their number and bytes."""
+        """Unload idle residents, the least recently used first, until `wanted` bytes are freed, because memory is
+        short. Residents whose turn is working or waits to start are kept. Returns their number and bytes."""
         count = freed = 0
-        for record in self._order:
+        for record, weight in tuple(self._weights.items()):
             if freed >= wanted:
                 break
             if not self._works(record) and (record.busy or not record.waiting):
-                freed += record.weight
+                freed += weight
                 count += self.unload(record.key, reason="pressure")
         return count, freed
 
     def stats(self) -> PresenceStats:
         return PresenceStats(
             present=len(self._records),
-            residents=self._order.size,
-            resident_bytes=self._order.bytes,
+            residents=len(self._weights),
+            resident_bytes=self._bytes,
             busy=sum(record.busy for record in self._records.values()),
             over_cap_mid_turn=self._over_count,
             unloads=dict(self._unloads),
@@ -449,16 +465,16 @@ class Presence:
 
     def _measure_residents(self) -> Iterator[tuple[str, Holding]]:
         """The residents with their bytes, including unloaded ones that are not yet released."""
-        for record in self._order:
+        for record in tuple(self._weights):
             if record.resident is not None:
                 yield f"session {record.key}", Holding(1, record.resident.weight)
         for key, resident in self._leaving.values():
             yield f"session {key}", Holding(1, resident.weight)
 
-    def _measure_passing(self) -> Iterator[tuple[str, Holding]]:
+    def _measure_temporary(self) -> Iterator[tuple[str, Holding]]:
         for record in self._records.values():
-            if record.passing is not None:
-                yield f"session {record.key}", Holding(1, record.passing.weight)
+            if record.temporary is not None:
+                yield f"session {record.key}", Holding(1, record.temporary.weight)
 
     def _release(self, key: str, resident: Resident) -> None:
         if self._scope.open:

@@ -1,10 +1,10 @@
 """A scope: one lifetime, and everything that ends with it.
 
 Everything acquired through a scope is released when `close` returns. Closing handles child scopes first, then tasks,
-then entered context managers and callbacks, each in reverse order. It has one deadline for all of it, continues after
-every failure, reports each failure exactly once, and completes even if its caller is cancelled. A failed task is
-reported with its name, never lost. The scope owns its children, tasks, callbacks and account. It may be opened and
-closed from different tasks, since a session outlives the task that opened it.
+then entered context managers and callbacks, each in reverse order. It has a single deadline, continues after every
+failure, reports each failure exactly once, and completes even if its caller is cancelled. A failed task is reported
+with its name, never lost. The scope owns its children, tasks, callbacks and account. It may be opened and closed from
+different tasks, since a session outlives the task that opened it.
 
     async with Scope("turn t_1", parent=session) as turn:
         stream = await turn.enter(open_stream())
@@ -28,10 +28,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 CLOSE_WITHIN = 10.0
-"""Seconds for a whole close, children included, unless the scope sets its own."""
+"""Seconds that closing a scope may take, including its children, unless the scope sets another limit."""
 
 LAST_CHANCE = 0.05
-"""Seconds that each step still gets after the deadline, so that one stuck step does not keep the others open."""
+"""Seconds that each remaining step gets after the deadline, so that one stuck step does not prevent the others."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Scope:
 
     @property
     def open(self) -> bool:
-        """Whether something can still be started or acquired."""
+        """True if something can still be started or acquired."""
         return self._state == "open"
 
     @property
@@ -338,7 +338,7 @@ async def _awaited(waiting: Awaitable[object]) -> object:
 
 
 async def outlast(end: asyncio.Task[Any]) -> asyncio.CancelledError | None:
-    """Wait for `end` despite cancellation of the waiting task, and return that cancellation."""
+    """Wait for `end` even if the waiting task is cancelled, and return that cancellation."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not end.done():

@@ -50,16 +50,16 @@ from tidegate.values import (
 )
 
 TITLE_CHARACTERS = 60
-"""Length of a title made from the first message."""
+"""The length of a title that is made from the first message."""
 
 
 class Admission(Frozen, frozen=True):
-    """The result of admitting a message. `begun` is set if its turn was started in the same transaction."""
+    """The result of admitting a message. `started` is set if its turn was started in the same transaction."""
 
     turn: str
     session: str
     how: Literal["queued", "steered", "attached", "replayed"]
-    begun: StartedTurn | None = None
+    started: StartedTurn | None = None
     tools: ToolsNote = ToolsNote()
 
 
@@ -94,8 +94,8 @@ class Intake:
             return await accept_media(inbound, self._store, self._spool, self._accept_with)
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
-    async def _accept_with(self, inbound: Inbound, arrivals: UploadFolder) -> Acceptance:
-        terms = {**await self._terms(inbound), "arrivals": arrivals}
+    async def _accept_with(self, inbound: Inbound, uploads: UploadFolder) -> Acceptance:
+        terms = {**await self._terms(inbound), "uploads": uploads}
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
@@ -133,9 +133,12 @@ class Intake:
         none."""
         if inbound.session is not None:
             return None
-        given = inbound.call.caller_tools
+        caller_tools = inbound.call.caller_tools
         return await self._prompt_prefixes.of(
-            inbound.agent, inbound.principal, inbound.extra_prompt or "", own_tools=given is None or not given.only
+            inbound.agent,
+            inbound.principal,
+            inbound.extra_prompt or "",
+            own_tools=caller_tools is None or not caller_tools.only,
         )
 
     def check_open(self, principal: str, within: str = "") -> None:
@@ -190,7 +193,7 @@ class Intake:
             return Acceptance(turn=turn, session=session, how="attached", tools=admission.tools)
         running = self._engine.running(session) if inbound.busy == "interrupt" else None
         ahead = self._engine.submit(
-            session, turn, inbound.principal, started=admission.begun, within=inbound.within or None
+            session, turn, inbound.principal, started=admission.started, within=inbound.within or None
         )
         how: Literal["started", "queued", "interrupting"] = "queued" if ahead else "started"
         if running is not None:
@@ -217,17 +220,17 @@ def admit(
     queue_length: int,
     take: bool,
     now: float,
-    arrivals: UploadFolder | None = None,
+    uploads: UploadFolder | None = None,
 ) -> Admission:
-    """With `take`, a turn may start now: in an idle session it is started in this transaction, which saves one of its
-    own. `arrivals` holds the larger media of the messages."""
-    known = _known(db, inbound, now)
+    """With `take`, a turn may start now: in an idle session it is started in this transaction, which saves a second
+    one. `uploads` holds the larger media of the messages."""
+    known = _repeated_delivery(db, inbound, now)
     if known is not None:
         return known
-    id = arrivals.session if arrivals is not None and arrivals.is_new else None
+    id = uploads.session if uploads is not None and uploads.is_new else None
     session, created = _session(db, inbound, fresh, id, now)
-    if arrivals is not None:
-        arrivals.commit(db, session.id)
+    if uploads is not None:
+        uploads.commit(db, session.id)
     if inbound.busy == "steer" and not created and inbound.messages[0].role != "tool":
         running = turns.running(db, session.id)
         # Rules about a channel apply to its messages, so a message never joins a turn of another channel.
@@ -242,32 +245,33 @@ def admit(
     inbound = _with_calls(db, inbound, session.id, idle=idle)
     if not idle and turns.waiting(db, session.id) >= queue_length:
         raise _queue_full(queue_length)
-    clashes = _shadowed(db, inbound, session)
+    has_tools = inbound.call.caller_tools is not None or inbound.call.tool_choice
+    clashes = _shadowed(db, inbound, session) if has_tools else ()
     changed = not created and inbound.call.tools_digest != _tools_ahead(db, session, idle=idle)
     tools = ToolsNote(shadowed=clashes, changed=changed)
     _note_receipts(db, inbound, turn, tools, now)
-    leaving = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
+    reaction = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
     if take and idle:
-        begun = accept_and_start(
+        started = accept_and_start(
             db,
             session,
             turn=turn,
             channel=inbound.channel,
             call=inbound.call,
-            on_disconnect=leaving,
+            on_disconnect=reaction,
             incoming=inbound.messages,
             now=now,
             job=inbound.job,
             within=within,
         )
-        return Admission(turn=turn, session=session.id, how="queued", begun=begun, tools=tools)
+        return Admission(turn=turn, session=session.id, how="queued", started=started, tools=tools)
     turns.insert(
         db,
         id=turn,
         session=session.id,
         channel=inbound.channel,
         call=inbound.call,
-        on_disconnect=leaving,
+        on_disconnect=reaction,
         now=now,
         job=inbound.job,
         within=within,
@@ -298,7 +302,9 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
 
 def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
     """The digest of the caller tools that the session will have once its last waiting turn has started."""
-    calls = [] if idle else turns.waiting_calls(db, session.id)
+    if idle:
+        return session.caller_tools
+    calls = turns.waiting_calls(db, session.id)
     fixed = (call for call in calls if call.caller_tools is None or call.caller_tools.definitions)
     last = next(fixed, None)
     return session.caller_tools if last is None else last.tools_digest
@@ -329,7 +335,7 @@ def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inboun
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
-    """The reaction of a turn to its reader leaving. A named conversation continues. A one-shot call is cancelled,
+    """The reaction of a turn when its reader disconnects. A named conversation continues. A one-shot call is cancelled,
     unless its caller chose an Idempotency-Key and can return for the answer."""
     if inbound.on_disconnect is not None:
         return inbound.on_disconnect
@@ -346,7 +352,7 @@ def _queue_full(length: int) -> Busy:
     )
 
 
-def _known(db: Db, inbound: Inbound, now: float) -> Admission | None:
+def _repeated_delivery(db: Db, inbound: Inbound, now: float) -> Admission | None:
     for receipt in inbound.receipts:
         if receipt.source == RETRY_MARK:
             continue
@@ -455,5 +461,5 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None,
 
 
 def title_from(text: str) -> str:
-    """The title of a session without a name, from its first message, until a user sets one. One line."""
+    """The title of a session without a name, made from its first message, in one line. A user may change it."""
     return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

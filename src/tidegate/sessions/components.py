@@ -161,7 +161,7 @@ async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
 
 
 async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:
-    """For a session whose rows have been deleted."""
+    """Remove the files of a session whose rows have been deleted."""
     await workspaces.discard(session)
     await spool.remove(session)
     if recall is not None and recall.index is not None:
@@ -176,7 +176,7 @@ def _presence(scope: Scope, config: Config) -> Presence:
         resident_bytes=limits.resident_bytes,
         idle_ttl=limits.idle_ttl,
         warn=lambda message, fields: log.warning(message, **fields),
-        asks=lambda turn: turn.waits_for_person,
+        is_waiting=lambda turn: turn.waits_for_person,
     )
 
 

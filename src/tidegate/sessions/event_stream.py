@@ -1,9 +1,9 @@
-"""The events of a session as one stream that a reader can leave and resume.
+"""The events of a session as one stream that readers can leave and resume.
 
-A reader that returns with the last event id it saw misses no committed row and gets none twice. The id of an event is
-the place of its row in the transcript. Events that are not rows (pieces of text, progress) have no id; they are
-repeated from the start of the running turn's current answer. Open questions come first, so that no reader misses them,
-and come again in their place.
+A reader that returns with the last event id that it received misses no committed row and gets none twice. The id of an
+event is the place of its row in the transcript. Events that are not rows (pieces of text, progress) have no id; they
+are repeated from the start of the running turn's current answer. Open questions come first, so that no reader misses
+them, and come again at their place in the order.
 
 The stream holds a cursor rather than a queue, and a bounded part of the rows that it catches up with.
 """
@@ -21,19 +21,19 @@ from tidegate.values import Event, MessageAdded, TextDelta, TextReset
 async def watch(
     components: Components, session: str, principal: Principal, after: int
 ) -> AsyncGenerator[tuple[int | None, Event], None]:
-    """Ends when the session has ended and all of its events have been sent."""
+    """Yields event ids and events. Ends when the session has ended and all of its events have been sent."""
     seen = after
     followed: TurnLog | None = None
     store, engine = components.store, components.engine
-    with components.presence.attend(session) as record:
+    with components.presence.keep_present(session) as record:
         live = _unfollowed(engine, session, followed)
         await queries.visible_session(store, session, principal)
         for question in await components.approvals.open_events(session):
             yield None, question
         while True:
             news = record.expect()
-            # Read before anything is awaited: a quick turn may have ended by the time its rows are read, and only its
-            # log has the other events and the way it ended.
+            # Read before anything is awaited: a short turn may have ended by the time its rows are read, and only its
+            # log has the other events and the outcome.
             live = live or _unfollowed(engine, session, followed)
             try:
                 row = await queries.visible_session(store, session, principal)
@@ -53,7 +53,7 @@ async def watch(
                     # Closed here, so that a turn sees at once that its reader has left.
                     async with aclosing(followed.read()) as batches:
                         async for batch in batches:
-                            for event in _untold(batch, seen):
+                            for event in _unsent(batch, seen):
                                 if not isinstance(event, MessageAdded):
                                     yield None, event
                                 elif event.seq > seen:
@@ -72,8 +72,8 @@ def _unfollowed(engine: EmbeddedEngine, session: str, followed: TurnLog | None) 
     return live if live is not None and live.log is not followed else None
 
 
-def _untold(batch: list[Event], seen: int) -> list[Event]:
-    """Leave out the text of answers that have already been sent as rows, so that the reader does not get it twice."""
+def _unsent(batch: list[Event], seen: int) -> list[Event]:
+    """The events without the text of answers that have already been sent as rows, which would be sent twice."""
     rows = (place for place, event in enumerate(batch) if isinstance(event, MessageAdded) and event.seq <= seen)
     current = max(rows, default=-1)
     return [

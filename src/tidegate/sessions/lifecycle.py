@@ -1,13 +1,12 @@
 """End and deletion of sessions, both run from the store.
 
-A session ends once, with a reason, whether or not anything of it is in memory. Its running turn is stopped first,
-waiting turns are refused with a notice, and its settings and approvals go in the same transaction. Every end hook takes
-effect exactly once, across a crash as well, because its effect and its mark commit together. An ended session is never
-reopened.
+A session ends once, with a reason, whether or not it is in memory. Its running turn is stopped first, waiting turns are
+refused with a notice, and its settings and approvals are deleted in the same transaction. Every end hook takes effect
+exactly once, also across a crash, because its effect and its mark commit together. An ended session is never reopened.
 
-Deleting a session ends it first and is a pending hook itself: the rows go with the last hook's effect, at once if there
-is none, later if a hook has failed. No caller waits for a slow hook, which runs in the background or later on its own
-timer.
+Deleting a session ends it first and is a pending hook itself: the rows are deleted with the effect of the last hook, at
+once if there is none, later if a hook has failed. No caller waits for a slow hook, which runs in the background or
+later on its own timer.
 """
 
 import asyncio
@@ -27,20 +26,21 @@ from tidegate.values import Outcome
 log = Log(__name__)
 
 STOP_SECONDS = 10.0
-"""How long an end waits for the running turn to stop; by then its tools have been stopped or their tasks cancelled."""
+"""Seconds that an end waits for the running turn to stop. By then its tools have been stopped or their tasks
+cancelled."""
 
 PREPARE_SECONDS = 30.0
-"""How long a hook may prepare: the caller of the end waits for it, and the timer can try again."""
+"""Seconds that a hook may take to prepare: the caller of the end waits for it, and the timer can try again."""
 
 BATCH = 100
-"""Sessions that one write of expiry ends: some milliseconds, between which turns run."""
+"""Sessions that expiry ends in one write, which takes some milliseconds. Turns run between the writes."""
 
 BATCHES = 200
-"""Batches in one run of the timer: enough after months without a run, and an end to it."""
+"""Batches in one run of the timer: enough after months without a run, but bounded."""
 
 HOOKS_AT_ONCE = 8
-"""Hooks that one run prepares concurrently: a hung hook delays few others, and a start does not run all of them at
-once."""
+"""Hooks that one run prepares concurrently, so that a hung hook delays few others and a start does not run all of them
+at once."""
 
 SLOW_AT_ONCE = 4
 """Slow hooks that are prepared concurrently, after ends and on the timer: each may be calling a model."""
@@ -57,7 +57,7 @@ class SlowHook(Protocol):
     """An end hook that no caller waits for."""
 
     def applies(self, session: SessionRow) -> bool:
-        """Whether there is anything to prepare, judged by the session's row; never for a session that is being
+        """True if there is anything to prepare, according to the session's row; False for a session that is being
         deleted."""
         ...
 
@@ -82,8 +82,8 @@ class SessionEndings:
         scope: Scope,
         slow: Mapping[str, SlowHook] | None = None,
     ) -> None:
-        """`on_deleted` is called for each session whose rows were deleted; if a crash prevents that, the sweeps find
-        its files. `on_ended` is called for each session that has no next turn. Slow hooks run in `scope`."""
+        """`on_deleted` is called for each session whose rows were deleted; if a crash prevents that, the sweeps remove
+        its files. `on_ended` is called for each session that will have no further turn. Slow hooks run in `scope`."""
         self._slow = slow or {}
         self._scope = scope
         # lint: allow at most SLOW_AT_ONCE after ends and SLOW_IN_A_RUN on the timer
@@ -262,9 +262,9 @@ def _report_done(hook: SlowHook | None, session: SessionRow | None, done: tuple[
 
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> tuple[bool, bool]:
-    """The mark and the effect commit together, so neither exists without the other. So does the deletion, if no other
-    hook is pending and no turn has yet to be settled. Returns whether the hook took effect, and whether the session was
-    deleted."""
+    """Commits the mark and the effect together, so that neither exists without the other, and the deletion with them if
+    no other hook is pending and no turn has yet to be settled. Returns whether the hook took effect, and whether the
+    session was deleted."""
     effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
         write(db)
@@ -291,7 +291,7 @@ def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tu
 def _end_idle(
     db: Db, found: Sequence[str], ephemeral: bool, before: float, hooks: Sequence[str], now: float
 ) -> list[str]:
-    """The sessions that are still idle, and are ended now."""
+    """Ends those of the sessions that are still idle, and returns them."""
     ended = [
         session
         for session in found

@@ -15,14 +15,13 @@ from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
 INDEX_BATCHES = 20
-"""Writes to the search index in one run, each taking some milliseconds. A search indexes the rest itself."""
+"""Writes to the search index in one run, each of some milliseconds. A search indexes the remaining rows itself."""
 
 STRANDED_SECONDS = 30.0
-"""The age at which an accepted turn that the engine does not know is stranded; it normally gets there in milliseconds.
-"""
+"""The age at which an accepted turn that has not reached the engine is stranded. Normally that takes milliseconds."""
 
 BATCHES = 200
-"""Batches of one kind in one run: far more than a run every few minutes needs, and an end to it."""
+"""Batches of one kind in one run: far more than a run every few minutes needs, but bounded."""
 
 VACUUM_PAGES = 256
 """Free pages returned to the disk in one batch."""

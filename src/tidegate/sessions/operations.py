@@ -1,8 +1,8 @@
 """Changes that a user makes to a conversation: its settings, title, last turn, and frozen prompt and tools.
 
 Each change is one transaction under the caller's principal, and survives a restart. A change that rebuilds the model's
-view (undo, retry, reload) is refused during a turn, in the transaction itself. It unloads the resident as soon as it is
-committed, even if its caller has gone. A setting applies from the next turn and rebuilds nothing.
+view (undo, retry, reload) is refused during a turn, by the transaction itself. When it has committed, it unloads the
+resident, even if its caller has disconnected. A setting applies from the next turn and rebuilds nothing.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from tidegate.turns import COMPACTION_REQUESTED, SUMMARY_COOLDOWN
 from tidegate.values import Acceptance, new_id
 
 MODEL = "model"
-"""The key of the setting that /model makes."""
+"""The key of the setting that /model changes."""
 
 LONGEST_TITLE = 200
-"""Characters of a title: one line of any list."""
+"""Characters of a title, which is shown on one line of a list."""
 
 
 class Operations:
@@ -105,7 +105,7 @@ class Operations:
         return await self._store.write(write)
 
     async def ask_to_compact(self, session: str, principal: Principal) -> None:
-        """Have older messages summarised with the next turn, even if a recent summary was of no use."""
+        """Have older messages summarised with the next turn, even if a recent summary was useless."""
         await self.clear_setting(session, principal, SUMMARY_COOLDOWN)
         await self.set_setting(session, principal, COMPACTION_REQUESTED, True, source="command")
 
@@ -116,7 +116,7 @@ class Operations:
     async def undo(self, session: str, principal: Principal) -> str:
         """Remove the last turn from the model's view. Its rows stay in the transcript, marked. Returns the
         turn's id."""
-        row = await self._quiet(session, principal)
+        row = await self._idle_session(session, principal)
 
         def then(turn: str) -> str:
             self._presence.unload(session, reason="undo")
@@ -128,20 +128,20 @@ class Operations:
         return undone
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:
-        """Undo the last turn and run its messages again in a new one. The same limits apply as to a message."""
+        """Undo the last turn and run its messages again in a new one. The limits for a new message apply."""
         self._intake.check_open(principal.id)
-        await self._quiet(session, principal)
+        await self._idle_session(session, principal)
         turn, now = new_id("t"), self._clock()
 
         def write(db: Db) -> None:
             last = _undo_last(db, session, now)
-            said = [
+            incoming = [
                 found.message for found in messages.journal(db, last) if (found.step or "").startswith(turns.INCOMING)
             ]
             old = turns.get(db, last)
             if old is None:
-                raise Conflict("There is no turn to try again.")
-            _close_calls(db, session, now, but=frozenset(message.call_id for message in said))
+                raise Conflict("There is no turn to retry.")
+            _close_calls(db, session, now, but=frozenset(message.call_id for message in incoming))
             turns.insert(
                 db,
                 id=turn,
@@ -152,7 +152,7 @@ class Operations:
                 now=now,
                 job=old.job,
             )
-            for message in said:
+            for message in incoming:
                 messages.accept(db, session=session, turn=turn, message=message, now=now)
 
         def then(_: None) -> Acceptance:
@@ -165,7 +165,7 @@ class Operations:
 
     async def reload(self, session: str, principal: Principal) -> bool:
         """Freeze the prompt and the tools again, as they are configured now. Returns whether anything changed."""
-        row = await self._quiet(session, principal)
+        row = await self._idle_session(session, principal)
         extra = await self._store.read(sessions.extra, row)
         frozen = await self._store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
         own_tools = frozen is None or not frozen.caller_only
@@ -208,11 +208,11 @@ class Operations:
     async def _owned(self, session: str, principal: Principal) -> SessionRow:
         row = await self._row(session, principal)
         if row.ended is not None:
-            raise Conflict("This session has ended; /resume it into a new one.", code="session_ended")
+            raise Conflict("This session has ended; use /resume to continue it in a new one.", code="session_ended")
         return row
 
-    async def _quiet(self, session: str, principal: Principal) -> SessionRow:
-        """Refuses early; `_check_idle` in the write is authoritative."""
+    async def _idle_session(self, session: str, principal: Principal) -> SessionRow:
+        """The session, if it is idle. An early check; `_check_idle` in the write is authoritative."""
         row = await self._owned(session, principal)
         if self._engine.running(session) is not None or self._engine.waiting(session):
             raise _mid_turn()

@@ -1,7 +1,7 @@
-"""The prompt and tools that a new session begins with, including notes, project files and skills.
+"""The prompt and tools of a new session, including notes, project files and skills.
 
-Equal prefixes are made once and shared. An agent without notes, project files or skills costs no read, since its prefix
-follows from its settings alone. The sources are read when a session begins, and never change one that has begun.
+Equal prefixes are made once and shared. For an agent without notes, project files or skills nothing is read, since its
+prefix follows from its settings. The sources are read when a session begins, and never change one that has begun.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,10 +37,10 @@ class PromptSource(Protocol):
 
     name: str
     needs_tools: bool
-    """Whether the part is about a tool. It is left out if the caller's tools replace the agent's."""
+    """True if the part is about a tool. It is left out if the caller's tools replace the agent's."""
 
     def serves(self, agent: str) -> bool:
-        """Whether there may be a part for this agent; decided by the configuration alone."""
+        """True if there may be a part for this agent, according to the configuration."""
         ...
 
     async def part(self, agent: str, principal: str) -> str:
@@ -58,8 +58,8 @@ class PromptPrefixes:
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
-        """`mark` returns the number of the first change of notes that a new session of this agent has to be told about,
-        0 for never."""
+        """`mark` returns the number of the first change of notes that a new session of this agent must be notified of;
+        0 for none."""
         self._mark = mark
         self._config = config
         self._models = models

@@ -1,7 +1,7 @@
 """Reads for callers: sessions, outcomes, pages of a transcript, exports.
 
-Each query takes the principal whose rows may be read (`own`, None for all) and returns nothing else. Every result is
-bounded by a limit, that of a transcript in bytes as well. An export is streamed and holds one page at a time.
+Each query accepts the principal whose rows may be read (`own`, None for all) and returns no others. Every result is
+bounded by a limit; a transcript is also bounded in bytes. An export is streamed and holds one page at a time.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,11 +35,11 @@ STREAM_BYTES = 256 * 1024
 """Bytes of a streamed transcript held at once: hundreds may be streamed at the same time, to slow readers."""
 
 LISTING_MOST = 500
-"""The most rows of one listing, whatever limit is given."""
+"""The most rows of one listing, whatever limit is requested."""
 
 
 def visible_to(principal: Principal | None) -> str | None:
-    """The principal whose rows may be read: None for all, which the owner and the gateway itself may see."""
+    """The principal whose rows may be read; None for all, for the owner and the gateway."""
     return None if principal is None or principal.may("configure") else principal.id
 
 

@@ -1,7 +1,7 @@
-"""Recovery of turns that were accepted by an earlier process and have not ended.
+"""Recovery of turns that an earlier process accepted and did not finish.
 
 After `recover`, every such turn continues from its journal or has ended with a reason that its user can read. The
-turn's channel decides which (`turns.channels`), and words the reason. A turn in which the process died more often than
+channel of the turn decides which (`turns.channels`). A turn during which the process was killed more often than
 limits.resumes is not resumed, so a turn that kills the gateway cannot do so for ever. A task continues only together
 with the turn that delegated it.
 """
@@ -32,7 +32,7 @@ async def recover(components: Components, *, older: float = 0.0) -> int:
         if reason is not None:
             if await engine.give_up(turn, session, reason):
                 log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason.message)
-                if session.kind == "ephemeral":  # its rows are gone, so its files have no owner
+                if session.kind == "ephemeral":  # its rows are deleted, so its files have no owner
                     await components.workspaces.discard(session.id)
                     await components.spool.remove(session.id)
         else:
@@ -43,7 +43,7 @@ async def recover(components: Components, *, older: float = 0.0) -> int:
 
 
 def _open(db: Db) -> list[tuple[TurnRow, SessionRow]]:
-    """Turns that delegated tasks come before the turns of those tasks."""
+    """The open turns. Turns that delegated tasks come before the turns of those tasks."""
     found = [(turn, sessions.get(db, turn.session)) for turn in sorted(turns.open_turns(db), key=_depth)]
     return [(turn, session) for turn, session in found if session is not None]
 

@@ -1,6 +1,6 @@
-"""The entry point to conversations for everything above: the web, the commands and the gateway.
+"""The entry point to conversations, for the web, the commands and the gateway.
 
-A message is durable, deduplicated and authorised before it is acknowledged, whoever sends it (`accept`). Each method
+A message is durable, deduplicated and authorised before it is acknowledged (`accept`), whoever sends it. Each method
 that names a session or a turn checks it against the caller's principal; anything that the principal may not see is
 reported as not found. Changes that a user makes to a conversation are in `operations`, under the same rule.
 
@@ -57,17 +57,14 @@ class Sessions:
         self.operations = Operations(components)
         self.accept: Callable[[Inbound], Awaitable[Acceptance]] = components.intake.accept
         """Accept a message. When this returns, the message survives a kill."""
+        self.wait: Callable[[str], Awaitable[Outcome]] = components.engine.result
+        """The outcome of a turn, once it has ended."""
 
     # -- following a turn --
 
     def turn_log(self, turn: str) -> TurnLog | None:
         """The log of a turn that is waiting or running in this process."""
         return self._engine.log(turn)
-
-    async def wait(self, turn: str) -> Outcome:
-        """The outcome of a turn, once it has ended."""
-        outcome = await self._engine.result(turn)
-        return outcome if outcome is not None else await self.outcome(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
         """The outcome of a turn as it is now; its state is queued or running until it has ended."""
@@ -77,8 +74,8 @@ class Sessions:
         return found
 
     async def abandon(self, turn: str) -> None:
-        """For a reader that has disconnected. The turn is stopped if it is to be cancelled then and has no other
-        reader."""
+        """A reader of the turn has disconnected. The turn is stopped if its caller wants that and no other reader is
+        left."""
         row = await self._store.read(turns.get, turn)
         log = self._engine.log(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:
@@ -232,7 +229,7 @@ class Sessions:
         return self._engine.running(session) is not None
 
     def is_extracted(self, row: SessionRow) -> bool:
-        """Whether notes will be extracted from this session when it has ended."""
+        """True if notes will be extracted from this session when it has ended."""
         extractor = self._components.extractor
         return extractor is not None and extractor.applies(row)
 

@@ -1,4 +1,4 @@
-"""Messages with pictures, sounds or documents: their media is stored with the message.
+"""Uploads: pictures, sounds and documents, which are stored together with their message.
 
 A message is accepted with all of its media, or not at all. A refusal names the part of the request. Small media becomes
 part of the message. Larger media is in the session's spool by the time the message is durable, with rows of the same
@@ -20,7 +20,7 @@ TRIES = 3
 
 Accept = Callable[[Inbound, UploadFolder], Awaitable[Acceptance]]
 
-_KNOWN_ALREADY = ("replayed", "attached")
+_REPEATED = ("replayed", "attached")
 
 
 async def accept_media(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Acceptance:
@@ -34,23 +34,23 @@ async def accept_media(inbound: Inbound, store: Store, spool: Spool, accept: Acc
 
 async def _accept(inbound: Inbound, store: Store, spool: Spool, accept: Accept) -> Acceptance:
     known = await store.read(_session, inbound)
-    arrivals = spool.upload_folder(known or new_id("s"), is_new=known is None)
-    taken: bool | None = None
+    uploads = spool.upload_folder(known or new_id("s"), is_new=known is None)
+    is_new: bool | None = None
     try:
-        accepted = await accept(await _ready(inbound, arrivals), arrivals)
-        taken = accepted.how not in _KNOWN_ALREADY
+        accepted = await accept(await _with_media(inbound, uploads), uploads)
+        is_new = accepted.how not in _REPEATED
         return accepted
     except TidegateError:
-        taken = False
+        is_new = False
         raise
     finally:
-        await arrivals.close(committed=taken)
+        await uploads.close(committed=is_new)
 
 
-async def _ready(inbound: Inbound, arrivals: UploadFolder) -> Inbound:
+async def _with_media(inbound: Inbound, uploads: UploadFolder) -> Inbound:
     media: dict[int, list[Media]] = {}
     for attachment in inbound.attachments:
-        made = await arrivals.media(attachment.name, attachment.data, attachment.filename)
+        made = await uploads.media(attachment.name, attachment.data, attachment.filename)
         if attachment.detail:
             made = msgspec.structs.replace(made, detail=attachment.detail)
         media.setdefault(attachment.message, []).append(made)

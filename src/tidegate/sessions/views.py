@@ -37,7 +37,7 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     waiting: int = 0
     model: str = ""
     demo: bool = False
-    """Whether the model is the built-in demo model."""
+    """True if the model is the built-in demo model."""
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
     fallback: FallbackState | None = None
     """The fallback that answers instead of the agent's own model, while there is one."""
@@ -48,7 +48,7 @@ class AgentView(Frozen, frozen=True, omit_defaults=False):
     model: str
     description: str = ""
     demo: bool = False
-    """Whether the agent's model is the built-in demo model."""
+    """True if the agent's model is the built-in demo model."""
 
 
 def view(

@@ -63,7 +63,7 @@ class QuestionView(Frozen, frozen=True, omit_defaults=False):
     answer: str | None = None
     answered_at: float | None = None
     for_owner: bool = False
-    """Whether only the owner of the gateway may answer it."""
+    """True if only the owner of the gateway may answer it."""
 
 
 def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionView:

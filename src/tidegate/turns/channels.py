@@ -13,8 +13,8 @@ from tidegate.store import SessionRow, TurnRow
 from tidegate.values import Frozen
 
 Resume = Literal["go_on", "stop", "report"]
-"""How an interrupted turn is recovered: continue from its journal; end it as stopped, as if its caller had left; or end
-it as failed, with a report to the sender of the message."""
+"""The recovery of an interrupted turn: it continues from its journal, ends as stopped as if its caller had left, or
+ends as failed with a report to the sender of the message."""
 
 
 class Channel(Frozen, frozen=True):
@@ -23,7 +23,7 @@ class Channel(Frozen, frozen=True):
     unread: Resume
     """The same for a turn that only its caller's connection could have read: a one-shot call without a key."""
     interactive: bool
-    """Whether a person is at the other end, who can answer questions and repeat a message."""
+    """True if a person is at the other end, who can answer questions and repeat a message."""
 
     def strategy(self, turn: TurnRow, session: SessionRow) -> Resume:
         if session.kind == "ephemeral" and turn.on_disconnect == "cancel":

@@ -21,8 +21,8 @@ import msgspec
 from tidegate.agent import Parked
 from tidegate.config import Config
 from tidegate.engine import PARENT_ENDED, EmbeddedEngine
-from tidegate.errors import Refused, Stopping, ToolFailed
-from tidegate.store import Store, principals, receipts, turns
+from tidegate.errors import NotFound, Refused, Stopping, ToolFailed
+from tidegate.store import Store, principals, receipts
 from tidegate.tools import ToolContext
 from tidegate.turns.channels import DELEGATE
 from tidegate.values import (
@@ -78,7 +78,7 @@ class Delegation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no turn has tasks now."""
+        """True if no turn has tasks now."""
         return not self._slots
 
     @property
@@ -185,11 +185,11 @@ class Delegation:
 
     async def _ended(self, turn: str) -> Outcome:
         try:
-            outcome = await self._engine.result(turn) or await self._store.read(turns.outcome, turn)
+            outcome = await self._engine.result(turn)
         except Stopping:
             raise Parked from None
-        if outcome is None:
-            raise ToolFailed("The task was deleted before it was answered.")
+        except NotFound:
+            raise ToolFailed("The task was deleted before it was answered.") from None
         if outcome.state in ("queued", "running"):
             raise Parked
         return outcome

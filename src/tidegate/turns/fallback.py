@@ -48,27 +48,27 @@ class Fallbacks:
         self.counts: Counter[str] = Counter()  # lint: allow one for each configured model
         """Number of fallbacks to each model."""
 
-    def model(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> Model:
+    def model(self, agent: AgentSettings, session_settings: tuple[SettingRow, ...]) -> Model:
         """The model that would be called now."""
-        chosen = self._chosen(held)
+        chosen = self._chosen(session_settings)
         if chosen is not None:
             return self._models.get(chosen)
         if not agent.fallback:
             return self._models.get(agent.model)
         chain = (agent.model, *agent.fallback)
-        fallen = fallback_of(held)
+        state = fallback_of(session_settings)
         # A clock that was set back does not extend the fallback.
-        if fallen is not None and fallen.model in chain and 0 < fallen.until - self._clock() <= agent.fallback_for:
-            chain = (fallen.model, *(name for name in chain if name != fallen.model))
+        if state is not None and state.model in chain and 0 < state.until - self._clock() <= agent.fallback_for:
+            chain = (state.model, *(name for name in chain if name != state.model))
         available = (name for name in chain if self._models.cooldowns.of(name) is None)
         return self._models.get(next(available, chain[0]))
 
-    def current(self, agent: AgentSettings, held: tuple[SettingRow, ...]) -> FallbackState | None:
+    def current(self, agent: AgentSettings, session_settings: tuple[SettingRow, ...]) -> FallbackState | None:
         """The fallback that would answer now; None if it would be the agent's own model, or the user's choice."""
-        model = self.model(agent, held).name
-        if model == agent.model or self._chosen(held) is not None:
+        model = self.model(agent, session_settings).name
+        if model == agent.model or self._chosen(session_settings) is not None:
             return None
-        rest, stored = self._models.cooldowns.of(agent.model), fallback_of(held)
+        rest, stored = self._models.cooldowns.of(agent.model), fallback_of(session_settings)
         until = [rest.until] if rest is not None else []
         why: str = rest.why if rest is not None else ""
         if stored is not None and stored.model == model:
@@ -86,9 +86,9 @@ class Fallbacks:
                 await answering.note(answering.model, rest.why if rest is not None else "")
         return answering
 
-    def _chosen(self, held: tuple[SettingRow, ...]) -> str | None:
+    def _chosen(self, session_settings: tuple[SettingRow, ...]) -> str | None:
         """The user's choice, if that model is still configured."""
-        for setting in held:
+        for setting in session_settings:
             if setting.key == "model" and setting.value in self._models.names:
                 return str(setting.value)
         return None
@@ -107,9 +107,9 @@ class Fallbacks:
                 return model
         return None
 
-    async def remember(self, session: str, fallen: FallbackState) -> None:
+    async def remember(self, session: str, state: FallbackState) -> None:
         now = self._clock()
-        await self._store.write(settings.put, session, KEY, msgspec.to_builtins(fallen), KEY, now, None)
+        await self._store.write(settings.put, session, KEY, msgspec.to_builtins(state), KEY, now, None)
 
     async def forget(self, session: str) -> None:
         await self._store.write(settings.clear, session, KEY)
@@ -129,7 +129,7 @@ class AnsweringModel:
         self._taken = taken
         self._agent = agent
         self._strict = strict
-        self._fallen = fallback_of(taken.settings)
+        self._state = fallback_of(taken.settings)
         self._kept = taken.session.kind != "ephemeral"
         self.model = model
 
@@ -154,14 +154,14 @@ class AnsweringModel:
         if other is None:
             self._add_cooldowns(failed, failure)
         else:
-            known = "" if self._fallen is None else self._fallen.why
+            known = "" if self._state is None else self._state.why
             await self.note(other, failure.kind if last.name == self._agent.model else known)
             self.model = other
         return other
 
     def _add_cooldowns(self, failed: tuple[Model, ...], failure: ModelFailed) -> None:
-        asked = {model.name for model in failed}
-        cooling = [name for name in (self._agent.model, *self._agent.fallback) if name not in asked]
+        names = {model.name for model in failed}
+        cooling = [name for name in (self._agent.model, *self._agent.fallback) if name not in names]
         if cooling:
             failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(cooling)}.")
 
@@ -169,27 +169,27 @@ class AnsweringModel:
         """Record that this model answers from now on. `why` is the failure of the agent's own model."""
         if model.name == self._agent.model:
             return
-        is_news = self._fallen is None or self._fallen.model != model.name
+        is_news = self._state is None or self._state.model != model.name
         until = self._fallbacks.until(self._agent)
-        self._fallen = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
+        self._state = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
         if self._kept:
-            await self._fallbacks.remember(self._taken.session.id, self._fallen)
+            await self._fallbacks.remember(self._taken.session.id, self._state)
         if is_news:
             self._fallbacks.counts[model.name] += 1
-            self._journal.emit(Notice(text=sentence(self._fallen)))
+            self._journal.emit(Notice(text=sentence(self._state)))
 
     async def answered(self) -> None:
         """The turn has its answer. If it is from the agent's own model, the fallback is over."""
-        if self._fallen is None or self._strict or self.model.name != self._agent.model:
+        if self._state is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
             await self._fallbacks.forget(self._taken.session.id)
         self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 
-def fallback_of(held: tuple[SettingRow, ...]) -> FallbackState | None:
+def fallback_of(session_settings: tuple[SettingRow, ...]) -> FallbackState | None:
     """The stored fallback, whether or not it is still in force."""
-    value: Any = next((setting.value for setting in held if setting.key == KEY), None)
+    value: Any = next((setting.value for setting in session_settings if setting.key == KEY), None)
     try:
         return None if value is None else msgspec.convert(value, FallbackState)
     except msgspec.ValidationError:
@@ -206,10 +206,10 @@ _REASONS = {
 }
 
 
-def fallback_reason(fallen: FallbackState) -> str:
+def fallback_reason(state: FallbackState) -> str:
     """The failure of the agent's own model, in words."""
-    return _REASONS.get(fallen.why, "fails")
+    return _REASONS.get(state.why, "fails")
 
 
-def sentence(fallen: FallbackState) -> str:
-    return f"The model {fallen.instead_of} {fallback_reason(fallen)}, so {fallen.model} answers for now."
+def sentence(state: FallbackState) -> str:
+    return f"The model {state.instead_of} {fallback_reason(state)}, so {state.model} answers for now."

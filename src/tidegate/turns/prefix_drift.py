@@ -23,7 +23,7 @@ class PrefixDrift(Frozen, frozen=True):
     mark: str
 
     def is_reported(self, held: tuple[SettingRow, ...], turn: str) -> bool:
-        """Whether an earlier turn has reported it. A turn that continues after a crash reports it again."""
+        """True if an earlier turn has reported it. A turn that continues after a crash reports it again."""
         notice = last_notice(held)
         return notice is not None and notice[0] == self.mark and notice[1] != turn
 

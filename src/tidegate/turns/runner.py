@@ -84,8 +84,8 @@ class SentPrefix(NamedTuple):
 KeptHistory = tuple[HistoryState, list[bytes]]
 
 
-class TurnSettings(Frozen, frozen=True):
-    """The point of its turn at which a conversation is built: before the first step or, with `mid_turn`, including all
+class BuildPoint(Frozen, frozen=True):
+    """The point in a turn at which a conversation is built: before the first step or, with `mid_turn`, including all
     messages so far. `resumed`: an earlier process has left steps of the turn. `era` is known only in mid-turn."""
 
     mid_turn: bool = False
@@ -118,7 +118,7 @@ class Runner:
         self.compaction = compaction
         self.histories = HistoryCache(tool_env.spool.temporary_file)
         self.prefixes: BoundedCache[tuple[bytes, bytes, str], SentPrefix] = BoundedCache(
-            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda beginning: beginning.bytes
+            "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda sent_prefix: sent_prefix.bytes
         )
         presence.ledger.view("model request", self._measure_requests)
         presence.ledger.view("prefix", self._measure_prefixes)
@@ -155,7 +155,7 @@ class Runner:
         record = self.presence.obtain(session.id)
         resident, found = TurnResident(self.presence, record, partial(self._reload, taken, agent)), record.resident
         # Nothing is awaited between this and the `try`, whose end releases the conversation.
-        conversation = await self._conversation(taken, agent, model, TurnSettings(resumed=journal.is_resumed))
+        conversation = await self._conversation(taken, agent, model, BuildPoint(resumed=journal.is_resumed))
         model_step = ModelStep(
             conversation,
             spend_guard,
@@ -247,7 +247,7 @@ class Runner:
 
     def _conversations(self) -> Iterator[tuple[str, Conversation]]:
         for record in self.presence:
-            for held in (record.resident, record.passing, *record.detached):
+            for held in (record.resident, record.temporary, *record.detached):
                 if isinstance(held, Conversation):
                     yield f"session {record.key}", held
 
@@ -268,7 +268,7 @@ class Runner:
     def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
         """Prefixes that conversations hold and the cache does not. A shared prefix is counted for its first
         conversation."""
-        seen = {id(beginning.encoded) for beginning in self.prefixes.values()}
+        seen = {id(sent_prefix.encoded) for sent_prefix in self.prefixes.values()}
         for owner, conversation in self._conversations():
             prefix = conversation.prefix
             if id(prefix) not in seen:
@@ -278,44 +278,42 @@ class Runner:
     # -- residents --
 
     async def _conversation(
-        self, taken: TakenTurn, agent: AgentSettings, model: Model, start: TurnSettings
+        self, taken: TakenTurn, agent: AgentSettings, model: Model, point: BuildPoint
     ) -> Conversation:
         if taken.session.kind != "ephemeral":
-            return await self._resident(taken, agent, model, start)
-        conversation = await self._build(taken, model, self._toolset(agent), b"", start)
-        self.presence.lend(taken.session.id, conversation)
+            return await self._resident(taken, agent, model, point)
+        conversation = await self._build(taken, model, self._toolset(agent), b"", point)
+        self.presence.set_temporary(taken.session.id, conversation)
         return conversation
 
     async def _with_model(
         self, taken: TakenTurn, agent: AgentSettings, failed: Conversation, model: Model
     ) -> Conversation:
         """The same conversation up to the same point with another model, built from the store."""
-        conversation = await self._conversation(taken, agent, model, TurnSettings(mid_turn=True))
+        conversation = await self._conversation(taken, agent, model, BuildPoint(mid_turn=True))
         await failed.release()  # a long turn may fall back often, and holds only one conversation
         return conversation
 
     async def _reload(self, taken: TakenTurn, agent: AgentSettings, unloaded: Conversation) -> Conversation:
         """The same conversation up to the same point, after it was unloaded in mid-turn."""
-        start = TurnSettings(mid_turn=True, era=unloaded.era)
-        conversation = await self._conversation(taken, agent, unloaded.model, start)
+        point = BuildPoint(mid_turn=True, era=unloaded.era)
+        conversation = await self._conversation(taken, agent, unloaded.model, point)
         conversation.cooldown = unloaded.cooldown
         return conversation
 
-    async def _resident(
-        self, taken: TakenTurn, agent: AgentSettings, model: Model, start: TurnSettings
-    ) -> Conversation:
+    async def _resident(self, taken: TakenTurn, agent: AgentSettings, model: Model, point: BuildPoint) -> Conversation:
         session = taken.session
         signature = self.signature(session, agent, model)
         record = self.presence.get(session.id)
         held = record.resident if record is not None else None
         # Taking the turn raised the version by one. Any other change of the version is unknown to the resident.
         known = session.version - 1
-        if not start.mid_turn and isinstance(held, Conversation) and held.version != known:
+        if not point.mid_turn and isinstance(held, Conversation) and held.version != known:
             self.presence.unload(session.id, reason="stale", only=held)
 
         async def build() -> Conversation:
-            kept = None if start.mid_turn else await self.histories.find(session.id, signature, known)
-            return await self._build(taken, model, self._toolset(agent), signature, start, kept)
+            kept = None if point.mid_turn else await self.histories.find(session.id, signature, known)
+            return await self._build(taken, model, self._toolset(agent), signature, point, kept)
 
         conversation = await self.presence.resident(session.id, signature, build)
         conversation.version = -1  # until the turn has ended
@@ -327,22 +325,22 @@ class Runner:
         model: Model,
         tools: Toolset,
         signature: bytes,
-        start: TurnSettings,
+        point: BuildPoint,
         kept: KeptHistory | None = None,
     ) -> Conversation:
         """`kept` is the history at the time the conversation was unloaded."""
-        beginning = await self._beginning(taken, model)
-        era = start.era
+        sent_prefix = await self._sent_prefix(taken, model)
+        era = point.era
         if era is None:
             era = next((setting.value for setting in taken.settings if setting.key == REASONING_ERA), 0)
         if kept is not None and kept[0].era != era:
             kept = None
-        past = View() if kept is not None else await self._read(taken, start)
+        past = View() if kept is not None else await self._read(taken, point)
         conversation = Conversation(
             model=model,
             messages=past.messages(),
             lease=model.lease(),
-            prefix=beginning.encoded,
+            prefix=sent_prefix.encoded,
             tools=tools,
             signature=signature,
             load=partial(self._tool_env.spool.load, taken.session.id),
@@ -362,14 +360,14 @@ class Runner:
             raise
         return conversation
 
-    async def _read(self, taken: TakenTurn, start: TurnSettings) -> View:
+    async def _read(self, taken: TakenTurn, point: BuildPoint) -> View:
         """The messages before this point; none before the first turn."""
         is_first = taken.turn.number == 1 and taken.session.parent is None
-        if is_first and not start.mid_turn and not start.resumed:
+        if is_first and not point.mid_turn and not point.resumed:
             return View()
-        return await self.compaction.view(taken, past=not start.mid_turn)
+        return await self.compaction.view(taken, past=not point.mid_turn)
 
-    async def _beginning(self, taken: TakenTurn, model: Model) -> SentPrefix:
+    async def _sent_prefix(self, taken: TakenTurn, model: Model) -> SentPrefix:
         session = taken.session
 
         async def make() -> SentPrefix:
@@ -378,16 +376,16 @@ class Runner:
             encoded = msgspec.structs.replace(model.wire.encode_prefix(prefix), caller_tools=prefix.run_by_caller)
             return SentPrefix(encoded, drift_of(prefix, agent.prompt, self._toolset(agent)))
 
-        return await self.prefixes.get_or_make(_beginning_key(session, model), make)
+        return await self.prefixes.get_or_make(_prefix_key(session, model), make)
 
     async def _report_drift(self, journal: Journal, taken: TakenTurn, model: Model) -> None:
         """Notify the user once for each change of the configuration. Called when the conversation has just been built,
         so its prefix is in the cache."""
         session = taken.session
-        beginning = self.prefixes.get(_beginning_key(session, model))
-        if session.kind == "ephemeral" or beginning is None:
+        sent_prefix = self.prefixes.get(_prefix_key(session, model))
+        if session.kind == "ephemeral" or sent_prefix is None:
             return
-        drift = beginning.drift
+        drift = sent_prefix.drift
         if drift is None:
             if any(setting.key == DRIFT for setting in taken.settings):
                 await self._store.write(settings.clear, session.id, DRIFT)
@@ -408,7 +406,7 @@ def _is_spooled(messages: Iterable[Message]) -> bool:
     return any(media.spooled for message in messages for media in message.media)
 
 
-def _beginning_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str]:
+def _prefix_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str]:
     return _frozen(session), model.signature, session.agent
 
 

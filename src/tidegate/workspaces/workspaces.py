@@ -212,7 +212,7 @@ class Workspaces:
             prepare=lambda: self.prepare(spec, backend, agent),
             add_notice=self._add_notice,
         )
-        self._presence.lodge(spec.session, live_sandbox)
+        self._presence.set_workspace(spec.session, live_sandbox)
         if there is not None:
             names = ", ".join(sorted(there.running))
             await there.close()
@@ -290,7 +290,7 @@ class Workspaces:
         """Close a live sandbox and take it off its session's record, unless a newer one has replaced it there."""
         live_sandbox.closed = True
         if (record := self._presence.get(live_sandbox.session)) is not None and record.workspace is live_sandbox:
-            self._presence.vacate(live_sandbox.session)
+            self._presence.clear_workspace(live_sandbox.session)
         await live_sandbox.close()
 
     async def _add_notice(self, session: str, text: str) -> None:

@@ -101,7 +101,7 @@ def rule_of(name: str, settings: BudgetSettings) -> BudgetRule:
 
 
 class BudgetAccount:
-    """The spending of one key of a rule in the current window. `applies` is whether the rule is for this key at all."""
+    """The spending of one key of a rule in the current window. `applies` is true if the rule is for this key."""
 
     __slots__ = ("__weakref__", "_clock", "_cost", "_opens", "_tokens", "_warned", "applies", "key", "name", "rule")
 

@@ -173,7 +173,7 @@ class TurnFitter:
 
     @property
     def _is_callers(self) -> bool:
-        """Whether the request consists of exactly the messages of a one-shot call. Such a caller keeps the conversation
+        """True if the request consists of exactly the messages of a one-shot call. Such a caller keeps the conversation
         itself, and shortens it when it is told that it is too long."""
         one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
         return one_shot and self._journal.steps == 0
@@ -355,7 +355,7 @@ class TurnFitter:
         marks, fixed = self._compaction.marks(conversation.model), conversation.prefix_tokens
         return ModelFailed(
             f"Model {conversation.model.name!r}: its window of {marks.window:,} tokens, of which a request may have "
-            f"{marks.hard:,}, is too small for this agent, whose prompt and tools alone take about {fixed:,} (see "
+            f"{marks.hard:,}, is too small for this agent, whose prompt and tools take about {fixed:,} (see "
             "/context); give it a model with a larger window, a shorter prompt or fewer tools.",
             kind="context",
             retryable=False,

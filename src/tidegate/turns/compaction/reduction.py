@@ -57,26 +57,26 @@ class RequestSize:
         return self.tokens(view) <= self._most
 
     def saves(self, view: View) -> bool:
-        """Whether the view reduces the request by the configured share."""
+        """True if the view reduces the request by the configured share."""
         return self._bytes(view) <= (1 - self._least) * self._bytes(self.view)
 
     def smaller(self, view: View) -> bool:
         return self._bytes(view) < self._bytes(self.view)
 
     def is_worth(self, rows: Sequence[SummaryRow]) -> bool:
-        """Whether these summaries would reduce the request by the configured share."""
+        """True if these summaries would reduce the request by the configured share."""
         if not rows or rows[-1].last <= self.view.covered:
             return False
         return self.saves(self.view.with_summaries(rows))
 
     def lists_too_much(self, times: int) -> bool:
-        """Whether all summaries together exceed their length limit by this factor and could be merged."""
+        """True if all summaries together exceed their length limit by this factor and could be merged."""
         size = sum(len(row.text) for row in self.view.summaries)
         return len(self.view.summaries) > 1 and size > times * SUMMARIES_SHARE * self.marks.window / self.rate
 
     @property
     def could_save(self) -> bool:
-        """Whether a summary of the old messages, at its normal length, would be worth it."""
+        """True if a summary of the old messages, at its normal length, would be worth it."""
         old = sum(weigh(message) for _, message in self.view.rows[: self.old])
         return old - length_of(self.marks.window) / self.rate >= self._least * self._bytes(self.view)
 
