@@ -80,7 +80,16 @@ async def test_bad_requests_get_one_sentence_and_the_socket_goes_on(tmp_path: Pa
     """X05: for any input the control socket answers or closes the connection, and keeps working."""
     async with Scope("test") as scope:
         await Control(tmp_path, VERBS).open(scope)
-        for data in (b"nonsense\n", b"[]\n", b"\xff\xfe\n", b'"do"\n', b"{" + b" " * 10_000 + b"\n", b'{"do":"fly"}\n'):
+        for data in (
+            b"nonsense\n",
+            b"[]\n",
+            b"\xff\xfe\n",
+            b'"do"\n',
+            b"{" + b" " * 10_000 + b"\n",
+            b'{"do":"fly"}\n',
+            b"[" * 4000 + b"\n",
+            b'{"do": "\xff"}\n',
+        ):
             assert b'{"error":"' in await to_thread.run_sync(_raw, tmp_path, data)
         with pytest.raises(TidegateError, match="make one"):
             await _ask(tmp_path, {"do": "refuse"})
