@@ -169,7 +169,7 @@ def sweep(variable: str) -> bool:
 
 def load(roots: list[int], most: int) -> tuple[int, int]:
     """The number of processes below these and their memory in bytes. Shared memory counts for each process; if the sum
-    exceeds `most`, it is divided among them, which takes a closer look."""
+    exceeds `most`, it is divided among them, which takes longer to read."""
     found = descendants(roots)
     used = sum(map(_own_bytes, found))
     return len(found), used if used <= most else sum(map(_shared_bytes, found))
