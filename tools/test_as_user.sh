@@ -1,18 +1,18 @@
 #!/bin/bash
-# The tests of sandboxes as an ordinary user, for whoever is root: `test_as_user.sh PYTHON [ARGUMENT...]`.
-# They run in a copy of the tree, in a mount namespace in which a user of that number has a name and reaches the copy
-# and Python, also where those lie below a folder that is root's alone. Nothing of the machine is changed.
+# Runs the sandbox tests, or those in the arguments, as an ordinary user when started by root:
+# `test_as_user.sh PYTHON [ARGUMENT...]`. They run in a copy of the tree, in a mount namespace in which that user has a
+# name and can reach the copy and Python even below folders that only root may enter. Nothing on the machine is changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath --no-symlinks "$1")
 shift
 [ $# -gt 0 ] || set -- -m sandbox tests
 if [ "$(id -u)" != 0 ]; then
-    echo "This is an ordinary user: make test has run these tests as one."
+    echo "You are not root: make test has already run these tests as an ordinary user."
     exit 0
 fi
 
-user=60700 # nobody's, and not one of those that a gateway of root's chooses from
+user=60700 # unassigned, and outside the range that a gateway started by root chooses from
 own=$(mktemp -d)
 trap 'rm -rf "$own"' EXIT
 chmod 755 "$own"

@@ -94,7 +94,7 @@ def _metrics(running: GatewayProcess) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
 
-async def test_the_books_explain_what_a_loaded_gateway_holds(home: Path, model: ScriptedModel) -> None:  # noqa: F811
+async def test_the_accounting_explains_the_memory_of_a_loaded_gateway(home: Path, model: ScriptedModel) -> None:  # noqa: F811
     """L99: of what came since the start at least nine tenths, by kind and by session, in one command."""
     limits = f'residents = 1000\nresident_bytes = "256 MiB"\nturns = {HELD}\n'
     async with loaded(home, model, limits) as load, contextlib.AsyncExitStack() as stack:
@@ -123,7 +123,7 @@ async def test_the_books_explain_what_a_loaded_gateway_holds(home: Path, model: 
         assert others
 
 
-async def test_status_and_metrics_tell_the_same(home: Path, model: ScriptedModel) -> None:  # noqa: F811
+async def test_status_and_metrics_agree(home: Path, model: ScriptedModel) -> None:  # noqa: F811
     """L99: HTTP, metrics and the command line report the same numbers."""
     async with loaded(home, model, 'memory_bytes = "1 GiB"\n') as load:
         await load.fill(3)
@@ -140,7 +140,7 @@ async def test_status_and_metrics_tell_the_same(home: Path, model: ScriptedModel
         assert metrics["tidegate_memory_short"] == 0
 
 
-async def test_above_its_ceiling_a_gateway_unloads_what_is_idle(home: Path, model: ScriptedModel) -> None:  # noqa: F811
+async def test_a_gateway_above_its_ceiling_unloads_idle_conversations(home: Path, model: ScriptedModel) -> None:  # noqa: F811
     """A6, A8, P15: the memory comes back, the running turn is not touched, and one line of the log says so."""
     limits = 'residents = 1000\nresident_bytes = "256 MiB"\nmemory_bytes = "38 MiB"\n'
     async with loaded(home, model, limits) as load, contextlib.AsyncExitStack() as stack:

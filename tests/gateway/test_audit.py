@@ -207,7 +207,7 @@ def named(running: GatewayProcess, name: str) -> str:
     return str(next(view["id"] for view in views if view["name"] == name))
 
 
-def test_kill_9_loses_no_row_of_a_call_that_was_begun(home: Path) -> None:
+def test_kill_9_loses_no_row_of_a_call_that_has_begun(home: Path) -> None:
     """X24, F4: the effect is on disk, and so is its row; the next start records that it was interrupted."""
     (home / "tidegate.toml").write_text(SETTINGS.replace("[workspaces]", 'approvals = "autonomous"\n[workspaces]'))
     with gateway(home) as running:

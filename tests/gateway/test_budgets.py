@@ -67,7 +67,7 @@ def until(true: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-def test_it_tells_at_four_fifths_stops_at_the_whole_and_knows_that_after_a_kill(
+def test_a_budget_warns_at_four_fifths_and_stops_at_its_limit_also_after_a_kill(
     tmp_path: Path, model: ScriptedModel
 ) -> None:
     """X22, F4: in the conversation, in the log, in `status` and `usage`; a restart gives nothing back."""
@@ -98,7 +98,7 @@ def test_it_tells_at_four_fifths_stops_at_the_whole_and_knows_that_after_a_kill(
         assert len(model.call("GET", "/requests")) == 5
 
 
-def test_a_kill_in_the_middle_of_a_turn_gives_back_no_step_that_was_made(tmp_path: Path, model: ScriptedModel) -> None:
+def test_a_kill_during_a_turn_refunds_no_committed_step(tmp_path: Path, model: ScriptedModel) -> None:
     """X22, F4: the usage of its first step is counted when it continues; only the call in progress may be lost."""
     budget = '[budgets.owner]\nper = "principal"\neach = "day"\ntokens = 1_000_000\n'
     home = home_with(tmp_path, model.url, budget)
@@ -156,7 +156,7 @@ def test_a_budget_of_money_needs_the_price_of_every_model(tmp_path: Path) -> Non
 FORMATS = ("openai-chat", "openai-responses", "anthropic")
 
 
-def test_absurd_counts_are_replaced_by_estimates_and_block_nobody(tmp_path: Path, model: ScriptedModel) -> None:
+def test_absurd_token_counts_are_replaced_by_estimates_and_block_nobody(tmp_path: Path, model: ScriptedModel) -> None:
     """X22, A2: in every format the next message is answered, `usage` shows a sane figure that is marked, and the log
     has one line for each of them."""
     home = tmp_path / "home"

@@ -20,7 +20,7 @@ def core() -> Iterator[CpuAffinity]:
 
 
 @needs_two
-def test_it_settles_on_one_core_and_gives_all_back(core: CpuAffinity) -> None:
+def test_the_gateway_pins_itself_to_one_core_and_releases_all_at_exit(core: CpuAffinity) -> None:
     """P15: every thread of the process, and all of them again at the end."""
     core.check()
     assert len(os.sched_getaffinity(0)) == 1

@@ -92,7 +92,7 @@ def _replace(home: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [_delete, _delete_log, _rename, _replace])
-def test_nothing_is_acknowledged_once_the_database_is_lost_and_what_was_is_saved(
+def test_nothing_is_acknowledged_after_the_database_is_lost_and_earlier_data_is_saved(
     tmp_path: Path, lose: Callable[[Path], None]
 ) -> None:
     """L18, F4, S19: 503 with what to do, everywhere that health is asked for; the saved copy has every message."""
@@ -131,7 +131,7 @@ def test_nothing_is_acknowledged_once_the_database_is_lost_and_what_was_is_saved
         assert [row["message"]["text"].strip() for row in rows] == ["say 0", "0", "say 1", "1", "say 2", "2"]
 
 
-def test_a_database_that_is_emptied_under_the_gateway_is_reported_and_no_false_copy_is_made(tmp_path: Path) -> None:
+def test_a_database_that_is_emptied_while_the_gateway_runs_is_reported_and_not_saved_as_a_copy(tmp_path: Path) -> None:
     """L18: an overwritten database cannot be rescued, and no message claims that it was."""
     home = tmp_path / "home"
     with gateway(home) as running:
@@ -173,7 +173,7 @@ def test_a_stop_saves_what_was_acknowledged_when_nothing_was_written_since_the_l
     assert start.stderr.removeprefix("tidegate: ").strip() in tidegate("doctor", home=home).stdout
 
 
-def test_a_home_folder_that_is_moved_away_stops_the_intake_and_moved_back_it_goes_on(tmp_path: Path) -> None:
+def test_a_home_folder_that_is_moved_away_stops_intake_until_it_is_moved_back(tmp_path: Path) -> None:
     """L18: nothing is copied, the place of the open file is named, and no restart is needed."""
     home, away = tmp_path / "home", tmp_path / "away"
     with gateway(home) as running:
@@ -219,7 +219,7 @@ def _forget_owner(home: Path) -> str:
 
 
 @pytest.mark.parametrize("lose", [_make_empty, _remove, _forget_owner])
-def test_a_database_without_an_owner_beside_a_key_is_damage_and_no_first_start(
+def test_a_database_without_an_owner_beside_a_key_is_damage_and_not_a_first_start(
     tmp_path: Path, lose: Callable[[Path], str]
 ) -> None:
     """L18, F3: every start is refused with what to do, until a backup is back or the key is removed."""
@@ -245,7 +245,7 @@ def test_a_database_without_an_owner_beside_a_key_is_damage_and_no_first_start(
         assert running.call("GET", "/api/sessions")["sessions"] == []
 
 
-def test_a_key_file_that_is_missing_beside_a_database_is_made_anew_and_told(tmp_path: Path) -> None:
+def test_a_missing_key_file_beside_a_database_is_created_again_and_reported(tmp_path: Path) -> None:
     """X01: the conversations are still there, and the operator knows that the earlier key still opens them."""
     home = _used(tmp_path)
     (home / "api-key").unlink()
@@ -255,7 +255,9 @@ def test_a_key_file_that_is_missing_beside_a_database_is_made_anew_and_told(tmp_
 
 
 @pytest.mark.parametrize("written", ["", "tg_" + "k" * 40])
-def test_a_first_start_that_was_killed_before_its_key_had_a_name_is_gone_on_with(tmp_path: Path, written: str) -> None:
+def test_a_first_start_that_was_killed_before_its_key_file_was_renamed_is_continued(
+    tmp_path: Path, written: str
+) -> None:
     """X01, F3: it is no damage, and the key that was prepared is used if it is there."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -280,7 +282,7 @@ def test_a_lock_that_is_removed_is_reported_and_no_second_gateway_opens_the_data
         assert running.say("say two", "talk").strip() == "two"
 
 
-def test_a_gateway_whose_control_socket_is_gone_is_not_taken_for_absent(tmp_path: Path) -> None:
+def test_a_gateway_without_its_control_socket_is_still_found(tmp_path: Path) -> None:
     """F2: the command line says that it runs, and how to replace it."""
     home = tmp_path / "home"
     with gateway(home) as running:
@@ -363,7 +365,7 @@ def test_one_damaged_page_is_reported_until_a_full_check_passes(tmp_path: Path, 
         assert "bad-mark" in json.dumps(running.call("GET", f"/api/sessions/{_id(running, 'bad')}/messages"))
 
 
-def test_a_start_that_meets_damage_says_so_to_the_operator(tmp_path: Path) -> None:
+def test_a_start_with_a_damaged_database_tells_the_operator(tmp_path: Path) -> None:
     """L18, F3: one sentence about the file, not the one for the user of a conversation; the file stays as it is."""
     home = _used(tmp_path)
     with closing(apsw.Connection(str(home / "tidegate.db"))) as db:
@@ -386,7 +388,7 @@ def test_the_doctor_finds_a_damaged_page_when_no_gateway_runs(tmp_path: Path) ->
     assert run.returncode == 1 and "fail  database: is damaged (messages: " in run.stdout
 
 
-def test_an_export_that_meets_damage_fails_visibly_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
+def test_an_export_of_damaged_data_fails_visibly_and_leaves_no_partial_file(tmp_path: Path) -> None:
     """L18: over HTTP the body breaks off; the command ends with an error and a sentence."""
     home = tmp_path / "home"
     words = random.Random(5)
@@ -431,7 +433,7 @@ def _damage_packed(home: Path) -> None:
 # -- a disk that refuses --
 
 
-def test_an_input_output_error_is_called_by_its_name_logged_once_and_red_while_it_lasts(tmp_path: Path) -> None:
+def test_an_input_output_error_is_named_and_logged_once_and_makes_the_status_red_while_it_lasts(tmp_path: Path) -> None:
     """L18, L21, S19: it is no full disk; when the disk takes writes again, so does the gateway."""
     home, broken = tmp_path / "home", tmp_path / "broken"
     with gateway(home, program=(sys.executable, "-m", "tests.gateway.failing_disk", str(broken))) as running:
@@ -455,7 +457,7 @@ def test_an_input_output_error_is_called_by_its_name_logged_once_and_red_while_i
         assert "a problem of the store is resolved" in running.log.read_text()
 
 
-def test_a_log_that_is_made_immutable_is_a_disk_that_refuses(tmp_path: Path) -> None:
+def test_an_immutable_write_ahead_log_counts_as_a_disk_error(tmp_path: Path) -> None:
     """L18, L21: the kernel's own refusal, where the file system knows such files."""
     home = tmp_path / "home"
     with gateway(home) as running:
@@ -472,7 +474,7 @@ def test_a_log_that_is_made_immutable_is_a_disk_that_refuses(tmp_path: Path) -> 
         assert running.say("say two", "talk").strip() == "two"
 
 
-def test_a_home_folder_on_a_read_only_file_system_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_home_folder_on_a_read_only_file_system_is_refused_with_the_reason(tmp_path: Path) -> None:
     """F3, L18: before anything is tried there; the doctor says the same."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -492,7 +494,7 @@ def test_a_home_folder_on_a_read_only_file_system_is_refused_by_name(tmp_path: P
     assert done.stderr.startswith(f"tidegate: {home} is not writable") and done.stderr.count("\n") == 1
 
 
-def test_no_room_is_called_no_room(tmp_path: Path) -> None:
+def test_only_a_full_disk_is_reported_as_full(tmp_path: Path) -> None:
     """L18, L21: the kernel's refusal to let a file grow, under a running gateway."""
     home = tmp_path / "home"
     with gateway(home) as running:

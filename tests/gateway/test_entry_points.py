@@ -196,7 +196,7 @@ def _same(found: dict[str, list[dict[str, Any]]], *but: str) -> None:
     assert bare == dict.fromkeys(bare, next(iter(bare.values())))
 
 
-def test_the_model_is_asked_the_same_bytes_whichever_door_a_message_came_by(seen: dict[str, Seen]) -> None:
+def test_the_model_receives_the_same_bytes_from_every_entry_point(seen: dict[str, Seen]) -> None:
     """V18, S33: prompt, tools, messages and parameters of both steps of the turn; and everybody gets the answer."""
     assert {entry_point: one.answer for entry_point, one in seen.items()} == dict.fromkeys(CHANNELS, "The ebb.")
     asked = {entry_point: one.asked for entry_point, one in seen.items()}
@@ -204,7 +204,7 @@ def test_the_model_is_asked_the_same_bytes_whichever_door_a_message_came_by(seen
     assert asked == dict.fromkeys(CHANNELS, asked["page"])
 
 
-def test_the_store_keeps_the_same_rows_whichever_door_a_message_came_by(seen: dict[str, Seen]) -> None:
+def test_the_store_gets_the_same_rows_from_every_entry_point(seen: dict[str, Seen]) -> None:
     """V18, P01, S19: roles, steps, bodies, tokens and states, in the middle of the turn and after it. Only the channel
     differs, and that a one-shot call is gone with its answer."""
     kinds = {entry_point: "ephemeral" if entry_point == "once" else "named" for entry_point in CHANNELS}
@@ -225,7 +225,7 @@ def test_the_store_keeps_the_same_rows_whichever_door_a_message_came_by(seen: di
     assert [row["step"] for row in seen["page"].transcript] == ["in-0", "model-0", "tool-0-0", "model-1"]
 
 
-def test_the_same_tokens_are_accounted_for_whichever_door_a_message_came_by(seen: dict[str, Seen]) -> None:
+def test_the_same_tokens_are_accounted_for_at_every_entry_point(seen: dict[str, Seen]) -> None:
     """V18, V15: a row for each answer of the model, with its channel; also for a call that left nothing else."""
     for entry_point, one in seen.items():
         assert [row["channel"] for row in one.usage] == [CHANNELS[entry_point]] * 2
@@ -234,7 +234,7 @@ def test_the_same_tokens_are_accounted_for_whichever_door_a_message_came_by(seen
 
 
 @pytest.mark.parametrize("entry_point", CHANNELS)
-def test_a_message_that_is_too_long_is_refused_at_every_door_with_the_limits_name(
+def test_a_message_that_is_too_long_is_refused_at_every_entry_point_with_the_name_of_the_limit(
     doors: Doors, running: GatewayProcess, model: ScriptedModel, entry_point: str
 ) -> None:
     """H20, V18: nothing is cut short, nothing is kept, no model is asked, and the sender reads which bound it was."""

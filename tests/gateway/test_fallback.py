@@ -56,7 +56,7 @@ async def the_session(gateway: GatewayProcess) -> dict[str, Any]:
     return found
 
 
-async def test_a_kill_does_not_undo_a_fallback_and_its_time_does(tmp_path: Path, server: Moody) -> None:
+async def test_a_fallback_survives_a_kill_and_ends_after_its_time(tmp_path: Path, server: Moody) -> None:
     """P06, S05: in mid-turn, with the substitute's answer under way; the turn goes on with it, and after its time the
     agent's own answers again."""
     home, text = tmp_path / "home", toml(server.base_url, "fallback_for = 3600")
@@ -91,7 +91,7 @@ async def test_a_kill_does_not_undo_a_fallback_and_its_time_does(tmp_path: Path,
         assert "first (the agent's own)" in await status(gateway, found["id"])
 
 
-async def test_every_format_stands_in_for_every_other_in_one_conversation(tmp_path: Path, server: Moody) -> None:
+async def test_every_wire_format_can_replace_every_other_one_in_one_conversation(tmp_path: Path, server: Moody) -> None:
     """S32: tool calls and results of each in the histories of the others, in one process."""
     text = toml(server.base_url, "fallback_for = 0", formats=FORMATS)
     turns = [
@@ -113,7 +113,7 @@ async def test_every_format_stands_in_for_every_other_in_one_conversation(tmp_pa
     assert server.stats()["refusals"] == []
 
 
-async def test_the_status_of_the_process_tells_of_its_models(tmp_path: Path, server: Moody) -> None:
+async def test_the_status_lists_the_models_of_the_process(tmp_path: Path, server: Moody) -> None:
     """X15: with several keys, of which one rests; by where they come from, never by what they are."""
     keys = {"TIDE_KEY_A": "canary-alpha-5511", "TIDE_KEY_B": "canary-beta-7722"}
     text = toml(server.base_url).replace(f'key = "env:{KEY}"', 'keys = ["env:TIDE_KEY_A", "env:TIDE_KEY_B"]')
@@ -147,7 +147,9 @@ def _read(gateway: GatewayProcess, path: str) -> str:
         return plain.doc
 
 
-async def test_who_did_not_follow_a_turn_is_told_with_its_answer(tmp_path: Path, server: Moody) -> None:
+async def test_a_caller_that_did_not_follow_a_turn_learns_of_the_fallback_with_its_answer(
+    tmp_path: Path, server: Moody
+) -> None:
     """S16: the plain answer has it, the turn has it when it is asked for again, and so does the terminal, whose stream
     opens when a fast turn is over."""
     server.moods = {"first": "[status 503]"}

@@ -37,7 +37,7 @@ def refusal(home: Path) -> str:
     return error
 
 
-def test_the_home_folder_is_given_to_no_agent_whichever_command_looks(home: Path) -> None:
+def test_every_command_refuses_the_home_folder_as_an_agents_folder(home: Path) -> None:
     """X13, X18: `workspace = "."` is the home folder itself; the start, `config check` and `doctor` say so alike."""
     write(home, workspace=".")
     start, check = tidegate("up", "--port", "0", home=home), tidegate("config", "check", home=home)
@@ -74,7 +74,7 @@ def test_the_home_folder_is_given_to_no_agent_whichever_command_looks(home: Path
         ("~nobody-of-that-name/x", "of an unknown user"),
     ],
 )
-def test_no_folder_that_shows_what_is_the_gateways_is_given(
+def test_no_folder_that_exposes_the_gateways_files_is_accepted(
     home: Path, monkeypatch: pytest.MonkeyPatch, setting: str, text: str, why: str
 ) -> None:
     """X13, X18: however it is written, and whatever links lead there."""
@@ -89,7 +89,7 @@ def test_no_folder_that_shows_what_is_the_gateways_is_given(
     assert why in told
 
 
-def test_a_home_folder_that_is_a_link_is_known_all_the_same(home: Path, tmp_path: Path) -> None:
+def test_a_home_folder_that_is_a_link_is_recognised(home: Path, tmp_path: Path) -> None:
     """X18: the target of the link counts."""
     linked = tmp_path / "linked"
     linked.symlink_to(home)
@@ -119,7 +119,7 @@ def test_a_home_below_the_project_is_refused_and_a_project_elsewhere_is_not(home
         ('[server]\ntls_cert = "cert"\ntls_key = "papers/key"\n', "[server] tls_key"),
     ],
 )
-def test_a_folder_that_holds_a_secret_of_the_settings_is_given_to_nobody(home: Path, more: str, setting: str) -> None:
+def test_a_folder_that_contains_a_configured_secret_is_refused(home: Path, more: str, setting: str) -> None:
     """X18: wherever that lies."""
     (home / "papers").mkdir()
     (home / "papers" / "key").write_text("secret")
@@ -133,7 +133,7 @@ KERNEL += ["/proc/self/cwd", "{up}/link/self/cwd"]  # a different folder for eac
 
 @pytest.mark.parametrize("setting", ["workspace", "read_only"])
 @pytest.mark.parametrize("folder", KERNEL)
-def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str) -> None:
+def test_no_folder_of_the_kernel_is_accepted(home: Path, setting: str, folder: str) -> None:
     """X18: the environment of the gateway is in /proc, and every device in /dev; with ssh as well."""
     (home.parent / "link").symlink_to("/proc")
     write(home, **{setting: folder.format(up=home.parent)})
@@ -146,7 +146,7 @@ def test_no_folder_of_the_kernel_is_given(home: Path, setting: str, folder: str)
 
 @pytest.mark.parametrize("setting", ["workspace", "read_only"])
 @pytest.mark.parametrize("folder", ["/run", "/run/user", "/run/../run", "{up}/link"])
-def test_no_sockets_of_services_are_given(home: Path, setting: str, folder: str) -> None:
+def test_no_folder_with_sockets_of_services_is_accepted(home: Path, setting: str, folder: str) -> None:
     """X13: a command could connect to them through a read-only mount."""
     (home.parent / "link").symlink_to("/run")
     write(home, **{setting: folder.format(up=home.parent)})
@@ -164,7 +164,7 @@ def test_a_disk_that_is_mounted_among_the_sockets_of_services_may_be_used(home: 
         assert not folders.shows_services(run / "media" / "disk", str(run))
 
 
-def test_a_variable_that_holds_a_secret_is_shown_to_no_command(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_contains_a_secret_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X18: by the name that the settings refer to, by another name, from a file, and within a longer text."""
     model = '[agents.main]\nmodel = "m"\n[models.m]\napi = "demo"\nkey = "{}"\n[workspaces]\nenvironment = ["{}"]\n'
     (home / "key").write_text("a-secret-of-mine\n")
@@ -214,7 +214,7 @@ def test_the_start_and_config_check_refuse_alike(home: Path, settings: str, sent
 
 
 @pytest.mark.parametrize("text", ["/", "/root", "/home", "/home/../root", "~", "link", "{daemon}"])
-def test_nobodys_home_folder_is_worked_in(home: Path, text: str) -> None:
+def test_no_users_home_folder_is_accepted_as_a_workspace(home: Path, text: str) -> None:
     """X13: `.bashrc` and `.ssh` there take effect when the user logs in."""
     (home / "link").symlink_to(Path.home())
     daemon = next(user.pw_dir for user in pwd.getpwall() if user.pw_shell.endswith("nologin"))
@@ -224,7 +224,7 @@ def test_nobodys_home_folder_is_worked_in(home: Path, text: str) -> None:
     assert (start.returncode, check.returncode) == (1, 1) and start.stderr == check.stderr
 
 
-def test_a_folder_of_another_machine_is_not_compared_with_this_ones(home: Path) -> None:
+def test_a_folder_of_another_machine_is_not_compared_with_folders_of_this_one(home: Path) -> None:
     """X18: with ssh the same path leads somewhere else."""
     (home / "tidegate.toml").write_text(
         f'[workspaces]\nbackend = "ssh"\nssh_host = "h"\n[agents.coder]\nworkspace = "{home.parent}"\n'
@@ -244,7 +244,7 @@ def test_a_home_folder_that_every_sandbox_shows_is_refused(home: Path, monkeypat
     )
 
 
-def test_whatever_a_gateway_makes_in_its_home_is_known_to_be_its_own(home: Path) -> None:
+def test_everything_that_a_gateway_creates_in_its_home_is_recognised_as_private(home: Path) -> None:
     """X18: a folder that it begins to make must be named where agents' folders are looked at."""
     (home / "api-key").unlink()
     with gateway(home) as running:

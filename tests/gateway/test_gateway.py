@@ -39,7 +39,7 @@ async def test_a_gateway_is_built_serves_and_is_closed_twice_over_one_home(tmp_p
         assert not (tmp_path / "home" / "tidegate.db-wal").exists()
 
 
-async def test_threads_that_work_for_the_loop_are_few_however_much_there_is_to_do(tmp_path: Path) -> None:
+async def test_the_number_of_worker_threads_is_bounded_under_any_load(tmp_path: Path) -> None:
     """L08: excess work waits and takes no thread."""
     gateway = _gateway(tmp_path / "home")
     limiter = to_thread.current_default_thread_limiter()
@@ -167,7 +167,7 @@ async def test_a_stop_during_building_ends_it_and_closes_what_was_opened(tmp_pat
     assert await to_thread.run_sync(holder_of, tmp_path / "home") is None
 
 
-async def test_the_port_of_another_program_is_one_sentence_and_nothing_stays_open(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported_in_one_sentence_and_nothing_stays_open(tmp_path: Path) -> None:
     """F3: as above, for a failure that is foreseen."""
     first = _gateway(tmp_path / "first")
     with anyio.fail_after(30):
@@ -180,14 +180,14 @@ async def test_the_port_of_another_program_is_one_sentence_and_nothing_stays_ope
         await first.close()
 
 
-async def test_a_toolset_that_does_not_exist_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_an_unknown_toolset_is_reported_at_the_start(tmp_path: Path) -> None:
     """F3: an error that would fail the first turn fails the start, with file and key."""
     (tmp_path / "tidegate.toml").write_text('[agents.main]\ntools = ["clok"]\n')
     with anyio.fail_after(30), pytest.raises(Misconfigured, match=r"tidegate\.toml: \[agents\.main\] tools: .*clock"):
         await _gateway(tmp_path).build()
 
 
-async def test_a_secret_that_is_missing_is_told_with_its_setting(tmp_path: Path) -> None:
+async def test_a_missing_secret_is_reported_with_its_setting(tmp_path: Path) -> None:
     """X22: a credential comes from where the setting says, or the gateway does not start."""
     model = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
     (tmp_path / "tidegate.toml").write_text(model + 'key = "env:TG_NOT_THERE"\n')

@@ -117,7 +117,7 @@ def _end(running: GatewayProcess, session: str) -> None:
 WAYS: tuple[Callable[[GatewayProcess, str], None], ...] = (_stop, _interrupt, _new, _end)
 
 
-def test_a_command_and_a_tool_of_ones_own_that_were_stopped_are_told_as_interrupted(home: Path) -> None:
+def test_a_stopped_command_and_a_stopped_tool_of_the_user_are_reported_as_interrupted(home: Path) -> None:
     """P05, B2: stopped, interrupted, left with /new, ended: the effect is on disk, and the row says unknown. What was
     said into an ended conversation stands in its transcript."""
     with gateway(home) as running:
@@ -139,7 +139,9 @@ def test_a_command_and_a_tool_of_ones_own_that_were_stopped_are_told_as_interrup
 
 
 @pytest.mark.parametrize("resumes", [0, 3])
-def test_a_command_and_a_tool_of_ones_own_that_a_kill_cut_off_are_told_as_interrupted(home: Path, resumes: int) -> None:
+def test_a_command_and_a_tool_of_the_user_cut_off_by_a_kill_are_reported_as_interrupted(
+    home: Path, resumes: int
+) -> None:
     """P05, S17, F4: given up, or gone on with; never run again, and never told as not run."""
     configure(home, resumes=resumes)
     with gateway(home) as running:
@@ -154,7 +156,7 @@ def test_a_command_and_a_tool_of_ones_own_that_a_kill_cut_off_are_told_as_interr
         assert deeds[0].effect.read_text() == "x\n"
 
 
-def test_at_a_terminal_a_stopped_command_is_told_as_interrupted(home: Path) -> None:
+def test_the_terminal_shows_a_stopped_command_as_interrupted(home: Path) -> None:
     """P05, S14, A12: with its unknown effect, as it is stopped; `sessions show` has it later too, and what was said
     into an ended conversation."""
     with gateway(home) as running:

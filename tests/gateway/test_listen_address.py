@@ -25,7 +25,7 @@ def test_beyond_loopback_without_tls_is_refused() -> None:
     assert "insecure = true" in refused.value.message
 
 
-def test_beyond_loopback_by_explicit_wish_is_told_clearly() -> None:
+def test_listening_beyond_loopback_by_explicit_setting_gives_a_clear_warning() -> None:
     """X03: an exposed gateway says so at its start."""
     wish = ServerSettings(host="0.0.0.0", insecure=True)
     with listen_address.bind(wish, 0) as bound:

@@ -58,7 +58,7 @@ class Holding:
         self.process.communicate(timeout=30)
 
 
-def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+def test_a_second_holder_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
     """F2: without --replace a second gateway is refused and says who holds the home folder."""
     with Holding(tmp_path) as other:
         with pytest.raises(HomeHeld) as refused:
@@ -70,7 +70,7 @@ def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> Non
         assert "\n" not in sentence
 
 
-def test_looking_for_the_holder_takes_and_disturbs_nothing(tmp_path: Path) -> None:
+def test_testing_for_the_holder_does_not_take_the_lock(tmp_path: Path) -> None:
     """F2: asking for the holder changes nothing."""
     assert holder_of(tmp_path) is None
     lock = HomeLock(tmp_path)
@@ -102,7 +102,7 @@ def test_the_lock_dies_with_its_holder_and_the_file_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.anyio
-async def test_a_holder_that_cannot_be_asked_is_ended_by_a_signal(tmp_path: Path) -> None:
+async def test_a_holder_without_a_control_socket_is_ended_by_a_signal(tmp_path: Path) -> None:
     """F2: taking over ends the old gateway also when its control socket does not answer."""
     said: list[str] = []
     with Holding(tmp_path) as other, anyio.fail_after(30):
@@ -114,7 +114,7 @@ async def test_a_holder_that_cannot_be_asked_is_ended_by_a_signal(tmp_path: Path
 
 
 @pytest.mark.anyio
-async def test_a_holder_that_ignores_being_asked_is_killed_after_its_budget(tmp_path: Path) -> None:
+async def test_a_holder_that_ignores_the_request_is_killed_after_its_budget(tmp_path: Path) -> None:
     """F2: a stuck gateway does not keep its successor out."""
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + HOLD
     with Holding(tmp_path, stubborn) as other, anyio.fail_after(30):
@@ -125,7 +125,7 @@ async def test_a_holder_that_ignores_being_asked_is_killed_after_its_budget(tmp_
 
 
 @pytest.mark.anyio
-async def test_whoever_gets_the_lock_meanwhile_is_asked_to_stop_too(tmp_path: Path) -> None:
+async def test_another_process_that_takes_the_lock_meanwhile_is_asked_to_stop_too(tmp_path: Path) -> None:
     """F2: taking over follows the lock to its holder of now, and waits for nobody who is long gone."""
     said: list[str] = []
     with Holding(tmp_path, HAND_ON) as first, anyio.fail_after(30):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 SOON = 0.001
 
 
-async def test_a_chore_that_fails_is_run_again_and_its_failure_is_told() -> None:
+async def test_a_task_that_fails_is_run_again_and_its_failure_is_reported() -> None:
     """L16, L30: one failure does not end a chore; its heartbeat comes only from runs that went well."""
     beats: list[str] = []
     beaten = anyio.Event()
@@ -43,7 +43,7 @@ async def test_a_chore_that_fails_is_run_again_and_its_failure_is_told() -> None
     assert beats[0] == "shaky"
 
 
-async def test_a_chore_that_fails_again_and_again_in_one_way_is_logged_once() -> None:
+async def test_a_task_that_keeps_failing_in_one_way_is_logged_once() -> None:
     """L16, L30: a store that is lost does not fill the log; another failure is another line."""
     runs = 0
     changed = anyio.Event()
@@ -64,7 +64,7 @@ async def test_a_chore_that_fails_again_and_again_in_one_way_is_logged_once() ->
     assert [line["error"] for line in lines if line["event"] == "maintenance task failed"] == ["gone", "something else"]
 
 
-async def test_a_chore_that_hangs_holds_up_no_other_and_misses_its_heartbeat() -> None:
+async def test_a_task_that_hangs_delays_no_other_and_misses_its_heartbeat() -> None:
     """L16, L30: a stuck chore is seen by its missing heartbeat while the others go on."""
     beats: list[str] = []
     others = anyio.Event()
@@ -91,7 +91,7 @@ async def test_a_chore_that_hangs_holds_up_no_other_and_misses_its_heartbeat() -
     assert by_name["busy"].runs >= 3
 
 
-async def test_two_chores_of_one_name_are_refused() -> None:
+async def test_two_tasks_of_one_name_are_refused() -> None:
     """L30: a heartbeat belongs to one chore."""
 
     async def nothing() -> None: ...

@@ -39,7 +39,7 @@ def test_growth_is_named_by_its_owner_and_explained() -> None:
 
 
 @pytest.mark.parametrize("said", [0, 8])
-def test_growth_that_the_books_tell_wrongly_lowers_what_is_explained(said: int) -> None:
+def test_growth_that_the_ledger_reports_wrongly_lowers_the_explained_share(said: int) -> None:
     """L99: missing bytes lower the figure, and so do excess bytes."""
     ledger = Ledger()
     report = _settled(ledger)
@@ -53,7 +53,7 @@ def test_growth_that_the_books_tell_wrongly_lowers_what_is_explained(said: int) 
     del grown
 
 
-def test_the_base_leaves_out_what_is_held_by_name_at_the_start() -> None:
+def test_the_base_excludes_memory_that_the_ledger_names_at_the_start() -> None:
     """L99: nothing is counted twice."""
     ledger = Ledger()
     grown = bytearray(b"x" * MANY)
@@ -66,7 +66,7 @@ def test_the_base_leaves_out_what_is_held_by_name_at_the_start() -> None:
     assert len(grown) == MANY
 
 
-def test_private_memory_is_what_the_kernel_says() -> None:
+def test_private_memory_is_the_kernels_figure() -> None:
     """L22: anonymous and swapped pages together."""
     figures = kernel_figures()
     assert figures["rss"] > figures["anonymous"] > 1 << 20
@@ -88,7 +88,7 @@ print(freed, full - private_bytes(), native_free())
 """
 
 
-def test_what_a_burst_left_free_is_told_and_given_back() -> None:
+def test_memory_that_a_burst_left_free_is_reported_and_returned() -> None:
     """L22: after a burst the allocator's free pages are a part of their own, and return to the system."""
     told = subprocess.run([sys.executable, "-c", BURST], capture_output=True, check=True, timeout=60)
     freed, returned, left = map(int, told.stdout.split())
@@ -124,7 +124,7 @@ def test_requests_that_grow_leave_no_holes_of_their_size() -> None:
     assert _free_after_requests("tuned") < 3 << 20 < _free_after_requests()
 
 
-def test_what_the_interpreter_keeps_free_is_told() -> None:
+def test_memory_that_the_interpreter_retains_is_reported() -> None:
     """L22, L99: freed small objects leave free space in arenas still in use, which has its own kind."""
     objects = [bytes(200) for _ in range(100_000)]
     before = interpreter_free()

@@ -43,7 +43,7 @@ def _write(root: Path, **files: str) -> None:
         ),
     ],
 )
-def test_it_is_a_share_of_the_least_that_the_kernel_allows(
+def test_the_ceiling_is_a_share_of_the_smallest_limit_of_the_kernel(
     tmp_path: Path, files: dict[str, str], expected: int
 ) -> None:
     """P15: of the machine, or of a control group of either version, wherever above the process the limit is set."""
@@ -52,7 +52,7 @@ def test_it_is_a_share_of_the_least_that_the_kernel_allows(
     assert MemoryLimit(12345, root=tmp_path).bytes() == 12345, "what the operator says holds"
 
 
-def test_a_limit_that_is_moved_is_followed(tmp_path: Path) -> None:
+def test_a_changed_limit_takes_effect(tmp_path: Path) -> None:
     """P15: no restart is needed."""
     ceiling = MemoryLimit(None, root=tmp_path, machine=8 * GIB)
     _write(tmp_path, **{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": f"{2 * GIB}\n"})
@@ -61,7 +61,7 @@ def test_a_limit_that_is_moved_is_followed(tmp_path: Path) -> None:
     assert before == 2 * ceiling.bytes()
 
 
-def test_shortage_is_told_by_the_own_group_or_by_the_machine(tmp_path: Path) -> None:
+def test_a_shortage_is_read_from_the_process_group_or_from_the_machine(tmp_path: Path) -> None:
     """P15: a neighbour's shortage is not ours where the kernel can tell them apart."""
     ceiling = MemoryLimit(None, root=tmp_path)
     assert ceiling.stalled() == 0.0
@@ -72,7 +72,7 @@ def test_shortage_is_told_by_the_own_group_or_by_the_machine(tmp_path: Path) -> 
     assert ceiling.stalled() == 1.25
 
 
-def test_this_machine_has_one() -> None:
+def test_this_machine_has_a_memory_ceiling() -> None:
     """P15: the real files can be read."""
     assert 1 << 20 < MemoryLimit(None).bytes() < 1 << 60
     assert 0.0 <= MemoryLimit(None).stalled() <= 100.0

@@ -62,7 +62,7 @@ def test_the_wheel_holds_every_file_of_the_program(wheel: Path) -> None:
     assert {name for name in given if not name.startswith(information)} == _files(SOURCE)
 
 
-def test_the_wheel_gives_the_command(wheel: Path) -> None:
+def test_the_wheel_installs_the_command(wheel: Path) -> None:
     """X21: `tidegate`, which is what the readme tells people to call."""
     entries = ConfigParser()
     entries.read(wheel / f"tidegate-{__version__}.dist-info" / "entry_points.txt")
@@ -77,7 +77,7 @@ def test_the_wheel_gives_the_command(wheel: Path) -> None:
     assert __version__ in version
 
 
-def test_what_is_in_the_wheel_serves_the_page_and_answers(wheel: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_serves_the_page_and_answers(wheel: Path, tmp_path: Path) -> None:
     """X21, H23: without the tree that it was built from."""
     with gateway(tmp_path / "home", PYTHONPATH=str(wheel)) as running:
         for name in _files(wheel / "tidegate" / "web" / "static"):

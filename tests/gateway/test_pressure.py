@@ -83,7 +83,9 @@ async def test_below_the_ceiling_nothing_happens(memory: Memory, presence: Prese
     assert not memory.pressure.short
 
 
-async def test_above_it_the_least_recently_used_go_until_the_lower_mark(memory: Memory, presence: Presence) -> None:
+async def test_above_the_ceiling_the_least_recently_used_are_unloaded_down_to_the_lower_mark(
+    memory: Memory, presence: Presence
+) -> None:
     """A6, L03, P15: as many as are needed, with one line of the log that has the numbers."""
     tenants = await _settle_in(presence, 11)
     (line,) = await memory.look()
@@ -95,7 +97,7 @@ async def test_above_it_the_least_recently_used_go_until_the_lower_mark(memory: 
     assert memory.pressure.report() == PressureStatus(ceiling=CEILING, short=True, spells=1)
 
 
-async def test_what_the_allocator_keeps_for_nothing_goes_first(memory: Memory, presence: Presence) -> None:
+async def test_free_memory_of_the_allocator_is_returned_first(memory: Memory, presence: Presence) -> None:
     """L22, P15: nobody is unloaded for memory that nobody uses."""
     await _settle_in(presence, 5)
     memory.free = 900
@@ -105,7 +107,7 @@ async def test_what_the_allocator_keeps_for_nothing_goes_first(memory: Memory, p
     assert not memory.pressure.short
 
 
-async def test_where_unloading_does_not_help_it_rests_unless_memory_grows(memory: Memory, presence: Presence) -> None:
+async def test_unloading_that_does_not_help_is_paused_unless_memory_grows(memory: Memory, presence: Presence) -> None:
     """A6, P15: it does not thrash: a reloaded conversation stays for a while."""
     memory.other = CEILING + 1
     await _settle_in(presence, 3)
@@ -122,7 +124,9 @@ async def test_where_unloading_does_not_help_it_rests_unless_memory_grows(memory
     assert presence.stats().residents == 0, "it has grown, and does not wait"
 
 
-async def test_between_the_marks_nothing_is_unloaded_and_a_spell_is_one(memory: Memory, presence: Presence) -> None:
+async def test_between_the_marks_nothing_is_unloaded_and_a_spell_is_logged_once(
+    memory: Memory, presence: Presence
+) -> None:
     """A6, P15: it does not thrash, and one line tells of a spell however long it is."""
     await _settle_in(presence, 11)
     assert len(await memory.look()) == 1
@@ -142,7 +146,9 @@ async def test_between_the_marks_nothing_is_unloaded_and_a_spell_is_one(memory: 
     assert memory.pressure.spells == 2
 
 
-async def test_when_all_idle_ones_are_not_enough_the_log_says_what_to_do(memory: Memory, presence: Presence) -> None:
+async def test_if_unloading_all_idle_conversations_is_not_enough_the_log_says_what_to_do(
+    memory: Memory, presence: Presence
+) -> None:
     """P15, A11: nobody in mid-turn pays for it."""
     tenants = await _settle_in(presence, 3)
     presence.obtain("s_1").turn = "turn"
@@ -153,7 +159,7 @@ async def test_when_all_idle_ones_are_not_enough_the_log_says_what_to_do(memory:
     assert [tenant.released for tenant in tenants] == [1, 0, 1]
 
 
-async def test_when_the_kernel_says_that_work_waits_for_memory_half_go(memory: Memory, presence: Presence) -> None:
+async def test_if_the_kernel_reports_waiting_for_memory_half_are_unloaded(memory: Memory, presence: Presence) -> None:
     """A6, P15: independent of the ceiling; and half of the rest if the shortage continues."""
     await _settle_in(presence, 8)
     memory.stalled(STALLED - 1)
@@ -180,7 +186,7 @@ async def test_when_the_kernel_says_that_work_waits_for_memory_half_go(memory: M
     other=st.integers(0, 3000),
     stalled=st.sampled_from([0.0, 5.0, 50.0]),
 )
-async def test_one_in_mid_turn_is_never_touched(
+async def test_a_resident_with_a_running_turn_is_never_unloaded(
     tmp_path_factory: pytest.TempPathFactory,
     weights: list[int],
     busy: set[int],

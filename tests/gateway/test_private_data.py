@@ -92,7 +92,7 @@ def test_the_log_holds_no_word_of_a_conversation(tmp_path: Path, model: Scripted
     assert WORD not in log
 
 
-def test_a_models_secret_stands_in_no_answer_and_in_no_log(tmp_path: Path, model: ScriptedModel) -> None:
+def test_a_models_secret_is_in_no_answer_and_in_no_log(tmp_path: Path, model: ScriptedModel) -> None:
     """X15, X22: a key of any form, echoed by the provider, or said by a caller who should not know it."""
     home = _home(tmp_path, model, '[log]\nlevel = "debug"')
     with gateway(home, **{VARIABLE: SECRET}) as running:
@@ -111,7 +111,7 @@ def test_a_models_secret_stands_in_no_answer_and_in_no_log(tmp_path: Path, model
 
 
 @pytest.mark.anyio
-async def test_whoever_logs_a_models_secret_logs_it_redacted(
+async def test_a_models_secret_is_redacted_whoever_logs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """X15: the gateway's log hides the secrets of its models by value."""

@@ -43,7 +43,7 @@ def _until_running(running: GatewayProcess) -> None:
     raise AssertionError("no turn began")
 
 
-def test_it_says_where_it_is_ready_and_answers_there(tmp_path: Path) -> None:
+def test_the_gateway_prints_its_address_and_answers_there(tmp_path: Path) -> None:
     """X01: bound before it says ready; the first key is the owner's alone; loopback only."""
     home = tmp_path / "home"
     with gateway(home) as running:
@@ -85,7 +85,7 @@ def test_after_kill_9_the_next_start_works_at_once_with_the_same_key(tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_it_and_leaves_no_child_no_lock_and_no_socket(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_stops_the_gateway_and_leaves_no_child_lock_or_socket(tmp_path: Path, number: signal.Signals) -> None:
     """F1, L28: an orderly stop closes everything."""
     home = tmp_path / "home"
     with gateway(home) as running:
@@ -100,7 +100,7 @@ def test_a_signal_stops_it_and_leaves_no_child_no_lock_and_no_socket(tmp_path: P
         assert "Traceback" not in running.log.read_text()
 
 
-def test_a_stop_parks_a_turn_that_cannot_finish_and_the_next_start_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_stop_parks_a_turn_that_cannot_finish_and_the_next_start_continues_it(tmp_path: Path) -> None:
     """F1, F4: the budget is kept, the turn is not lost."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -166,7 +166,7 @@ def test_replace_without_a_running_gateway_is_a_plain_start(tmp_path: Path) -> N
         ('[server]\nhost = "0.0.0.0"\n', ("tidegate.toml", "insecure")),
     ],
 )
-def test_a_wrong_configuration_is_one_sentence_with_file_and_key(
+def test_an_invalid_configuration_is_reported_in_one_sentence_with_file_and_key(
     tmp_path: Path, text: str, words: tuple[str, ...]
 ) -> None:
     """F3, X01: exit code 1, and nothing was made but the folder."""
@@ -181,7 +181,7 @@ def test_a_wrong_configuration_is_one_sentence_with_file_and_key(
     assert holder_of(tmp_path) is None
 
 
-def test_the_key_file_is_never_overwritten_and_made_anew_when_it_is_gone(tmp_path: Path) -> None:
+def test_the_key_file_is_never_overwritten_and_is_created_again_if_it_is_missing(tmp_path: Path) -> None:
     """X01: a key of one's own choice is adopted, a lost one replaced, a revoked one told."""
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
@@ -201,14 +201,14 @@ def test_the_key_file_is_never_overwritten_and_made_anew_when_it_is_gone(tmp_pat
         assert any("revoked" in line for line in running.said if line.startswith("WARNING"))
 
 
-def test_exposure_by_explicit_wish_is_told_at_every_start(tmp_path: Path) -> None:
+def test_exposure_by_explicit_setting_is_reported_at_every_start(tmp_path: Path) -> None:
     """X03: the start-up check looks at what was bound."""
     (tmp_path / "tidegate.toml").write_text('[server]\nhost = "0.0.0.0"\ninsecure = true\n')
     with gateway(tmp_path) as running:
         assert any(line.startswith("WARNING EXPOSED") for line in running.said)
 
 
-def test_a_signal_while_it_starts_ends_it_cleanly(tmp_path: Path) -> None:
+def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path) -> None:
     """F3: also before it is ready."""
     starting = GatewayProcess(tmp_path / "home")
     try:
@@ -249,7 +249,7 @@ def _damage(path: Path) -> None:
             connection.close()
 
 
-def test_the_full_check_of_the_database_runs_beside_the_work(tmp_path: Path) -> None:
+def test_the_full_check_of_the_database_runs_in_the_background(tmp_path: Path) -> None:
     """P21, L18: the start does not wait for it; its findings are logged and shown by health."""
     home = tmp_path / "home"
     with gateway(home) as running:
@@ -288,7 +288,7 @@ def test_with_tls_the_command_line_trusts_the_configured_certificate(tmp_path: P
         assert chat.stdout == "over tls\n", chat.stderr
 
 
-def test_a_stop_lets_a_turn_finish_that_can_and_its_caller_gets_the_answer(tmp_path: Path) -> None:
+def test_a_stop_lets_a_turn_finish_and_its_caller_gets_the_answer(tmp_path: Path) -> None:
     """F1: intake ends first, then turns finish, then the store is closed; nobody who was accepted is cut off."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
@@ -310,7 +310,7 @@ def test_a_stop_lets_a_turn_finish_that_can_and_its_caller_gets_the_answer(tmp_p
         assert not (home / "tidegate.db-wal").exists()
 
 
-def test_a_stop_command_says_what_it_waits_for_and_can_be_hurried(tmp_path: Path) -> None:
+def test_the_stop_command_says_what_it_waits_for_and_can_be_hurried(tmp_path: Path) -> None:
     """F1: Ctrl-C in it leaves the turns for the next start, and it still waits until the folder is free."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

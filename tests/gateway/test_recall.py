@@ -47,7 +47,7 @@ def _ask(running: Any, agent: str, text: str, session: str) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_ten_thousand_messages_later_the_third_is_known_word_for_word(tmp_path: Path) -> None:
+def test_after_ten_thousand_messages_the_third_is_still_complete(tmp_path: Path) -> None:
     """S19: over HTTP, whatever of the conversation still fits into the model's window; and again after a restart,
     from another conversation where the agent may."""
     home = tmp_path / "home"

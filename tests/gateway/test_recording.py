@@ -117,7 +117,7 @@ SECRETS = {"MODEL_KEY": KEY, "HOUSE_TOKEN": HEADER}
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_recorded_conversation_is_had_again_elsewhere_without_keys_or_a_server(
+def test_a_recorded_conversation_can_be_replayed_elsewhere_without_keys_or_a_server(
     tmp_path: Path, model: ScriptedModel, project: Path, api: str
 ) -> None:
     """X15: streamed or whole, with a tool, a refusal that is tried again, a stream that breaks off; and no key of the
@@ -187,7 +187,9 @@ def until(true: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-def test_what_changes_by_itself_is_not_matched_silently(tmp_path: Path, model: ScriptedModel, project: Path) -> None:
+def test_a_request_that_differs_by_itself_is_not_matched_silently(
+    tmp_path: Path, model: ScriptedModel, project: Path
+) -> None:
     """X16: the clock tool returns another time; the caller learns where it differs, and the log has no content."""
     file = tmp_path / "talk.jsonl"
     text = settings(model.url, project)
@@ -243,7 +245,7 @@ def test_a_file_that_cannot_be_used_keeps_the_gateway_from_starting(tmp_path: Pa
     assert (tmp_path / "there").read_text() == "mine" and not (tmp_path / "a").exists()
 
 
-def test_the_demo_model_makes_no_traffic_and_that_is_said(tmp_path: Path) -> None:
+def test_the_demo_model_has_no_traffic_and_a_message_says_so(tmp_path: Path) -> None:
     """Where nothing else is configured."""
     file = tmp_path / "talk.jsonl"
     with gateway(home_of(tmp_path, "home", ""), "--record", str(file)) as running:
@@ -253,7 +255,7 @@ def test_the_demo_model_makes_no_traffic_and_that_is_said(tmp_path: Path) -> Non
     assert lines_of(file) == []
 
 
-def test_a_gateway_that_does_not_record_pays_nothing_for_it() -> None:
+def test_a_gateway_that_does_not_record_has_no_cost_for_it() -> None:
     """Not even an import."""
     loaded = "[name for name in sys.modules if name.startswith('tidegate.models.recording')]"
     code = f"import sys, tidegate.gateway.gateway; print({loaded})"
@@ -261,7 +263,7 @@ def test_a_gateway_that_does_not_record_pays_nothing_for_it() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_documented_recording_is_one(tmp_path: Path) -> None:
+def test_the_documented_recording_is_valid(tmp_path: Path) -> None:
     """The page's configuration, file and commands work as the page says."""
     (toml,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (content,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -88,7 +88,7 @@ def rest_of(ended: GatewayProcess) -> str:
     return "\n".join(ended.said) + ended.process.stdout.read().decode()
 
 
-def test_of_several_that_replace_at_once_one_serves_and_the_others_say_why_not(tmp_path: Path) -> None:
+def test_of_several_concurrent_replacements_one_serves_and_the_others_say_why_not(tmp_path: Path) -> None:
     """F2: under load, nothing that was accepted is lost, and none waits for a time-out."""
     home = home_of(tmp_path)
     with contextlib.ExitStack() as stack:
@@ -135,7 +135,7 @@ def finished(running: GatewayProcess, turn: str) -> Any:
 
 
 @pytest.mark.parametrize("arguments", [("--replace",), ()])
-def test_who_comes_while_another_takes_over_is_refused_at_once(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_replacement_during_another_one_is_refused_at_once(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """F2: one sentence that names the other, exit code 1; the old gateway goes on meanwhile."""
     home = home_of(tmp_path)
     with gateway(home) as old, Holding(home, HOLD.replace("sys.argv[1])", f"sys.argv[1]), {TAKEOVER_NAME!r}")) as other:
@@ -146,7 +146,7 @@ def test_who_comes_while_another_takes_over_is_refused_at_once(tmp_path: Path, a
         assert old.say("say still here") == "still here"
 
 
-def test_after_kill_9_of_the_one_that_takes_over_another_can(tmp_path: Path) -> None:
+def test_after_kill_9_of_a_replacement_another_one_can_take_over(tmp_path: Path) -> None:
     """F2, F4: the claim dies with its holder; the turn of the old gateway, which is still stopping, goes on."""
     home = home_of(tmp_path, "[limits]\nshutdown_seconds = 60\n")
     words = "ebb and flow " * 16
@@ -195,7 +195,7 @@ def test_a_gateway_can_be_replaced_while_it_starts(tmp_path: Path) -> None:
             assert "Traceback" not in new.log.read_text()
 
 
-def test_stopping_the_one_that_waits_to_take_over_frees_the_claim(tmp_path: Path) -> None:
+def test_stopping_a_waiting_replacement_frees_its_claim(tmp_path: Path) -> None:
     """F1, F2: Ctrl-C ends it at once, without waiting for the old gateway."""
     home = home_of(tmp_path, "[limits]\nshutdown_seconds = 60\n")
     with gateway(home) as old:

@@ -64,7 +64,7 @@ def outcome(running: GatewayProcess, turn: str) -> str:
 
 
 @pytest.mark.parametrize("role", ["member", "admin", "guest"])
-def test_no_other_role_approves_what_runs_outside_a_sandbox(open_house: GatewayProcess, role: str) -> None:
+def test_only_the_owner_approves_actions_outside_a_sandbox(open_house: GatewayProcess, role: str) -> None:
     """X11, X14: a hostile model asks to read the owner's key, and its own user says yes by every way there is. Nothing
     runs. The owner sees the whole command, and may; where root runs the gateway, the key stays unread even then."""
     theirs = key_of(open_house, f"mallory-{role}", "--role", role)
@@ -91,7 +91,7 @@ def test_no_other_role_approves_what_runs_outside_a_sandbox(open_house: GatewayP
     assert stolen.read_text() == ("begun\n" if os.geteuid() == 0 else f"begun\n{key}")
 
 
-def test_a_key_that_claims_another_channel_gets_nothing_by_it(open_house: GatewayProcess) -> None:
+def test_a_key_that_claims_another_channel_gains_nothing(open_house: GatewayProcess) -> None:
     """X20, X11: a rule about a channel holds, whatever a field or a header says."""
     theirs = key_of(open_house, "eve")
     for claim in ({}, {"channel": "page"}, {"channel": "terminal"}, {"attended": True}):
@@ -102,7 +102,7 @@ def test_a_key_that_claims_another_channel_gets_nothing_by_it(open_house: Gatewa
     assert "denied" not in outcome(open_house, begun["turn"])
 
 
-def test_only_the_owner_makes_and_revokes_keys_of_owner_and_admin(open_house: GatewayProcess) -> None:
+def test_only_the_owner_creates_and_revokes_keys_of_owner_and_admin(open_house: GatewayProcess) -> None:
     """X06: an admin pairs members and guests; a member nobody."""
     admin, member = key_of(open_house, "adam", "--role", "admin"), key_of(open_house, "mia")
     made = open_house.call("POST", "/api/keys", {"name": "kim", "role": "guest"}, **admin)
@@ -130,7 +130,7 @@ def test_only_the_owner_makes_and_revokes_keys_of_owner_and_admin(open_house: Ga
     assert "admin" in roles and "guest" in roles and "member" in roles
 
 
-def test_an_admin_gives_nobody_an_agent_that_they_may_not_use_themselves(open_house: GatewayProcess) -> None:
+def test_an_admin_cannot_grant_an_agent_that_they_may_not_use(open_house: GatewayProcess) -> None:
     """X06: neither with a key for somebody new nor with one for somebody who has more."""
     added = {"name": "nora", "role": "admin", "agents": []}
     admin = {"Authorization": f"Bearer {open_house.call('POST', '/api/keys', added)['key']}"}
@@ -141,7 +141,7 @@ def test_an_admin_gives_nobody_an_agent_that_they_may_not_use_themselves(open_ho
     assert open_house.call("POST", "/api/keys", {"name": "new", "agents": []}, **admin)["key"]
 
 
-def test_rights_decide_what_a_role_sees(open_house: GatewayProcess) -> None:
+def test_a_role_sees_only_what_its_rights_allow(open_house: GatewayProcess) -> None:
     """X06: an admin sees the gateway's status and everybody's usage, but nobody's conversation."""
     admin = key_of(open_house, "ada", "--role", "admin")
     guest = key_of(open_house, "gus", "--role", "guest")

@@ -47,7 +47,7 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
         ("deny write_file channel:telegram", "no channel 'telegram'; there are http, "),
     ],
 )
-def test_a_rule_that_can_never_fit_is_a_warning(home: Path, rule: str, why: str) -> None:
+def test_a_rule_that_can_never_match_is_a_warning(home: Path, rule: str, why: str) -> None:
     """X11, X12: its author believes that it protects something."""
     write(home, rule)
     (warning,) = examine(home).warnings
@@ -55,7 +55,7 @@ def test_a_rule_that_can_never_fit_is_a_warning(home: Path, rule: str, why: str)
     assert why in warning
 
 
-def test_rules_that_can_fit_are_silent(home: Path) -> None:
+def test_rules_that_can_match_give_no_warning(home: Path) -> None:
     """X11: also those about an effect that no tool has yet."""
     write(home, "deny effect:execute", "ask *_file path=*.env channel:page", "allow *")
     assert examine(home).warnings == ()

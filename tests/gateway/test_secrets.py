@@ -68,7 +68,7 @@ def chat(text: str, *, stream: bool) -> dict[str, object]:
     return {"model": "main", "messages": [{"role": "user", "content": text}], "stream": stream}
 
 
-async def test_no_secret_of_a_model_is_found_anywhere_but_on_its_wire(tmp_path: Path, server: Moody) -> None:
+async def test_a_models_secret_appears_only_in_requests_to_that_model(tmp_path: Path, server: Moody) -> None:
     """X15: not in answers, streams, events, transcripts, exports, status, metrics, logs at their most talkative, what
     prints the configuration, the environment of children, or any file of the gateway's."""
     home = tmp_path / "home"
@@ -128,7 +128,7 @@ async def test_no_secret_of_a_model_is_found_anywhere_but_on_its_wire(tmp_path: 
 
 
 @pytest.mark.parametrize("api", FORMATS)
-async def test_nothing_is_taken_from_the_environment_that_the_configuration_does_not_name(
+async def test_only_variables_that_the_configuration_names_are_read_from_the_environment(
     tmp_path: Path, server: Moody, api: str
 ) -> None:
     """X22: no key, no address, no proxy, whatever others take from there; nor do they reach a command."""
@@ -147,7 +147,7 @@ async def test_nothing_is_taken_from_the_environment_that_the_configuration_does
     assert "ambient" not in told + gateway.log.read_text()
 
 
-async def test_without_a_configured_model_nobody_is_asked_though_there_are_keys(tmp_path: Path) -> None:
+async def test_without_a_configured_model_no_provider_is_called_even_if_there_are_keys(tmp_path: Path) -> None:
     """X22: the built-in demo model answers and says so."""
     async with running(tmp_path / "home", "", **AMBIENT) as gateway:
         assert any("demo model" in line for line in gateway.said)

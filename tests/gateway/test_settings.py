@@ -88,7 +88,7 @@ async def test_durability_decides_whether_a_commit_waits_for_the_disk(
         assert (found, gateway.store.stats().durability) == (synchronous, durability)
 
 
-async def test_as_many_readers_read_at_once_as_are_set(tmp_path: Path) -> None:
+async def test_the_number_of_concurrent_readers_is_the_configured_one(tmp_path: Path) -> None:
     """L08: five reads meet, each on a connection of its own; one fewer and they would wait for ever."""
     meeting = threading.Barrier(5, timeout=WAIT)
     async with built(tmp_path / "home", "[limits]\nreaders = 5") as gateway, anyio.create_task_group() as group:
@@ -97,13 +97,13 @@ async def test_as_many_readers_read_at_once_as_are_set(tmp_path: Path) -> None:
     assert not meeting.broken
 
 
-async def test_a_reading_ends_after_the_seconds_that_are_set(tmp_path: Path) -> None:
+async def test_a_read_ends_after_the_configured_seconds(tmp_path: Path) -> None:
     """L17: and its reader is told which limit it was."""
     async with built(tmp_path / "home", "[limits]\nsnapshot_seconds = 0.1") as gateway:
         assert "0.1 s (limits.snapshot_seconds)" in await read_without_end(gateway, threading.Event())
 
 
-async def test_the_log_of_the_store_is_cut_back_to_the_bytes_that_are_set(tmp_path: Path) -> None:
+async def test_the_log_of_the_store_is_truncated_to_the_configured_bytes(tmp_path: Path) -> None:
     """L17: a read that is in the way begins again on a fresh snapshot."""
     settings = '[limits]\nwal_bytes = "64 KiB"\nsnapshot_seconds = 600'
     async with built(tmp_path / "home", settings) as gateway:
@@ -125,7 +125,7 @@ async def test_the_log_of_the_store_is_cut_back_to_the_bytes_that_are_set(tmp_pa
 
 
 @pytest.mark.parametrize("limit", ["connections = 1", "connections_per_host = 1"])
-async def test_turns_share_as_many_connections_to_a_model_as_are_set(tmp_path: Path, limit: str) -> None:
+async def test_turns_share_the_configured_number_of_connections_to_a_model(tmp_path: Path, limit: str) -> None:
     """L11: a second turn waits for the one connection, and is answered over it."""
     async with ScriptedModel() as model, built(tmp_path / "home", f"[limits]\n{limit}", model) as gateway:
         async with anyio.create_task_group() as group:
@@ -139,7 +139,7 @@ async def test_turns_share_as_many_connections_to_a_model_as_are_set(tmp_path: P
         assert (model.stats()["requests"], model.stats()["accepted_connections"]) == (2, 1)
 
 
-async def test_an_unused_connection_to_a_model_is_closed_after_the_time_that_is_set(tmp_path: Path) -> None:
+async def test_an_unused_connection_to_a_model_is_closed_after_the_configured_time(tmp_path: Path) -> None:
     """L11: seen from the other side."""
     async with ScriptedModel() as model, built(tmp_path / "home", "[limits]\nconnection_idle = 0.1", model) as gateway:
         await say(gateway, "hello", "talk")
@@ -147,7 +147,7 @@ async def test_an_unused_connection_to_a_model_is_closed_after_the_time_that_is_
         await until(lambda: model.stats()["connections"] == 0)
 
 
-async def test_residents_leave_beyond_the_bytes_that_are_set(tmp_path: Path) -> None:
+async def test_residents_beyond_the_configured_bytes_are_unloaded(tmp_path: Path) -> None:
     """A6, L03: far below their number, and the conversation goes on from the store."""
     settings = '[limits]\nresident_bytes = "64 KiB"\n[models.main]\napi = "demo"'
     async with built(tmp_path / "home", settings) as gateway:
@@ -164,7 +164,7 @@ async def test_residents_leave_beyond_the_bytes_that_are_set(tmp_path: Path) -> 
     ("agent", "words"),
     [('delegates = ["other"]', "delegates has no effect"), ('tools = ["delegate"]', "delegates contains 'other'")],
 )
-def test_delegates_without_the_toolset_and_the_toolset_without_delegates_are_told(
+def test_delegates_without_the_toolset_and_the_toolset_without_delegates_are_warnings(
     tmp_path: Path, agent: str, words: str
 ) -> None:
     """F1: it starts all the same."""

@@ -94,7 +94,7 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("attack", AGENTS)
-async def test_what_a_member_writes_is_in_no_other_prompt(tmp_path: Path, project: Path, attack: str) -> None:
+async def test_a_members_changes_enter_no_other_prompt(tmp_path: Path, project: Path, attack: str) -> None:
     """X19, X20: the owner's next conversation, and another member's, have no word of it; the writer's own may."""
     async with ScriptedModel() as model, running(tmp_path / "home", configuration(model, project)) as gateway:
         anna, bert = await away(key_of, gateway, "anna"), await away(key_of, gateway, "bert")
@@ -183,7 +183,7 @@ async def test_the_owner_is_shown_what_a_file_hides_before_it_is_accepted(tmp_pa
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_member_leaves_nothing_that_the_owners_git_runs(tmp_path: Path, project: Path, late: bool) -> None:
+async def test_a_member_leaves_nothing_that_the_owners_git_executes(tmp_path: Path, project: Path, late: bool) -> None:
     """X12: by a tool, by a command, or by a process that tries on while the owner works in the folder."""
     proof = project / "proof"
     git(project, "init", "-q")

@@ -86,7 +86,7 @@ def write(home: Path, text: str) -> None:
 SKILLED = '[agents.main]\ntools = ["skills"]\n'
 
 
-def test_what_is_wrong_with_skills_is_a_warning_whichever_command_looks(tmp_path: Path) -> None:
+def test_faulty_skills_are_a_warning_in_every_command(tmp_path: Path) -> None:
     """One sentence each, with what to do; a gateway starts all the same."""
     home = tmp_path / "home"
     write(home, f'{SKILLED}skills = ["deploy", "broken", "absent"]\n[skills]\nfolders = ["gone"]\n')
@@ -109,7 +109,7 @@ def test_what_is_wrong_with_skills_is_a_warning_whichever_command_looks(tmp_path
     assert finding["state"] == "warn" and "again in line 4" in finding["text"]
 
 
-def test_skills_without_the_toolset_are_told(tmp_path: Path) -> None:
+def test_skills_without_the_toolset_are_a_warning(tmp_path: Path) -> None:
     write(tmp_path / "home", '[agents.main]\nskills = ["deploy"]\n')
     (warning,) = examine(tmp_path / "home").warnings
     assert 'has no effect without "skills" among its tools; add it there' in warning
@@ -125,7 +125,7 @@ def test_skills_without_the_toolset_are_told(tmp_path: Path) -> None:
         (f'{SKILLED}[skills]\nfolders = ["~nobody-is-called-so/x"]\n', "of an unknown user"),
     ],
 )
-def test_no_folder_of_skills_shows_what_is_the_gateways(tmp_path: Path, settings: str, told: str) -> None:
+def test_no_folder_of_skills_exposes_the_gateways_files(tmp_path: Path, settings: str, told: str) -> None:
     """X13, X18: and no agent writes what others would go by."""
     home = tmp_path / "home"
     write(home, settings)
@@ -135,7 +135,7 @@ def test_no_folder_of_skills_shows_what_is_the_gateways(tmp_path: Path, settings
         examine(home)
 
 
-def test_commands_may_be_shown_the_owners_skills(tmp_path: Path) -> None:
+def test_the_owners_skills_may_be_readable_for_commands(tmp_path: Path) -> None:
     write(tmp_path / "home", f'{SKILLED}[workspaces]\nread_only = ["skills"]\n')
     (tmp_path / "home" / "skills").mkdir()
     assert examine(tmp_path / "home").warnings == ()

@@ -20,7 +20,7 @@ from tidegate.store import migrations
 from tidegate.store.migrations import CURRENT
 
 
-def test_the_demo_start_shows_a_configuration_that_can_be_used_as_it_stands(tmp_path: Path) -> None:
+def test_the_demo_start_prints_a_configuration_that_works_unchanged(tmp_path: Path) -> None:
     """H02: the printed example is a valid configuration, starts, and is no longer the demo."""
     home = tmp_path / "home"
     with gateway(home) as running:
@@ -82,7 +82,7 @@ def test_a_database_of_a_newer_program_is_left_as_it_is(tmp_path: Path) -> None:
         assert _names(running) == ["talk"]
 
 
-def test_a_damaged_database_is_put_aside_by_name_and_no_start_begins_an_empty_one_unasked(tmp_path: Path) -> None:
+def test_a_damaged_database_is_kept_under_another_name_and_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
     """L18, F3: one sentence that says where it is now; a service manager's next start is refused too, until the key is
     removed."""
     home = _used_home(tmp_path)
@@ -114,7 +114,7 @@ def _contents(database: Path) -> dict[str, Any]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("fault", ["sql", "code"])
-async def test_a_step_to_a_new_format_that_fails_changes_nothing_and_is_one_sentence(
+async def test_a_failed_migration_changes_nothing_and_is_reported_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """L18, F3: wherever it fails, the previous version still starts on the file."""

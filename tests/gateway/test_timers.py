@@ -19,7 +19,7 @@ CHORES = {
 """All that a gateway does by itself: one that is missing here or there is noticed."""
 
 
-def test_every_chore_is_watched_and_an_idle_resident_leaves_by_itself(tmp_path: Path) -> None:
+def test_every_task_has_a_heartbeat_and_an_idle_resident_is_unloaded(tmp_path: Path) -> None:
     """A7, L16, L30: /readyz expects a beat of each, /api/status tells of each, and the sweep runs because a timer runs
     it, not because somebody asks."""
     home = tmp_path / "home"
@@ -42,7 +42,7 @@ def test_every_chore_is_watched_and_an_idle_resident_leaves_by_itself(tmp_path: 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_loop_that_stands_still_is_seen_by_who_asks_whether_it_works(tmp_path: Path, late: bool) -> None:
+async def test_a_blocked_loop_fails_the_readiness_check(tmp_path: Path, late: bool) -> None:
     """L30: the loop is measured from the moment the server runs; seen here by a clock that jumps between two ticks."""
     server = Gateway(tmp_path / "home", port=0, say=lambda line: None)
     with anyio.fail_after(3 * WAIT):

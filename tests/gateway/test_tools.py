@@ -124,7 +124,7 @@ def test_a_session_does_real_work_and_leaves_nothing(home: Path) -> None:
         assert 'return "high"' in (home / "trash" / session / "clone" / "tide.py").read_text()
 
 
-def test_what_runs_for_a_session_dies_with_a_killed_gateway_and_the_agent_is_told(home: Path) -> None:
+def test_processes_of_a_session_end_with_a_killed_gateway_and_the_agent_is_told(home: Path) -> None:
     """B2, F4, S08, P11: the shell is where it was; the process is gone, and the agent hears of it with the next
     message."""
     kept, again = own_number(), own_number()
@@ -150,7 +150,7 @@ def test_what_runs_for_a_session_dies_with_a_killed_gateway_and_the_agent_is_tol
         assert "again: has been running" in listed
 
 
-def test_what_runs_on_another_machine_dies_with_a_killed_gateway_and_the_agent_is_told(
+def test_processes_on_another_machine_end_with_a_killed_gateway_and_the_agent_is_told(
     home: Path, tmp_path: Path
 ) -> None:
     """P13, F4: the other side watches, and the next start reconciles; the shell is where it was."""
@@ -190,7 +190,7 @@ BackgroundProcesses._begin_turn = die
 """
 
 
-def test_who_wanted_to_hear_of_an_end_hears_of_it_once_though_the_gateway_was_killed(
+def test_a_requested_notification_of_an_end_arrives_once_even_if_the_gateway_is_killed(
     home: Path, tmp_path: Path
 ) -> None:
     """F4, S08: killed when the end was recorded and its turn not begun; the next start begins it, and no later one."""
@@ -218,7 +218,7 @@ def test_who_wanted_to_hear_of_an_end_hears_of_it_once_though_the_gateway_was_ki
             assert len({row["turn"] for row in rows}) == 2
 
 
-def test_status_says_how_each_limit_of_a_workspace_is_kept(home: Path) -> None:
+def test_status_says_how_each_limit_of_a_workspace_is_enforced(home: Path) -> None:
     """P14: by the kernel where that can be, else by looking; a limit that is kept is told by its name."""
     settings = SETTINGS.replace('backend = "bubblewrap"', 'backend = "bubblewrap"\nfile_bytes = "1 MiB"')
     (home / "tidegate.toml").write_text(settings)
@@ -252,7 +252,7 @@ def test_without_a_sandbox_the_terminal_says_what_to_do(home: Path) -> None:
         assert "workspaces.backend" in answer or "approval" in answer
 
 
-def test_it_may_hold_as_many_descriptors_as_the_system_allows(home: Path) -> None:
+def test_the_gateway_may_open_as_many_descriptors_as_the_system_allows(home: Path) -> None:
     """L06: a thousand, which most systems give at first, would be used up by a hundred sessions with a process each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))

@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_every_command_of_the_page_works(tmp_path: Path) -> None:
+def test_every_documented_command_works(tmp_path: Path) -> None:
     """F3, H20: as a reader would type them, against a gateway that has answered something."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

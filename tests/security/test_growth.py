@@ -15,9 +15,12 @@ from tidegate.models.http.sse import EventParser
 from tidegate.security import Redactor, Secret
 from tidegate.security.policy import Action, parse
 from tidegate.skills import InvalidSkill, frontmatter
+from tidegate.store.tables.approvals import SUMMARY_CHARACTERS
 from tidegate.tools.builtin.files.edit import replaced
 from tidegate.tools.builtin.web.http_access import content_type
 from tidegate.tools.builtin.web.search_engines import SearXNG
+from tidegate.turns.permissions import summary
+from tidegate.values import ToolCall
 from tidegate.web.app.http_request import _is_crowded, refuse_duplicates
 from tidegate.web.app.validation_errors import refusal
 from tidegate.workspaces.files.globs import Glob
@@ -99,3 +102,16 @@ def test_the_type_of_a_page_is_read_from_a_bounded_part(unit: str) -> None:
     assert content_type(f"text/plain{';' * 8000}") == ("text/plain", "")
     assert content_type('Text/HTML ; a=b; CharSet="KOI8-R"; c=d') == ("text/html", "KOI8-R")
     assert content_type("nothing") == ("application/octet-stream", "")
+
+
+def test_an_action_that_is_too_long_to_be_shown_is_not_prepared_for_it() -> None:
+    """Escaping an invisible character takes a hundred times as long as reading it, and no person sees it."""
+
+    def call(characters: int) -> ToolCall:
+        return ToolCall(
+            "c", "t", json.dumps({"a": "\u202e" * characters, **dict.fromkeys(map(str, range(10)), "\u202e")})
+        )
+
+    too_long = 2 * SUMMARY_CHARACTERS
+    assert len(summary(call(too_long))) > SUMMARY_CHARACTERS
+    assert ratio(summary, call(too_long), call(16 * too_long)) < LINEAR

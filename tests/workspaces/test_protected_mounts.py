@@ -361,7 +361,8 @@ async def test_settings_in_subfolders_are_read_only(home: Path, project: Path) -
 @pytest.mark.parametrize(
     "attack",
     ["echo evil >> .envrc", "echo evil >> settings/envrc", "rm .envrc; echo evil > .envrc",
-     "mv settings s; cp -r s settings", "ln -sfn a .envrc", "echo evil >> .git/config", "echo evil >> .bare/config", "mv .bare b; cp -r b .bare",
+     "mv settings s; cp -r s settings", "ln -sfn a .envrc", "echo evil >> .git/config", "echo evil >> .bare/config",
+     "mv .bare b; cp -r b .bare",
      "rm .git; cp -r .bare .git; echo evil >> .git/config", "cp -r .bare b; ln -sfn b .git"],
 )  # fmt: skip
 async def test_no_command_changes_or_replaces_what_a_link_leads_to(home: Path, project: Path, attack: str) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import stat
 import struct
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,45 @@ async def test_sockets_that_belong_to_no_network_namespace_are_missing(harness: 
     assert unix == "0" and set(others[-3:]) == {"EAFNOSUPPORT"}
 
 
+SET_USER_ID = """
+import stat
+path = b"/workspace/shell"
+open(path, "wb").write(b"#!/bin/sh")
+fd = os.open(path, os.O_RDONLY)
+how = (ctypes.c_uint64 * 3)(os.O_CREAT | os.O_WRONLY, 0o4755, 0)
+tries = (
+    lambda: os.chmod(path, 0o4755),
+    lambda: os.fchmod(fd, 0o6755),
+    lambda: os.close(os.open("/workspace/made", os.O_CREAT | os.O_WRONLY, 0o4755)),
+    lambda: os.link(f"/proc/self/fd/{os.open('/workspace', os.O_TMPFILE | os.O_RDWR, 0o4755)}", "/workspace/linked",
+                    follow_symlinks=True),
+    lambda: os.mknod("/workspace/node", stat.S_IFREG | 0o4755),
+    lambda: call(437, -100, b"/workspace/opened", how, 24),
+    lambda: call(452, -100, path, 0o4755, 0),
+)
+os.umask(0)
+for number, attempt in enumerate(tries):
+    try:
+        print(number, attempt() or "done")
+    except OSError as error:
+        print(number, errno.errorcode[error.errno])
+"""
+
+
+async def test_a_command_leaves_no_set_user_id_program(harness: WorkspaceHarness, session: str) -> None:
+    """X12: another user of the machine could start it in a project folder, and would become the commands' user."""
+    printed = await tried(harness, session, SET_USER_ID)
+    folder = harness.home / "workspaces" / session
+    assert (folder / "shell").is_file()
+    assert not [path for path in folder.rglob("*") if path.lstat().st_mode & stat.S_ISUID], printed
+    refused = dict(line.split() for line in printed.splitlines())
+    assert [refused[each] for each in "0123456"] == [*["EPERM"] * 5, "ENOSYS", "EPERM"]
+    assert (
+        await harness.output_of(session, "umask 022; chmod 755 shell; touch x; mkdir y; chmod g+s y; stat -c %a *")
+        == "755\n644\n2755"
+    )
+
+
 @pytest.mark.skipif(MACHINE != "x86_64", reason="there is one interface to the kernel only")
 async def test_other_system_call_interfaces_do_not_bypass_the_filter(harness: WorkspaceHarness, session: str) -> None:
     """X12: neither the calls of 32-bit programs nor those of x32."""
@@ -127,7 +167,9 @@ async def test_other_system_call_interfaces_do_not_bypass_the_filter(harness: Wo
 async def test_every_process_in_a_sandbox_has_the_filter(harness: WorkspaceHarness, session: str) -> None:
     """X12: its first process, commands, and the processes they leave behind."""
     await harness.of(session).start("server", "setsid sleep 1000")
-    seen = await harness.output_of(session, "cat /proc/[0-9]*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq")
+    seen = await harness.output_of(
+        session, "cat /proc/[0-9]*/status 2>/dev/null | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq"
+    )
     assert seen.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 

@@ -281,7 +281,7 @@ async def test_a_keeper_that_hears_nothing_exits(monkeypatch: pytest.MonkeyPatch
     try:
         os.dup2(heard, 0)
         with anyio.fail_after(WAIT):
-            await anyio.to_thread.run_sync(remote_keeper._attend)
+            await anyio.to_thread.run_sync(remote_keeper._serve)
     finally:
         os.dup2(waiting, 0)
         for fd in (heard, say, waiting):

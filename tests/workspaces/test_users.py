@@ -15,7 +15,7 @@ from tidegate.workspaces.kernel.users import RESERVED_UIDS, user_of
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no other to become")
-SHELL = "cp /bin/sh shell && chmod 4755 shell"
+SHELL = "cp /bin/sh shell; chmod 4755 shell || true"
 """The attack: a shell with the rights of its creator, for everybody who starts it."""
 
 SOMEBODY = 12345
@@ -42,7 +42,7 @@ async def test_a_setuid_shell_left_by_an_agent_is_not_roots(home: Path, backend:
         folder = project(home, SOMEBODY) if agent == "project" else home / "workspaces" / session
         await harness.output_of(session, SHELL, agent=agent)
         left = (folder / "shell").stat()
-        assert stat.S_IMODE(left.st_mode) == 0o4755
+        assert bool(left.st_mode & stat.S_ISUID) == (backend == "local")
         assert left.st_uid != 0 and left.st_gid != 0
         if os.geteuid() == 0:
             assert (left.st_uid == SOMEBODY) == (agent == "project")

@@ -112,7 +112,7 @@ class Control:
     async def _answer(self, line: bytes) -> Answer:
         try:
             request = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             return {"error": f"A request is one line of JSON of at most {_REQUEST_BYTES} bytes."}
         verb = self._verbs.get(str(request.get("do")))
         if verb is None:

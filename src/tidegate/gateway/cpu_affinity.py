@@ -1,12 +1,12 @@
 """CPU affinity: the gateway's threads run on one core at a time.
 
-The core is chosen anew when it is crowded and another one is free. `unpin`, also called at the exit, allows all cores
-again.
+Another core is chosen when this one is crowded and another is free. `unpin`, which is also called at exit, allows all
+cores again.
 
 Python threads run one at a time anyway, and a turn passes from the event loop to the store's writer thread and back
 twice. Waking a thread on another core costs more than its work there: on one core a turn takes about a fifth less time
-and CPU (docs/decisions/0008). Staying on a core that other programs crowd would be a trap, so the scheduler chooses
-again when the gateway has to wait for its core.
+and CPU (docs/decisions/0008). Staying on a core that other programs keep busy would cost more than that, so the
+scheduler chooses again when the gateway has to wait for its core.
 """
 
 import os

@@ -59,7 +59,7 @@ class PolicyVerdict(Frozen, frozen=True):
 
 
 class PolicyRule(Frozen, frozen=True):
-    """One parsed rule; `str` gives the line again. An empty `tool`, `effect` or `channel` matches any."""
+    """One parsed rule; `str` returns it as a line. An empty `tool`, `effect` or `channel` matches any."""
 
     decision: Decision
     tool: str = ""
@@ -176,5 +176,5 @@ def _wrong(text: str, what: str) -> Misconfigured:
 
 
 def _adds_to_shell(text: str, pattern: str) -> bool:
-    """Whether a wildcard matches a shell character: the text has more of them than the pattern contains literally."""
+    """True if a wildcard matches a shell character: the text has more of them than the pattern contains literally."""
     return len(_SHELL.findall(text)) != len(_SHELL.findall(_WILDCARD.sub("", pattern)))

@@ -171,15 +171,21 @@ class TurnPermissions:
 
 
 def summary(call: ToolCall) -> str:
-    """The action as it is shown to a person: the tool, then each argument on a new line. Continuation lines of an
-    argument are indented, so that none of them can be mistaken for another argument."""
+    """The action as it is shown to a person: the tool, and each argument on lines of its own. Continuation lines of an
+    argument are indented, so that none of them can be taken for another argument. An action that is too long to be
+    shown is cut after more than `SUMMARY_CHARACTERS`: preparing all of it would take long."""
+    most = approvals.SUMMARY_CHARACTERS + 1
     arguments = _arguments(call)
     lines = [call.name]
+    length = len(call.name)
     for name, value in arguments.items():
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        lines.append(f"{shown(name, one_line=True)}: " + shown(text).replace("\n", "\n    "))
+        lines.append(f"{shown(name[:most], one_line=True)}: " + shown(text[:most]).replace("\n", "\n    "))
+        length += len(lines[-1])
+        if length > most:
+            break
     if not arguments and call.arguments.strip() not in ("", "{}"):
-        lines.append(shown(call.arguments))
+        lines.append(shown(call.arguments[:most]))
     return "\n".join(lines)
 
 

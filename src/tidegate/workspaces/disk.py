@@ -87,10 +87,10 @@ class DiskLimit:
                 used = await self._measure()
             if self._with(used, blocks).exceeds(self.most) and self._stale and not self._promised:
                 used = await self._measure()  # measure again before refusing: files may have been removed
-            there_is = not self._with(used, self._promised + blocks).exceeds(self.most)
-            if there_is:
+            fits = not self._with(used, self._promised + blocks).exceeds(self.most)
+            if fits:
                 self._promised += blocks
-        if not there_is:
+        if not fits:
             yield False
             return
         try:
@@ -152,8 +152,8 @@ class MeteredFiles:
         self.search = files.search
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        async with self._disk.reserve(len(data)) as there_is:
-            if not there_is and len(data) > await self._size(path):
+        async with self._disk.reserve(len(data)) as fits:
+            if not fits and len(data) > await self._size(path):
                 raise ToolFailed(f"{shown(path)} was not written: {self._disk.no_space_message}.")
             return await self._files.write(path, data, expected=expected)
 

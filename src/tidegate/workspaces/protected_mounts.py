@@ -178,8 +178,8 @@ class _Survey:
 
     def target(self, name: str) -> str:
         """The path in the project that an entry of the project folder leads to: its own, unless it is a link."""
-        path = Path(self._project, name)
-        real = os.path.realpath(path) if path.is_symlink() else ""
+        path = f"{self._project}/{name}"
+        real = os.path.realpath(path) if os.path.islink(path) else ""  # noqa: PTH114 false where nothing can be read
         return real.removeprefix(f"{self._project}/") if real.startswith(f"{self._project}/") else name
 
     def _shut(self, path: str) -> None:
@@ -211,7 +211,7 @@ class _Survey:
     def rename_created(self, path: str) -> None:
         """Rename a file or folder, or the link that leads to it."""
         parent, _, name = path.rpartition("/")
-        if Path(self._project, parent).is_symlink():
+        if os.path.islink(f"{self._project}/{parent}"):  # noqa: PTH114 false where nothing can be read
             parent, _, name = parent.rpartition("/")
         with self._at(parent) as there:
             if there is not None:

@@ -69,9 +69,9 @@ class Provenance:
         """Build something from files for a reader; build it again if a writer was added meanwhile."""
         reader = await self.reader(principal)
         while True:
-            made = await make(reader)
+            result = await make(reader)
             if (now := await self.reader(principal)) == reader:
-                return made
+                return result
             reader = now
 
     async def admit(self, session: str, folder: Path) -> None:
@@ -96,9 +96,9 @@ class Provenance:
             found |= await to_thread.run_sync(self._survey, Path(folder))
         return found
 
-    async def _change(self, change: Callable[..., None], *given: Any) -> None:
+    async def _change(self, change: Callable[..., None], *arguments: Any) -> None:
         try:
-            await self._store.write(change, *given, self._clock())
+            await self._store.write(change, *arguments, self._clock())
         finally:
             self._known = None
             self._changes += 1

@@ -198,19 +198,19 @@ def disk_usage_bytes(folders: Iterable[Path], enough: int) -> int:
 def _usage_in_namespace(places: list[str]) -> DiskUsage | None:
     """The same for folders that a command has closed to its own user, and so to the gateway. Runs in a user namespace
     whose root can read all files of that user. None if measuring fails."""
-    there = [place for place in places if Path(place).is_dir()]
+    existing = [place for place in places if Path(place).is_dir()]
     measure = [*_AS_ITS_ROOT, "du", "--summarize", "--total", "--block-size=1"]
     counts = []
     for besides in ([], ["--inodes"]):
         try:
-            told = subprocess.run(
-                [*measure, *besides, "--", *there],
+            measured = subprocess.run(
+                [*measure, *besides, "--", *existing],
                 env={"PATH": "/usr/bin:/bin"},
                 capture_output=True,
                 timeout=MEASURE_SECONDS,
                 check=True,
             )
-            counts.append(int(told.stdout.splitlines()[-1].split()[0]))
+            counts.append(int(measured.stdout.splitlines()[-1].split()[0]))
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):
             return None
     return DiskUsage(*counts)

@@ -173,12 +173,12 @@ class BubblewrapBackend:
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 code = await child.wait()
-                said = (await child.read_state()).decode(errors="replace").strip()
+                output = (await child.read_state()).decode(errors="replace").strip()
         except TimeoutError:
             return "bwrap does not finish here."
         finally:
             await kill_and_close(child)
-        return None if code == 0 else f"bwrap does not work here: {said or f'exit code {code}'}."
+        return None if code == 0 else f"bwrap does not work here: {output or f'exit code {code}'}."
 
     async def open(self, spec: SandboxSpec) -> BubblewrapSandbox:
         programs = _programs()
@@ -227,19 +227,19 @@ class BubblewrapBackend:
         guarded: tuple[ProtectedMount, ...],
     ) -> BubblewrapSandbox:
         mark = new_id("b")
-        with contextlib.ExitStack() as failed, contextlib.ExitStack() as given:
+        with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed:
             # Packets: at the end of a stream, the kernel sends no signal while a process is about to read from it.
             lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             failed.callback(lifeline.close)
-            given.callback(theirs.close)
+            passed.callback(theirs.close)
             # Not a pipe: nobody reads it after the gateway is gone, and `bwrap` would die from writing to it.
             info = os.memfd_create("info")
-            given.callback(os.close, info)
+            passed.callback(os.close, info)
             passing = {theirs.fileno(): _LIFELINE, info: _INFO}
             for number, text in enumerate(files.values(), _FILES):
                 fd = _holding(text)
                 passing[fd] = number
-                given.callback(os.close, fd)
+                passed.callback(os.close, fd)
             environment = self._environment(mark)
             child = await self._spawner.spawn(arguments, environment, passing=passing, within=seccomp.confined)
             async with _or_swept(child, mark):
@@ -303,8 +303,8 @@ async def _standing(child: ChildProcess) -> None:
     try:
         async with asyncio.timeout(OPEN_SECONDS):
             if not await child.read():
-                said = (await child.read_state()).decode(errors="replace").strip()
-                raise ToolFailed(f"The sandbox cannot be started: {said or 'bwrap gave no reason'}.")
+                output = (await child.read_state()).decode(errors="replace").strip()
+                raise ToolFailed(f"The sandbox cannot be started: {output or 'bwrap gave no reason'}.")
     except TimeoutError:
         raise ToolFailed(f"The sandbox did not start within {OPEN_SECONDS:g} s.") from None
     child.close_output()  # there is no further output, and this saves a descriptor per session

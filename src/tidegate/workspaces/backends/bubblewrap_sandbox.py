@@ -170,12 +170,12 @@ class BubblewrapSandbox:
         if not self._spec.project or not self.alive:
             return True
         root = Path(f"/proc/{self._first}/root{INNER}")
-        made = await to_thread.run_sync(partial(self._find_created, root, running=bool(self._commands)))
-        whole = await to_thread.run_sync(are_intact, root, self._guarded)
-        if whole and not made:
+        created = await to_thread.run_sync(partial(self._find_created, root, running=bool(self._commands)))
+        intact = await to_thread.run_sync(are_intact, root, self._guarded)
+        if intact and not created:
             return True
         if self.alive:
-            self.close_reason = FILE_CREATED.format(names=", ".join(made)) if whole else MOUNT_REPLACED
+            self.close_reason = FILE_CREATED.format(names=", ".join(created)) if intact else MOUNT_REPLACED
             await self.close()
         return False
 
@@ -285,8 +285,8 @@ class BubblewrapSandbox:
     def _release_resources(self) -> None:
         if self._spec.project:
             rename_heads(self._spec.folder, self._guarded)
-            made = self._find_created(self._spec.folder, running=False, completely=True)
-            rename_created(self._spec.folder, made)
+            created = self._find_created(self._spec.folder, running=False, completely=True)
+            rename_created(self._spec.folder, created)
         if self._group is not None:
             self._group.end()
         self._release.close()

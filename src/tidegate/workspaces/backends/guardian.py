@@ -169,7 +169,7 @@ def sweep(variable: str) -> bool:
 
 def load(roots: list[int], most: int) -> tuple[int, int]:
     """The number of processes below these and their memory in bytes. Shared memory counts for each process; if the sum
-    exceeds `most`, it is divided among them, which takes a closer look."""
+    exceeds `most`, it is divided among them, which takes longer to read."""
     found = descendants(roots)
     used = sum(map(_own_bytes, found))
     return len(found), used if used <= most else sum(map(_shared_bytes, found))
@@ -221,7 +221,7 @@ class Guardian:
         self._code: int | None = None
         self._left = 0
         self._asked = False
-        self._alone = False
+        self._abandoned = False
         self._left_alone = False
         self._until = math.inf
         """When everything below is killed."""
@@ -240,7 +240,7 @@ class Guardian:
         if self._main == 0:
             _become(command, environment, limits, folder, joins)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _say(self._report, UP + b"%s %d\n" % (process_identity(os.getpid()).encode(), self._main))
+        _write(self._report, UP + b"%s %d\n" % (process_identity(os.getpid()).encode(), self._main))
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(nothing, fd)
@@ -254,21 +254,21 @@ class Guardian:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         for number in _HANDLED:
-            signal.signal(number, lambda given, _frame: self._signals.add(given))
+            signal.signal(number, lambda received, _frame: self._signals.add(received))
         self._poll.register(self._woken, select.POLLIN)
         self._poll.register(self._owner, 0)  # only its hang-up
         if self._keeper:
             pid = int(self._keeper.partition(":")[0])
             with contextlib.suppress(ProcessLookupError):
                 self._poll.register(os.pidfd_open(pid), select.POLLIN)
-            self._alone = process_identity(pid) != self._keeper
+            self._abandoned = process_identity(pid) != self._keeper
 
     def run(self) -> None:
         """Run until nothing is below, or nothing that can be ended."""
         while self._reap() and self._decide():
             self._wait()
         code = -signal.SIGKILL if self._code is None else self._code
-        _say(self._report, OVER + b"%d %d\n" % (code, self._left))
+        _write(self._report, OVER + b"%d %d\n" % (code, self._left))
 
     def _reap(self) -> bool:
         """Reap children; returns whether any are left."""
@@ -285,25 +285,25 @@ class Guardian:
     def _decide(self) -> bool:
         """Act on signals and deadlines; false if nothing more can be done."""
         now = time.monotonic()
-        told, self._signals = self._signals, set()
-        if signal.SIGUSR1 in told:
+        received, self._signals = self._signals, set()
+        if signal.SIGUSR1 in received:
             self._asked, self._until = True, min(self._until, now)
-        elif signal.SIGTERM in told:
-            self._ask()
+        elif signal.SIGTERM in received:
+            self._terminate()
         if self._code is not None and not self._asked:
-            self._left = self._ask()
+            self._left = self._terminate()
             self._until = now + LEFT_SECONDS
-        if self._alone and not self._left_alone:
+        if self._abandoned and not self._left_alone:
             self._left_alone = True
-            self._ask()
+            self._terminate()
             self._until = min(self._until, now + ORPHANED_SECONDS)
         if now < self._until:
             return True
         send(signal.SIGKILL, descendants([os.getpid()]))
         return now < self._until + KILLED_SECONDS
 
-    def _ask(self) -> int:
-        """Ask everything to end; returns the number of processes."""
+    def _terminate(self) -> int:
+        """Send SIGTERM to everything; returns the number of processes."""
         self._asked = True
         found = descendants([os.getpid()])
         send(signal.SIGTERM, found)
@@ -320,7 +320,7 @@ class Guardian:
                 os.read(fd, 4096)
             else:
                 self._poll.unregister(fd)
-                self._alone = True
+                self._abandoned = True
 
 
 def _become(command: list[str], environment: dict[str, str], limits: list[int], folder: str, joins: list[str]) -> None:
@@ -348,12 +348,12 @@ def _become(command: list[str], environment: dict[str, str], limits: list[int], 
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(command[0], command, environment)
     except OSError as error:
-        _say(2, f"{command[0]} cannot be started ({error.strerror}).\n".encode())
+        _write(2, f"{command[0]} cannot be started ({error.strerror}).\n".encode())
     finally:
         os._exit(127)
 
 
-def _say(fd: int, text: bytes) -> None:
+def _write(fd: int, text: bytes) -> None:
     with contextlib.suppress(OSError):  # nobody listens
         os.write(fd, text)
 

@@ -50,7 +50,7 @@ SPEC_BYTES = 64 * 1024
 START_SECONDS = 10.0
 """A guardian is up within a few dozen milliseconds; a machine that takes longer than this has another problem."""
 
-_SAID_BYTES = 256  # more than a guardian ever reports
+_REPORT_BYTES = 256  # more than a guardian ever reports
 _SOCKET = 3  # its number in the guardian
 
 
@@ -127,7 +127,7 @@ class LocalSandbox:
             return await self._start(text, mark, leaf, full)
 
     async def _start(self, text: bytes, mark: str, leaf: CommandGroup | None, full: bool) -> "LocalCommand":
-        told = self._task(mark, leaf, full)
+        task = self._task(mark, leaf, full)
         ours, theirs = socket.socketpair()
         try:
             child = await self._spawner.spawn(
@@ -148,7 +148,7 @@ class LocalSandbox:
         async with killed_on_error(command):
             if not self.alive:
                 raise ToolFailed("The workspace is closed.")
-            await command.start(told)
+            await command.start(task)
             # a command that has already ended explains itself by its exit code and output
             with contextlib.suppress(ToolFailed):
                 await child.write(text)
@@ -174,12 +174,12 @@ class LocalSandbox:
         bash, *rest = shell_script.ENTRY
         become = as_user_reaching(spec.user, spec.folder, spec.home, spec.temporary)
         command = [*become, find_program(bash) or bash, *rest] if become else list(shell_script.ENTRY)
-        told = guardian.task_message(command, environment, limits, str(spec.folder), joins=joins)
-        if len(told) > SPEC_BYTES:
+        task = guardian.task_message(command, environment, limits, str(spec.folder), joins=joins)
+        if len(task) > SPEC_BYTES:
             raise ToolFailed(
                 f"The environment has more than {SPEC_BYTES} bytes; list fewer variables in workspaces.environment."
             )
-        return told
+        return task
 
     async def is_intact(self) -> bool:
         return True  # nothing is protected from commands here
@@ -236,7 +236,7 @@ class LocalCommand:
         self._guard.setblocking(False)
         self.mark = mark
         self.leaf = leaf
-        self._said = b""
+        self._reported = b""
         self.guardian = child.pid
         self.pid: int | None = None
         self.write = child.write
@@ -244,23 +244,23 @@ class LocalCommand:
         self.read = child.read
         self.read_state = child.read_state
 
-    async def start(self, told: bytes) -> None:
+    async def start(self, task: bytes) -> None:
         """Send the task; the socket is new and empty, so it accepts all of it at once."""
         try:
-            self._guard.send(told)
+            self._guard.send(task)
             async with asyncio.timeout(START_SECONDS):
-                said = await asyncio.get_running_loop().sock_recv(self._guard, _SAID_BYTES)
+                started = await asyncio.get_running_loop().sock_recv(self._guard, _REPORT_BYTES)
         except (OSError, TimeoutError):
-            said = b""
-        if not said.startswith(guardian.UP):
+            started = b""
+        if not started.startswith(guardian.UP):
             raise ToolFailed("The command cannot be started: its guardian did not start.")
-        self.pid = int(said.split()[2])
-        self._said = said
+        self.pid = int(started.split()[2])
+        self._reported = started
 
     async def wait(self) -> int:
         code = await self._child.wait()
-        told = self._report()
-        return told[0] if told else code
+        report = self._report()
+        return report[0] if report else code
 
     async def end(self, grace: float) -> int:
         try:
@@ -276,12 +276,12 @@ class LocalCommand:
             except TimeoutError:
                 log.error("the processes of a command cannot be ended", guardian=self.guardian)
                 await self._child.end(0)
-            told = self._report()
-            if told is None:
+            report = self._report()
+            if report is None:
                 await self._sandbox.purge(self)
             if self.leaf is not None:
                 await to_thread.run_sync(self.leaf.remove)
-            return told[1] if told else 0
+            return report[1] if report else 0
         finally:
             if not self._child.running:
                 self._sandbox.forget(self)
@@ -301,8 +301,8 @@ class LocalCommand:
         """The exit code and the number of processes left behind, as the guardian reported; None without a report."""
         if self._guard.fileno() >= 0:
             with contextlib.suppress(BlockingIOError, ConnectionError):
-                self._said += self._guard.recv(_SAID_BYTES)
-        _, found, end = self._said.partition(guardian.OVER)
+                self._reported += self._guard.recv(_REPORT_BYTES)
+        _, found, end = self._reported.partition(guardian.OVER)
         if not found:
             return None
         code, left = end.split()

@@ -49,7 +49,7 @@ def keep() -> None:
         return
     known = (process_identity(os.getpid()), pwd.getpwuid(os.geteuid()).pw_name, str(root), str(folder))
     _answer(UP + "\0".join(known).encode("utf-8", "surrogateescape"))
-    _attend()
+    _serve()
 
 
 def _folders(session: str, project: str) -> tuple[Path, Path]:
@@ -67,7 +67,7 @@ def _base() -> Path:
     return Path.home() / ".tidegate" / "remote"  # separate from the home of a gateway run by that account
 
 
-def _attend() -> None:
+def _serve() -> None:
     """Handle lines until the end of input, or until the input is silent for too long."""
     rest = b""
     poll = select.poll()
@@ -78,17 +78,17 @@ def _attend() -> None:
             return
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            _obey(line.decode().split())
+            _handle(line.decode().split())
 
 
-def _obey(words: list[str]) -> None:
+def _handle(words: list[str]) -> None:
     if words[:1] == ["signal"]:
         question, name, known = words[1:]
         pid = int(known.partition(":")[0])
-        there = name in SIGNALS and process_identity(pid) == known
-        if there:
+        exists = name in SIGNALS and process_identity(pid) == known
+        if exists:
             os.kill(pid, getattr(signal, f"SIG{name}"))
-        _answer(b"%d %d" % (int(question), there))
+        _answer(b"%d %d" % (int(question), exists))
     elif words[:1] == ["load"]:
         number, most, *guardians = map(int, words[1:])
         _answer(b"%d %d %d" % (number, *load(guardians, most)))

@@ -39,7 +39,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType({"pasta": "passt", "nft": "nftabl
 START_SECONDS = 10.0
 """A network is ready within about ten milliseconds."""
 
-SAID_CHARACTERS = 300
+OUTPUT_CHARACTERS = 300
 """Characters of a failed program's output that are reported."""
 
 _RESOLVERS = ("192.0.2.3", "2001:db8::3")
@@ -176,8 +176,8 @@ async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None
             try:
                 yield
             except (EOFError, ToolFailed):
-                said = (await child.read_state()).decode(errors="replace").split("\n")
-                reason = "; ".join(line.strip() for line in said if line.strip())[:SAID_CHARACTERS]
+                output = (await child.read_state()).decode(errors="replace").split("\n")
+                reason = "; ".join(line.strip() for line in output if line.strip())[:OUTPUT_CHARACTERS]
                 raise ToolFailed(
                     f"Commands cannot be given a network: {name}: {reason or 'no reason given'}."
                 ) from None

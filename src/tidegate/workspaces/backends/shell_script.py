@@ -128,8 +128,8 @@ def first_match(pattern: str) -> bytes:
 def read_state(data: bytes) -> SavedShell:
     """Parse what `command` wrote to the state channel. A shell that was replaced (`exec`) or killed wrote nothing."""
     shell, end, rest = data.rpartition(f"{_END}\n".encode())
-    told = rest.strip().removeprefix(b"left ")
-    left = int(told) if told.isdigit() and len(told) < _DIGITS else 0
+    number = rest.strip().removeprefix(b"left ")
+    left = int(number) if number.isdigit() and len(number) < _DIGITS else 0
     if len(data) > STATE_BYTES:
         return SavedShell(left, None, too_long=True)
     return SavedShell(left, shell + end if end else None)

@@ -33,7 +33,7 @@ from tidegate.workspaces.backends.interface import (
 from tidegate.workspaces.backends.remote_program import BOOTSTRAP, program
 from tidegate.workspaces.backends.ssh_connection import (
     OPEN_SECONDS,
-    SAID_BYTES,
+    OUTPUT_BYTES,
     ControlSocket,
     RemoteSession,
     SshConnection,
@@ -92,8 +92,8 @@ class SshBackend:
         try:
             keeping, guarding = await to_thread.run_sync(_programs, control_socket)
             project = str(spec.folder) if spec.project else ""
-            told = keeping + guardian.pack_fields([spec.session, project])
-            child = await self._call(("ControlMaster=yes", f"ControlPath={control_socket.path}"), told)
+            message = keeping + guardian.pack_fields([spec.session, project])
+            child = await self._call(("ControlMaster=yes", f"ControlPath={control_socket.path}"), message)
             remote = RemoteSession(*(await self._answer(child)).decode("utf-8", "surrogateescape").split("\0"))
         except BaseException:
             if child is not None:
@@ -111,14 +111,14 @@ class SshBackend:
         """Move the folders of an ended session to the trash on the other machine, or remove them unless `keep`. Remove
         what has been in that trash for `age` seconds."""
         away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
-        told = guardian.pack_fields([session, "kept" if keep else "", str(age)])
-        child = await self._call(("ControlMaster=no", "ControlPath=none"), away + told)
+        message = guardian.pack_fields([session, "kept" if keep else "", str(age)])
+        child = await self._call(("ControlMaster=no", "ControlPath=none"), away + message)
         try:
             await self._answer(child)
         finally:
             await kill_and_close(child)
 
-    async def _call(self, options: Sequence[str], told: bytes) -> ChildProcess:
+    async def _call(self, options: Sequence[str], message: bytes) -> ChildProcess:
         """Open a connection to the machine and send the first message."""
         options = _options((*options, *_FIXED, *self._options, *_USUAL))
         home = pwd.getpwuid(os.geteuid()).pw_dir
@@ -131,25 +131,25 @@ class SshBackend:
             raise ToolFailed(f"ssh cannot be started ({error.strerror}).") from None
         async with killed_on_error(child):
             with contextlib.suppress(ToolFailed):  # then its output says why
-                await child.write(told)
+                await child.write(message)
         return child
 
     async def _answer(self, child: ChildProcess) -> bytes:
         """The first line of the other side's answer. Raises ToolFailed with the reason if there is none."""
-        said = b""
+        output = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                while b"\n" not in said and len(said) < SAID_BYTES and (data := await child.read()):
-                    said += data
-                if said.startswith(guardian.UP):
-                    return said.partition(b"\n")[0].removeprefix(guardian.UP)
-                if not said.startswith(remote_keeper.REFUSED):
-                    said = await child.read_state()
+                while b"\n" not in output and len(output) < OUTPUT_BYTES and (data := await child.read()):
+                    output += data
+                if output.startswith(guardian.UP):
+                    return output.partition(b"\n")[0].removeprefix(guardian.UP)
+                if not output.startswith(remote_keeper.REFUSED):
+                    output = await child.read_state()
         except TimeoutError:
             raise ToolFailed(f"{self.host} did not answer within {OPEN_SECONDS:g} s; try again later.") from None
-        reason = " ".join(said.removeprefix(remote_keeper.REFUSED).decode(errors="replace").split())
+        reason = " ".join(output.removeprefix(remote_keeper.REFUSED).decode(errors="replace").split())
         raise ToolFailed(
-            f"The workspace on {self.host} cannot be used: {reason[:SAID_BYTES] or 'no reason was given'}."
+            f"The workspace on {self.host} cannot be used: {reason[:OUTPUT_BYTES] or 'no reason was given'}."
         )
 
 

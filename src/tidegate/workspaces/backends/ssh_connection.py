@@ -28,7 +28,7 @@ OPEN_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
 """Time limit for an answer of the other side, or for a command to end there."""
 
-SAID_BYTES = 4096
+OUTPUT_BYTES = 4096
 """Limit of the output read at the start, which gives the reason of a failure."""
 
 LOST = (
@@ -164,12 +164,12 @@ class SshConnection:
         guardians = [command.guardian.partition(":")[0] for command in self._commands if command.guardian]
         if not guardians:
             return SandboxUsage()
-        answer = await self._ask("load", str(self._spec.limits.memory_bytes), *guardians)
+        answer = await self._request("load", str(self._spec.limits.memory_bytes), *guardians)
         return SandboxUsage(processes=answer[0], memory_bytes=answer[1]) if len(answer) == 2 else SandboxUsage()
 
     async def sweep(self, mark: str) -> None:
         """End all processes that carry a mark."""
-        if await self._ask("sweep", f"{MARK}={mark}") != [1]:
+        if await self._request("sweep", f"{MARK}={mark}") != [1]:
             log.error("processes of a command on another machine may still be running", mark=mark)
 
     async def wait(self) -> None:
@@ -192,12 +192,12 @@ class SshConnection:
 
     async def signal(self, name: str, known: str) -> bool:
         """Signal a guardian; false if it is not known to be there."""
-        return await self._ask("signal", name, known) == [1]
+        return await self._request("signal", name, known) == [1]
 
     def forget(self, command: "RemoteCommand") -> None:
         self._commands.discard(command)
 
-    async def _ask(self, word: str, *words: str) -> list[int]:
+    async def _request(self, word: str, *words: str) -> list[int]:
         """Send a request to the keeper; the answer is empty if there is none."""
         async with self._asking:
             self._asked += 1
@@ -236,10 +236,10 @@ class RemoteCommand:
         self.read_state = self._state.read
         self.close = child.close
 
-    async def start(self, told: bytes) -> None:
+    async def start(self, task: bytes) -> None:
         """Start the guardian; it is up when this returns."""
         with contextlib.suppress(ToolFailed):  # then its output says why
-            await self._child.write(told)
+            await self._child.write(task)
         self.guardian = await self._state.begin()
 
     async def wait(self) -> int:
@@ -296,21 +296,21 @@ class _State:
 
     async def begin(self) -> str:
         """The guardian's identity. Raises ToolFailed with the reason if there will be none."""
-        said = b""
+        output = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                while len(said) < SAID_BYTES:
-                    _, found, rest = said.partition(guardian.UP)
+                while len(output) < OUTPUT_BYTES:
+                    _, found, rest = output.partition(guardian.UP)
                     line, ended, self._kept = rest.partition(b"\n")
                     if found and ended:
                         return line.split()[0].decode()
                     data = await self._child.read_state()
                     if not data:
                         break
-                    said += data
+                    output += data
         except TimeoutError:
             raise ToolFailed("The other machine does not answer; try again later.") from None
-        reason = " ".join(said.decode(errors="replace").split())
+        reason = " ".join(output.decode(errors="replace").split())
         if "refused by peer" in reason:
             raise ToolFailed(
                 "The other machine accepts no more concurrent commands on one connection: end a process, or raise "

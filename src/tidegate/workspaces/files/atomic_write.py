@@ -47,15 +47,15 @@ def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None
     if spot.fd >= 0 and not stat.S_ISREG(spot.mode):
         raise ToolFailed(f"{shown(spot.path)} is a device, pipe or socket; choose another path.")
     before = os.fstat(spot.fd) if spot.fd >= 0 else None
-    made = f".tidegate-{secrets.token_hex(8)}.tmp"
+    temporary = f".tidegate-{secrets.token_hex(8)}.tmp"
     try:
-        _make(spot.parent, made, data, before)
+        _make(spot.parent, temporary, data, before)
         try:
-            with _alone(spot.parent):
-                _put(spot, made, expected)
+            with _locked(spot.parent):
+                _put(spot, temporary, expected)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(made, dir_fd=spot.parent)
+                os.unlink(temporary, dir_fd=spot.parent)
             raise
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "the name is not valid"
@@ -64,7 +64,7 @@ def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None
 
 
 @contextlib.contextmanager
-def _alone(folder: int) -> Iterator[None]:
+def _locked(folder: int) -> Iterator[None]:
     """Lock a folder against other writers that use this module. If a command of the session keeps the lock for itself,
     the wait is short: the only effect is that one of two simultaneous edits may be lost."""
     try:
@@ -90,14 +90,14 @@ def _alone(folder: int) -> Iterator[None]:
         os.close(fd)
 
 
-def _put(spot: ResolvedPath, made: str, expected: str | None) -> None:
+def _put(spot: ResolvedPath, temporary: str, expected: str | None) -> None:
     """Move the new file to its final name."""
     if expected is None:
-        os.rename(made, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
+        os.rename(temporary, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
     elif spot.fd < 0 or _version_at(spot.fd) != expected:
         raise _changed(spot)
     else:
-        _swap(spot, made, expected)
+        _swap(spot, temporary, expected)
 
 
 def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) -> None:
@@ -121,27 +121,27 @@ def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) ->
         os.close(fd)
 
 
-def _swap(spot: ResolvedPath, made: str, expected: str) -> None:
+def _swap(spot: ResolvedPath, temporary: str, expected: str) -> None:
     """Exchange the two files and check the one taken out; if it is not the expected version, exchange them back."""
     try:
-        _exchange(spot.parent, made, spot.name)
+        _exchange(spot.parent, temporary, spot.name)
     except FileNotFoundError:
         raise _changed(spot) from None
     except OSError as error:
         if error.errno not in _CANNOT_EXCHANGE:
             raise
         # A file system without exchange leaves a moment in which a change goes unnoticed.
-        os.rename(made, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
+        os.rename(temporary, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
         return
-    fd, status = open_reference(made, spot.parent)
+    fd, status = open_reference(temporary, spot.parent)
     try:
         same = stat.S_ISREG(status.st_mode) and _version_at(fd) == expected
     finally:
         os.close(fd)
     if not same:
-        _exchange(spot.parent, made, spot.name)
+        _exchange(spot.parent, temporary, spot.name)
         raise _changed(spot)
-    os.unlink(made, dir_fd=spot.parent)
+    os.unlink(temporary, dir_fd=spot.parent)
 
 
 def _exchange(folder: int, one: str, other: str) -> None:

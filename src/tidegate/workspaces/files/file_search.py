@@ -89,10 +89,10 @@ class _Engine(NamedTuple):
 def _rg(program: str, query: SearchQuery) -> _Engine:
     options = ("--no-config", "--text", "--encoding=none", "--no-mmap", "--threads=1", "--color=never", "--no-heading")
     # Only line number and column are needed, so the text of longer lines is not printed.
-    told = ("--no-filename", "--line-number", "--column", "--max-columns=1", "--line-buffered")
+    form = ("--no-filename", "--line-number", "--column", "--max-columns=1", "--line-buffered")
     bounds = (f"--max-count={query.limit + 1}", "--regex-size-limit=200M", "--dfa-size-limit=200M")
     place = (f"--regexp={query.pattern.rust}", "--", f"/proc/self/fd/{_INPUT}")
-    return _Engine((program, *options, *told, *bounds, *place), (0, 1))
+    return _Engine((program, *options, *form, *bounds, *place), (0, 1))
 
 
 def _python(query: SearchQuery) -> _Engine:
@@ -134,8 +134,8 @@ async def _collect(child: ChildProcess, places: list[tuple[int, int]]) -> None:
     """Read the reported lines and columns into `places`. The engine ends after the requested number of matches."""
     rest = b""
     while data := await child.read():
-        *told, rest = (rest + data).split(b"\n")
-        for line in told:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
             number, _, behind = line.partition(b":")
             places.append((int(number), int(behind.partition(b":")[0])))
 

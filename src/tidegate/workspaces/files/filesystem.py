@@ -74,7 +74,7 @@ class Filesystem:
                 os.close(fd)
         if len(data) > limit:
             raise ToolFailed(f"{shown(path)} has {max(size, len(data))} bytes, more than the limit of {limit}.")
-        return FileContents(whole := bytes(data), version(whole))
+        return FileContents(content := bytes(data), version(content))
 
     def write(self, path: str, data: bytes, expected: str | None) -> WriteResult:
         if path.endswith("/"):

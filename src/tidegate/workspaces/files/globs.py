@@ -72,14 +72,14 @@ def _expanded(text: str) -> list[str]:
     done: list[str] = []
     waiting = [text]
     while waiting:
-        given = waiting.pop()
-        found = _brace(given)
+        part = waiting.pop()
+        found = _brace(part)
         if found is None:
-            done.append(given)
+            done.append(part)
         else:
             start, commas, end = found
             edges = [start, *commas, end]
-            waiting += [given[:start] + given[left + 1 : right] + given[end + 1 :] for left, right in pairwise(edges)]
+            waiting += [part[:start] + part[left + 1 : right] + part[end + 1 :] for left, right in pairwise(edges)]
         if len(done) + len(waiting) > MOST_CHOICES:
             raise ToolFailed(f"The glob expands to more than {MOST_CHOICES} alternatives; use fewer braces.")
     return done

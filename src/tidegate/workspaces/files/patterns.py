@@ -73,10 +73,10 @@ def read_pattern(text: str, *, literal: bool = False, ignore_case: bool = False)
     if not literal and text.startswith("(?i)"):
         text, ignore_case = text.removeprefix("(?i)"), True
     reader = _Reader(text, ignore_case)
-    whole = reader.literal() if literal else reader.whole()
-    if whole.size > LARGEST:
+    pattern = reader.literal() if literal else reader.expression()
+    if pattern.size > LARGEST:
         raise _refused("is too large when its counts are expanded; use smaller counts")
-    return Pattern(python=whole.python, rust=whole.rust)
+    return Pattern(python=pattern.python, rust=pattern.rust)
 
 
 class _Piece(NamedTuple):
@@ -110,7 +110,7 @@ class _Reader:
     def literal(self) -> _Piece:
         return _joined([self._character(ord(character)) for character in self._text])
 
-    def whole(self) -> _Piece:
+    def expression(self) -> _Piece:
         piece = self._alternatives()
         if self._place < len(self._text):
             raise _refused('has a ")" without a "("; write \\) for the character')
@@ -282,16 +282,16 @@ class _Reader:
 
     def _folded(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
         """The ranges with both cases of every letter, if case is ignored."""
-        given = _normal(ranges)
+        unfolded = _normal(ranges)
         if not self._ignore_case:
-            return given
-        small = [range(low, high + 1) for low, high in given if high - low < LARGE_RANGE]
+            return unfolded
+        small = [range(low, high + 1) for low, high in unfolded if high - low < LARGE_RANGE]
         self._foldable -= sum(map(len, small))
         if self._foldable < 0:
             raise _refused("has too many characters in its [ ] for the case to be ignored; use smaller ranges")
         letters = (chr(code) for codes in small for code in codes)
         others = {other for letter in letters for other in (letter.lower(), letter.upper(), letter.title())}
-        return _normal([*given, *((ord(other), ord(other)) for other in others if len(other) == 1)])
+        return _normal([*unfolded, *((ord(other), ord(other)) for other in others if len(other) == 1)])
 
     def _take(self, mark: str) -> bool:
         taken = self._text.startswith(mark, self._place)

@@ -63,9 +63,9 @@ to_thread = None  # nothing here is asynchronous
 class Frozen:
     def __init_subclass__(cls, **options):
         pass
-    def __init__(self, **given):
+    def __init__(self, **fields):
         for name in type(self).__annotations__:
-            setattr(self, name, given[name] if name in given else getattr(type(self), name))
+            setattr(self, name, fields[name] if name in fields else getattr(type(self), name))
 """,
 }
 """Minimal replacements for the modules that the sent modules import."""
@@ -92,8 +92,8 @@ class RemoteFiles:
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
         async with self._request("lines", path=path, offset=offset, lines=lines, max_bytes=max_bytes) as answer:
-            told = answer.result(tuple[str, int, int, int, str, bool, bool])
-            return FileLines(await answer.data(), *told[1:4], bytes.fromhex(told[4]), *told[5:])
+            fields = answer.result(tuple[str, int, int, int, str, bool, bool])
+            return FileLines(await answer.data(), *fields[1:4], bytes.fromhex(fields[4]), *fields[5:])
 
     async def load(self, path: str, *, limit: int) -> FileContents:
         async with self._request("load", path=path, limit=limit) as answer:
@@ -119,16 +119,16 @@ class RemoteFiles:
             return answer.result(WriteResult)
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
-        given = msgspec.structs.asdict(choice)
-        async with self._request("list", path=path, choice=given, recursive=recursive, limit=limit) as answer:
+        fields = msgspec.structs.asdict(choice)
+        async with self._request("list", path=path, choice=fields, recursive=recursive, limit=limit) as answer:
             return answer.result(Listing)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
-        given = msgspec.structs.asdict(query)
+        fields = msgspec.structs.asdict(query)
         for name in ("pattern", "choice"):
-            given[name] = msgspec.structs.asdict(given[name])
+            fields[name] = msgspec.structs.asdict(fields[name])
         try:
-            async with asyncio.timeout(SEARCH_SECONDS), self._request("search", path=path, query=given) as answer:
+            async with asyncio.timeout(SEARCH_SECONDS), self._request("search", path=path, query=fields) as answer:
                 return answer.result(SearchResult)
         except TimeoutError:
             stopped = f"the search was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
@@ -137,13 +137,15 @@ class RemoteFiles:
     @asynccontextmanager
     async def _request(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
-        told = json.dumps({"what": what, "read_only": self._read_only, "project": self._project, **question}).encode()
+        request = json.dumps(
+            {"what": what, "read_only": self._read_only, "project": self._project, **question}
+        ).encode()
         sandbox = await self._open_sandbox()
         child = await sandbox.spawn(shell_script.frame(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
                 with contextlib.suppress(ToolFailed):  # then its output says why
-                    await child.write(sent + b"%d\n%s" % (len(told), told) + data)
+                    await child.write(sent + b"%d\n%s" % (len(request), request) + data)
                 yield await _Answer.of(child)
         except TimeoutError:
             raise ToolFailed(f"The other machine did not answer within {SECONDS:g} s; try again later.") from None
@@ -156,7 +158,7 @@ class RemoteFiles:
 class _AnswerHeader(Frozen, frozen=True):
     """The header of an answer: the result and the number of bytes that follow, or the error."""
 
-    told: Any = None
+    result: Any = None
     bytes: int = 0
     failed: str = ""
 
@@ -164,10 +166,10 @@ class _AnswerHeader(Frozen, frozen=True):
 class _Answer:
     """The answer of the other machine, with the data that follows it."""
 
-    def __init__(self, child: "Child", said: _AnswerHeader, rest: bytes) -> None:
+    def __init__(self, child: "Child", header: _AnswerHeader, rest: bytes) -> None:
         self._child = child
-        self._told = said.told
-        self._left = said.bytes
+        self._result = header.result
+        self._left = header.bytes
         self._rest = rest
 
     @classmethod
@@ -188,13 +190,13 @@ class _Answer:
         while sum(map(len, pieces)) < size and (piece := await child.read()):
             pieces.append(piece)
         rest = b"".join(pieces)
-        said = msgspec.convert(json.loads(rest[:size]), _AnswerHeader)
-        if said.failed:
-            raise ToolFailed(said.failed)
-        return cls(child, said, rest[size:])
+        header = msgspec.convert(json.loads(rest[:size]), _AnswerHeader)
+        if header.failed:
+            raise ToolFailed(header.failed)
+        return cls(child, header, rest[size:])
 
     def result(self, type: type[T]) -> T:
-        return msgspec.convert(self._told, type)
+        return msgspec.convert(self._result, type)
 
     async def pieces(self) -> AsyncGenerator[bytes]:
         while self._left > 0:

@@ -42,11 +42,11 @@ def serve() -> None:
         if what == "open":
             _send(filesystem, question["path"], question["limit"])
             return
-        told, data = answers[what](filesystem, question)
+        result, data = answers[what](filesystem, question)
     except ToolFailed as error:
-        _say({"failed": error.message}, b"")
+        _send_answer({"failed": error.message}, b"")
         return
-    _say({"told": told, "bytes": len(data)}, data)
+    _send_answer({"result": result, "bytes": len(data)}, data)
 
 
 def _mounts(read_only: list[str], project: bool) -> list[Mount]:
@@ -77,8 +77,8 @@ def _list(filesystem: Filesystem, question: Question) -> Answer:
 
 def _search(filesystem: Filesystem, question: Question) -> Answer:
     """Search through a pipe filled by a thread, so that no text is kept. The caller limits the time."""
-    given = question["query"]
-    query = SearchQuery(**{**given, "pattern": Pattern(**given["pattern"]), "choice": FileFilter(**given["choice"])})
+    fields = question["query"]
+    query = SearchQuery(**{**fields, "pattern": Pattern(**fields["pattern"]), "choice": FileFilter(**fields["choice"])})
     feed = SearchInput(filesystem.mounts, question["path"], query.choice)
     reading, writing = os.pipe()
     failed: list[ToolFailed] = []
@@ -110,7 +110,7 @@ def _send(filesystem: Filesystem, path: str, limit: int) -> None:
     size = os.fstat(fd).st_size
     if size > limit:
         raise ToolFailed(f"{shown(path)} has {size} bytes, more than the limit of {limit}.")
-    _say({"told": None, "bytes": size}, b"")
+    _send_answer({"result": None, "bytes": size}, b"")
     while size > 0 and (chunk := os.read(fd, min(CHUNK, size))):
         _write_all(chunk)
         size -= len(chunk)
@@ -130,9 +130,9 @@ def _taken(size: int) -> bytes:
     return bytes(data)
 
 
-def _say(answer: Any, data: bytes) -> None:
-    told = json.dumps(answer).encode()
-    _write_all(b"%d\n%s" % (len(told), told))
+def _send_answer(answer: Any, data: bytes) -> None:
+    header = json.dumps(answer).encode()
+    _write_all(b"%d\n%s" % (len(header), header))
     _write_all(data)
 
 

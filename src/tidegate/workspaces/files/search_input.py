@@ -1,7 +1,7 @@
 """The searched files as one stream of text, and the excerpts shown for matching lines.
 
 This module decides, by descriptor and below the mounts, which files are searched, in which order, and what is shown.
-The engine gets one stream of text and reports line numbers, so it can never be given a file that it should not read.
+The engine gets one stream of text and reports line numbers, so it never receives a file that must not be read.
 
 Excerpts hold only what is shown plus one buffer in memory, however long the lines are. Of a long line, the part around
 the match is kept, and no character is cut in two. The functions block: they run in worker threads and, sent there, on

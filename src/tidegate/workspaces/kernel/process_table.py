@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tidegate.workspaces.backends.interface import MARK, SandboxLimits, SandboxUsage
 
-_STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19  # of a stat file, counted from behind the command's name
+_STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19  # of a stat file, counted after the command's name
 _READ = 64 * 1024  # read from one file of a process at once
 _MOST_ENVIRONMENT = 4 * 1024 * 1024  # of a process; the kernel gives a new one a few megabytes at most
 _KIB = 1024
@@ -84,7 +84,7 @@ class ProcessTable:
     def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
         """The combined usage. `places` are file systems in memory, named relative to this folder; `beside` is memory in
         bytes that no process shows. Shared memory counts for every process that maps it; if that exceeds the limit, it
-        is divided among them, which takes a closer look. If there are too many processes, only their number is
+        is divided among them, which takes longer to read. If there are too many processes, only their number is
         returned."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
@@ -183,7 +183,7 @@ class UnnamedFiles:
 
     def __init__(self, counted: frozenset[int]) -> None:
         self._counted = counted
-        self._sizes: dict[tuple[int, int], int] = {}  # lint: allow it lives for one look, at so many descriptors
+        self._sizes: dict[tuple[int, int], int] = {}  # lint: allow it is bounded, and kept for one measurement
         self._anonymous = _anonymous_device()
         self.descriptors = 0
 

@@ -2,8 +2,8 @@
 
 A process started within `confined`, and everything it starts, cannot gain privileges by running a program, has its
 own session keyring, and finds the calls of `_CLOSED` and socket families other than `_FAMILIES` missing from its
-kernel. Calls with the numbers of another architecture (i386, x32) are refused altogether, so 32-bit programs do not
-run.
+kernel. It cannot give a file the set-user-ID bit, with which others could run the file as the commands' user. Calls
+with the numbers of another architecture (i386, x32) are refused altogether, so 32-bit programs do not run.
 
 The filter is a table in this module: the calls are few, and no library is needed. Children of a thread inherit its
 filter, so no intermediate program is needed, and it applies to `bwrap` as well as to commands that enter later.
@@ -27,22 +27,42 @@ class _Architecture(NamedTuple):
     socketpair: int
     keyctl: int
     closed: tuple[int, ...]
+    modes: tuple["_ModeCall", ...]
 
 
-_IO_URING = (425, 426, 427)  # the same on every architecture
-_CLOSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd", "io_uring_*")
+class _ModeCall(NamedTuple):
+    """A call that sets the permissions of a file. `mode` and `flags` are the positions of these arguments; one with
+    flags does so only if it creates the file."""
+
+    number: int
+    mode: int
+    flags: int | None = None
+
+
+_EVERYWHERE = (425, 426, 427, 437)  # io_uring_* and openat2 have the same numbers on every architecture
+_CLOSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd", "io_uring_*", "openat2")
 """Calls that no ordinary program needs and that expose much of the kernel. Keys belong to the user, not to a sandbox,
-so one sandbox could leave them for another."""
+so one sandbox could leave them for another. The filter cannot read the permissions that `openat2` is passed; programs
+use `openat` instead."""
 
 _ARCHITECTURES = {
-    "x86_64": _Architecture(0xC000_003E, 41, 53, 250, (248, 249, 250, 298, 321, 323, *_IO_URING)),
-    "aarch64": _Architecture(0xC000_00B7, 198, 199, 219, (217, 218, 219, 241, 280, 282, *_IO_URING)),
-}
+    "x86_64": _Architecture(0xC000_003E, 41, 53, 250, (248, 249, 250, 298, 321, 323, *_EVERYWHERE), (
+        # chmod, fchmod, fchmodat, fchmodat2, mknod, mknodat, creat, open, openat
+        _ModeCall(90, 1), _ModeCall(91, 1), _ModeCall(268, 2), _ModeCall(452, 2), _ModeCall(133, 1), _ModeCall(259, 2),
+        _ModeCall(85, 1), _ModeCall(2, 2, flags=1), _ModeCall(257, 3, flags=2),
+    )),
+    "aarch64": _Architecture(0xC000_00B7, 198, 199, 219, (217, 218, 219, 241, 280, 282, *_EVERYWHERE), (
+        _ModeCall(53, 2), _ModeCall(52, 1), _ModeCall(452, 2), _ModeCall(33, 2), _ModeCall(56, 3, flags=2),
+    )),
+}  # fmt: skip
 _FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink; others, such as vsock, are not confined to a network namespace
 
 _X32 = 0x4000_0000  # on x86_64, the calls of the x32 interface start here; other architectures have no calls this high
 _NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; of the argument, the lower half
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions (linux/bpf_common.h)
+_ARGUMENT_BYTES = 8
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions (linux/bpf_common.h)
+_SET_USER_ID = 0o4000
+_CREATING = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that no other flag has
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -112,11 +132,22 @@ def _table(architecture: _Architecture) -> bytes:
     for number in architecture.closed:
         parts += [_instruction(_EQUAL, number, otherwise=1), refuse]
     allow = _instruction(_RETURN, _ALLOW)
+    for call in architecture.modes:
+        check = [_load_argument(call.mode), _instruction(_ANY_BIT, _SET_USER_ID, otherwise=1)]
+        check += [_instruction(_RETURN, _ERRNO | errno.EPERM), allow]
+        if call.flags is not None:
+            check = [_load_argument(call.flags), _instruction(_ANY_BIT, _CREATING, then=1), allow, *check]
+        parts += [_instruction(_EQUAL, call.number, otherwise=len(check)), *check]
     parts += [_instruction(_EQUAL, architecture.socket, then=2), _instruction(_EQUAL, architecture.socketpair, then=1)]
     parts += [allow, _instruction(_LOAD, _FIRST_ARGUMENT)]
     for family in _FAMILIES:
         parts += [_instruction(_EQUAL, family, otherwise=1), allow]
     return b"".join([*parts, _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
+
+
+def _load_argument(position: int) -> bytes:
+    """Load the lower half of an argument: all architectures of the table are little-endian."""
+    return _instruction(_LOAD, _FIRST_ARGUMENT + _ARGUMENT_BYTES * position)
 
 
 def _instruction(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:

@@ -145,10 +145,10 @@ class BackgroundProcesses:
             return
         try:
             await self._spawn(live_sandbox, row)
-            told = f"The process {process_label(row)} was lost and has been started again."
+            notice = f"The process {process_label(row)} was lost and has been started again."
         except ToolFailed as error:
-            told = f"The process {process_label(row)} was lost and could not be started again: {error.message}"
-        await self._store.write(messages.add_notice, live_sandbox.session, told, self._clock())
+            notice = f"The process {process_label(row)} was lost and could not be started again: {error.message}"
+        await self._store.write(messages.add_notice, live_sandbox.session, notice, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
         """Spawn the process of a row, or record in the row that it failed."""
@@ -162,7 +162,7 @@ class BackgroundProcesses:
             if not await self._store.write(_spawned, row.id, child.pid):
                 raise ToolFailed("The process was ended before it started.")
             running = RunningProcess(row, child, sandbox, self.log_of(row))
-            live_sandbox.scope.start(self._attend, live_sandbox, running, name=f"process {row.id}")
+            live_sandbox.scope.start(self._supervise, live_sandbox, running, name=f"process {row.id}")
             live_sandbox.running[row.name] = running
         except BaseException:
             await self._abandon(live_sandbox, row, child)
@@ -188,11 +188,11 @@ class BackgroundProcesses:
 
     # -- supervision --
 
-    async def _attend(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
+    async def _supervise(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
         loop = asyncio.get_running_loop()
         since, taken = loop.time(), 0
 
-        async def keep(data: bytes) -> None:
+        async def add_output(data: bytes) -> None:
             nonlocal since, taken
             await to_thread.run_sync(running.log.append, data)
             running.signal_news()
@@ -204,7 +204,7 @@ class BackgroundProcesses:
         most = self._settings.process_seconds
         timeout_timer = loop.call_later(most, self._end_after_timeout, live_sandbox, running) if most else None
         try:
-            ended = await run_child(running.child, keep, scope=live_sandbox.scope, grace=lambda: running.grace)
+            ended = await run_child(running.child, add_output, scope=live_sandbox.scope, grace=lambda: running.grace)
             if not live_sandbox.gateway_stopping:
                 await self._ended(live_sandbox, running, ended.code or 0, ended.left)
         finally:
@@ -232,11 +232,11 @@ class BackgroundProcesses:
         known = state == "ended" or running.waiters > 0
         again = state == "lost" and row.restart
         by_turn = row.notify and state == "exited" and not known
-        told = limit_notice(running.limit_events_before, running.sandbox.limit_events, live_sandbox.spec.limits)
+        limit_text = limit_notice(running.limit_events_before, running.sandbox.limit_events, live_sandbox.spec.limits)
         if running.timed_out:
             limit = f"{self._settings.process_seconds:g} s (workspaces.process_seconds)"
-            told = f"It reached its time limit of {limit}. {told}".strip()
-        text = "" if known or again else await self._describe_end(row, state, code, left, running.log, told)
+            limit_text = f"It reached its time limit of {limit}. {limit_text}".strip()
+        text = "" if known or again else await self._describe_end(row, state, code, left, running.log, limit_text)
         ended = await self._store.write(self._record, row, state, code, known or again, "" if by_turn else text)
         if ended is None:
             return
@@ -293,7 +293,7 @@ class BackgroundProcesses:
         return ended
 
     async def _describe_end(
-        self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, told: str
+        self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, limit_text: str
     ) -> str:
         if state == "lost":
             return f"The process {process_label(row)} was lost: its sandbox was ended from outside."
@@ -301,9 +301,9 @@ class BackgroundProcesses:
         rest = ""
         if left:
             rest = f" It left {left} process{'es' * (left > 1)} running, which {'were' if left > 1 else 'was'} ended."
-        rest += f" {told}" if told else ""
-        said = (await to_thread.run_sync(log.read, None, REPORTED_BYTES)).data.decode("utf-8", "replace").strip()
-        return f"The process {process_label(row)} {how}.{rest}{f' Its last output:{chr(10)}{said}' if said else ''}"
+        rest += f" {limit_text}" if limit_text else ""
+        output = (await to_thread.run_sync(log.read, None, REPORTED_BYTES)).data.decode("utf-8", "replace").strip()
+        return f"The process {process_label(row)} {how}.{rest}{f' Its last output:{chr(10)}{output}' if output else ''}"
 
     # -- input and stop --
 

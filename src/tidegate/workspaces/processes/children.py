@@ -65,9 +65,9 @@ class Spawner:
         """Start a child. `passing` maps our descriptors to their numbers in the child; all others are closed there.
         `within` is passed to `ProcessStarter`."""
         ours, theirs = _pipes()
-        given = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
+        descriptors = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
         try:
-            child = ChildProcess(self._starter.start(command, environment, given, within=within))
+            child = ChildProcess(self._starter.start(command, environment, descriptors, within=within))
         except BaseException:
             _close(*ours)
             raise
@@ -110,7 +110,7 @@ class ChildProcess:
             for reader in (self._output, self._state):
                 file = io.FileIO(waiting.pop(0), "rb")
                 protocol_of = asyncio.StreamReaderProtocol(reader)
-                reading, _ = await loop.connect_read_pipe(lambda made=protocol_of: made, file)  # type: ignore[misc]
+                reading, _ = await loop.connect_read_pipe(lambda protocol=protocol_of: protocol, file)  # type: ignore[misc]
                 self._outputs.append(reading)
         except BaseException:
             _close(*waiting)
@@ -194,17 +194,17 @@ def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Our ends and the child's ends of its three streams."""
-    made: list[int] = []
+    opened: list[int] = []
     try:
         for _ in range(3):
-            made += os.pipe()
+            opened += os.pipe()
             # Commands of a gateway run by root have another user, who opens its streams by name (`> /dev/stderr`).
-            os.fchmod(made[-1], 0o666)
+            os.fchmod(opened[-1], 0o666)
     except OSError:
-        _close(*made)
+        _close(*opened)
         raise
-    stdin, their_stdin = made[1], made[0]
-    return (stdin, made[2], made[4]), (their_stdin, made[3], made[5])
+    stdin, their_stdin = opened[1], opened[0]
+    return (stdin, opened[2], opened[4]), (their_stdin, opened[3], opened[5])
 
 
 def _close(*descriptors: int) -> None:

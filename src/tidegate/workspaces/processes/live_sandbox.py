@@ -240,19 +240,19 @@ class LiveSandbox:
 
 def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
     """A notice about what the kernel did to processes because of their limits; empty if nothing."""
-    told = []
+    sentences = []
     if after.killed > before.killed:
         most = _amount(limits.memory_bytes)
-        told.append(
+        sentences.append(
             f"The system killed {_counted(after.killed - before.killed)} of this conversation because together they "
             f"needed more than {most} of memory (workspaces.memory_bytes)."
         )
     if after.refused > before.refused:
-        told.append(
+        sentences.append(
             f"The system refused to start {_counted(after.refused - before.refused)} because this conversation may "
             f"have at most {limits.processes} at once, including threads (workspaces.processes)."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _counted(count: int) -> str:

@@ -162,7 +162,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
     _, child = await place.spawn(shell_script.first_match(pattern), new_id("m"))
     line = bytearray()
 
-    async def keep(piece: bytes) -> None:
+    async def add_output(piece: bytes) -> None:
         if len(line) < SCAN_BYTES:
             line.extend(piece)
 
@@ -174,7 +174,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
     except BaseException:
         await end(child, 0, place.scope)
         raise
-    ended = await run_child(child, keep, scope=place.scope)
+    ended = await run_child(child, add_output, scope=place.scope)
     if ended.code not in (0, 1):
         reason = ended.state.decode("utf-8", "replace").strip().removeprefix("grep: ")
         raise ToolFailed(
