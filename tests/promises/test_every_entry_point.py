@@ -42,7 +42,7 @@ def census(h: InProcessGateway) -> dict[str, int]:
         "threads": threading.active_count(),
         "leases": sum(h.components.models._transport.stats().leases.values()),
         "live": len(h.components.engine.turns),
-        "ready": len(h.components.engine._ready),
+        "ready": h.components.engine.queued,
         "owners": len(h.service.ledger.owners(top=1000)),
     }
 

@@ -1,6 +1,10 @@
 """Turns that wait for a person: their residents are unloaded like any other, and reloaded with the answer."""
 
+import contextlib
 import itertools
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, Core, core
+from tests.core import ANNA, WAIT, Core, core
 from tests.effects import Deeds, ask, asked, asking, results, until
 from tests.sessions.test_residents import grows
 from tests.tasks import delegating, task
@@ -50,7 +54,7 @@ def check_books(gateway: Core) -> None:
 
 async def settled(gateway: Core) -> None:
     """Wait until unloaded residents are released."""
-    await until(lambda: not gateway.components.presence._leaving)
+    await until(lambda: not gateway.components.presence.releasing)
 
 
 async def wait_for_person(gateway: Core, count: int = TURNS) -> list[tuple[str, str]]:
@@ -163,13 +167,30 @@ async def test_a_call_beside_a_waiting_one_finds_its_turn_complete(home: Path, m
         grows(model)
 
 
+@contextlib.contextmanager
+def slow_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Writes to the file of unloaded histories wait for the end of the block."""
+    write, goes_on = os.pwrite, threading.Event()
+
+    def slow(fd: int, data: bytes, offset: int) -> int:
+        goes_on.wait(WAIT)
+        return write(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", slow)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
+
 async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_middle(
-    home: Path, model: ScriptedModel
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B4, S03: a history unloaded before the turn is written while the turn is already waiting."""
     async with asking(home, model, Deeds()) as gateway:
         session = (await gateway.say(LONG, channel="page")).session
-        async with gateway.components.runner.histories._writing:
+        with slow_writes(monkeypatch):
             assert gateway.components.presence.unload(session, reason="test")
             turn, [question] = await ask(gateway)
         await until(lambda: gateway.components.runner.histories.stats().size == 1)

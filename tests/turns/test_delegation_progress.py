@@ -243,14 +243,14 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
         assert live is not None
         family = [live, *live.children.values()]
         family += [each for child in live.children.values() for each in child.children.values()]
-        assert len(family) == 3 and all(each._timer is None for each in family)
+        assert len(family) == 3 and not any(each.is_timed for each in family)
         await gateway.service.questions.answer(question.id, ANNA, "approved")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert live._timer is not None
+        assert live.is_timed
         model.release("gate")
         assert (await gateway.answered(accepted.turn)).state == "answered"
-        assert live._timer is None
+        assert not live.is_timed
 
 
 async def test_a_question_of_a_task_survives_the_process(home: Path, model: ScriptedModel) -> None:

@@ -47,7 +47,7 @@ async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: P
             await model.held("gate")
             async with anyio.create_task_group() as group:
                 group.start_soon(gateway.service.drain, WAIT)
-                while not gateway.components.engine._closed:
+                while gateway.components.engine.is_open:
                     await anyio.sleep(0.001)
                 model.release("gate")
         outcome = await gateway.service.outcome(accepted.turn, ANNA)

@@ -45,7 +45,7 @@ class FileTree:
         (self.work / "flop").symlink_to(self.outside)
         fd = os.open(self.work, os.O_PATH)
         try:
-            with meanwhile(lambda: atomic_write._exchange(fd, "flip", "flop")):
+            with meanwhile(lambda: atomic_write.exchange(fd, "flip", "flop")):
                 yield
         finally:
             os.close(fd)

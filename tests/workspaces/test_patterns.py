@@ -18,11 +18,11 @@ from tidegate.workspaces.processes.children import find_program
 Places = list[tuple[int, int]]
 
 
-def by_python(pattern: Pattern, text: bytes) -> Places:
+def by_python(pattern: Pattern, text: bytes, chunk: int = line_matcher.CHUNK) -> Places:
     with tempfile.TemporaryFile() as file:
         file.write(text)
         file.seek(0)
-        return list(line_matcher.matching_lines(re.compile(pattern.python, re.MULTILINE), file.fileno()))
+        return list(line_matcher.matching_lines(re.compile(pattern.python, re.MULTILINE), file.fileno(), chunk))
 
 
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
@@ -198,9 +198,7 @@ def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
         pattern = read_pattern(case.pattern, ignore_case=case.ignore_case)
     except ToolFailed:
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_matcher, "CHUNK", chunk)
-        assert by_python(pattern, case.text) == by_ripgrep(pattern, case.text)
+    assert by_python(pattern, case.text, chunk) == by_ripgrep(pattern, case.text)
 
 
 @settings(max_examples=200)
