@@ -59,6 +59,7 @@ class InProcessGateway:
         self.scope: Scope = parts["scope"]
         self.app: App = parts["app"]
         self.server: Server = parts["server"]
+        self.socket: socket.socket = parts["socket"]
         self.health: Health = parts["health"]
 
     async def add_key(self, name: str, agents: tuple[str, ...] | None = None, role: str | None = None) -> str:
@@ -159,6 +160,7 @@ async def in_process_gateway(
                     scope=scope,
                     app=app,
                     server=server,
+                    socket=sock,
                     health=health,
                 )
             finally:
