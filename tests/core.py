@@ -58,12 +58,15 @@ tools = [{tools}]
 class Core:
     """A running core. `say` sends a message and waits for its outcome, as a caller does."""
 
-    def __init__(self, service: Sessions, components: Components, scope: Scope, model: ScriptedModel) -> None:
+    def __init__(
+        self, service: Sessions, components: Components, scope: Scope, model: ScriptedModel, clients: Clients
+    ) -> None:
         self.service = service
         self.components = components
         self.store: Store = components.store
         self.scope = scope
         self.model = model
+        self.clients = clients
         self.config: Config = components.config
 
     async def accept(self, text: str, name: str | None = "talk", **fields: Any) -> Acceptance:
@@ -147,7 +150,7 @@ async def core(
         service = Sessions(components)
         await service.recover()
         try:
-            yield Core(service, components, scope, model)
+            yield Core(service, components, scope, model, clients)
         finally:
             if drain is not None:
                 await service.drain(drain)

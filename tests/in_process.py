@@ -59,6 +59,7 @@ class InProcessGateway:
         self.scope: Scope = parts["scope"]
         self.app: App = parts["app"]
         self.server: Server = parts["server"]
+        self.clients: Clients = parts["clients"]
         self.socket: socket.socket = parts["socket"]
         self.health: Health = parts["health"]
 
@@ -161,6 +162,7 @@ async def in_process_gateway(
                     app=app,
                     server=server,
                     socket=sock,
+                    clients=clients,
                     health=health,
                 )
             finally:

@@ -43,7 +43,7 @@ CHANGING = {"append", "add", "update", "pop", "setdefault", "clear", "extend", "
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 BROAD = {"Exception", "BaseException"}
 
-FOREIGN_PRIVATES = 30
+FOREIGN_PRIVATES = 19
 PATCHED_CONSTANTS = 37
 """How many the tests had when the rules came. Lower them with every case that goes."""
 OWN = {"self", "cls"}

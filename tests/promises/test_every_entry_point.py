@@ -40,7 +40,7 @@ def census(h: InProcessGateway) -> dict[str, int]:
         "tasks": len(asyncio.all_tasks()),
         "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": threading.active_count(),
-        "leases": sum(h.components.models._transport.stats().leases.values()),
+        "leases": sum(h.clients.stats().leases.values()),
         "live": len(h.components.engine.turns),
         "ready": h.components.engine.queued,
         "owners": len(h.service.ledger.owners(top=1000)),

@@ -131,14 +131,17 @@ async def test_without_free_descriptors_no_unowned_process_is_started(spawner: S
     mark = token()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-    for open_workspaces in range(1, 14):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + open_workspaces, hard))
+    free_enough = []
+    for free in range(1, 40):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + free, hard))
         try:
             child = await spawner.spawn(["/bin/sleep", mark], {})
         except OSError:
             continue
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        free_enough.append(free)
         await child.end(0)
         child.close()
     await until(lambda: alive(mark) == [])
+    assert free_enough and free_enough[0] > 1, "some starts were refused, and later ones were not"

@@ -226,6 +226,7 @@ async def test_a_project_has_no_disk_quota_for_writes(home: Path) -> None:
         (home / "project" / "large").write_bytes(b"x" * 3 * MIB)
         session = await harness.new_session()
         await write(await harness.of(session, "project").files(), "more", "x" * MIB)
+        assert (home / "project" / "more").stat().st_size == MIB
 
 
 async def test_cancelling_while_a_file_is_opened_leaks_no_descriptor(
