@@ -183,7 +183,7 @@ LINE = st.tuples(st.text(CHARACTERS, max_size=6).map(str.encode), BROKEN, st.sam
 TEXTS = st.lists(LINE, min_size=1, max_size=8).map(lambda given: b"".join(line + b"\n" for line in given))
 
 
-class Given(Frozen, frozen=True):
+class PatternCase(Frozen, frozen=True):
     pattern: str
     text: bytes
     ignore_case: bool
@@ -191,8 +191,8 @@ class Given(Frozen, frozen=True):
 
 @pytest.mark.skipif(find_program("rg") is None, reason="there is no ripgrep here to be compared with")
 @settings(max_examples=150)
-@given(case=st.builds(Given, pattern=PATTERNS, text=TEXTS, ignore_case=st.booleans()), chunk=st.integers(1, 40))
-def test_both_engines_find_the_same_places(case: Given, chunk: int) -> None:
+@given(case=st.builds(PatternCase, pattern=PATTERNS, text=TEXTS, ignore_case=st.booleans()), chunk=st.integers(1, 40))
+def test_both_engines_find_the_same_places(case: PatternCase, chunk: int) -> None:
     """Lines and columns, in any text, even if it is not UTF-8, in pieces of any size."""
     try:
         pattern = read_pattern(case.pattern, ignore_case=case.ignore_case)
