@@ -67,6 +67,7 @@ class Core:
         components: Components,
         scope: Scope,
         model: ScriptedModel,
+        clients: Clients,
         plugins: Plugins | None = None,
     ) -> None:
         self.service = service
@@ -75,6 +76,7 @@ class Core:
         self.store: Store = components.store
         self.scope = scope
         self.model = model
+        self.clients = clients
         self.config: Config = components.config
 
     async def accept(self, text: str, name: str | None = "talk", **fields: Any) -> Acceptance:
@@ -177,7 +179,7 @@ async def core(
         service = Sessions(components)
         await service.recover()
         try:
-            yield Core(service, components, scope, model, plugins)
+            yield Core(service, components, scope, model, clients, plugins)
         finally:
             if drain is not None:
                 await service.drain(drain)

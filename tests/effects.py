@@ -16,7 +16,7 @@ from tidegate.values import Event, QuestionAnswered, QuestionAsked
 ALL = '"clock", "deeds", "ask"'
 
 
-class Deeds:
+class EffectRecord:
     """Tools with effects, and a record of the effects, which outlives a core as real effects do."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def configured(
 
 
 def asking(
-    home: Path, model: ScriptedModel, deeds: Deeds, extra: str = "", *, config: str = "", **options: Any
+    home: Path, model: ScriptedModel, deeds: EffectRecord, extra: str = "", *, config: str = "", **options: Any
 ) -> AbstractAsyncContextManager[Core]:
     toolsets = {"deeds": deeds.toolset()}
 

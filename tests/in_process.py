@@ -59,6 +59,8 @@ class InProcessGateway:
         self.scope: Scope = parts["scope"]
         self.app: App = parts["app"]
         self.server: Server = parts["server"]
+        self.clients: Clients = parts["clients"]
+        self.socket: socket.socket = parts["socket"]
         self.health: Health = parts["health"]
 
     async def add_key(self, name: str, agents: tuple[str, ...] | None = None, role: str | None = None) -> str:
@@ -160,6 +162,8 @@ async def in_process_gateway(
                     scope=scope,
                     app=app,
                     server=server,
+                    socket=sock,
+                    clients=clients,
                     health=health,
                 )
             finally:

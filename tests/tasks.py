@@ -102,7 +102,7 @@ async def rows(gateway: Core) -> dict[str, int]:
     return await gateway.store.read(count)
 
 
-async def still(gateway: Core) -> None:
+async def until_idle(gateway: Core) -> None:
     """Waits until no turn runs or waits."""
     with anyio.fail_after(WAIT):
         while any(count for name, count in gateway.service.census().items() if name.startswith("turns_")):

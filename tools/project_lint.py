@@ -12,7 +12,7 @@
     ambient-settings  os.environ read outside configuration, command line and gateway
     duplicate-class   a public class that has the name of another one in the tree
 
-And in tests, each with a number of cases that were there before the rule and may only become fewer:
+And in tests, each with a number of known cases that must not grow:
 
     foreign-private   a test that uses a private attribute of an object that is not its own
     patched-constant  a test that replaces a constant of a module, where a constructor could take an argument
@@ -43,9 +43,9 @@ CHANGING = {"append", "add", "update", "pop", "setdefault", "clear", "extend", "
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 BROAD = {"Exception", "BaseException"}
 
-FOREIGN_PRIVATES = 73
-PATCHED_CONSTANTS = 95
-"""How many the tests had when the rules came. Lower them with every case that goes."""
+FOREIGN_PRIVATES = 19
+PATCHED_CONSTANTS = 37
+"""The numbers of known cases. Lower them with every case that is removed."""
 OWN = {"self", "cls"}
 LIBRARIES = {"sys", "os", "asyncio"}
 

@@ -97,7 +97,7 @@ def test_appended_and_moved_messages_are_read_back_in_order(steps: list[bytes | 
     """S32: messages that cannot be encoded yet stay in their positions."""
 
     async def run() -> None:
-        history = History(nameless)
+        history = History(nameless, memory_bytes=bound, kept_bytes=kept)
         wanted: list[bytes | Group] = []
         try:
             for step in steps:
@@ -118,10 +118,7 @@ def test_appended_and_moved_messages_are_read_back_in_order(steps: list[bytes | 
         return sum(10 + history_module.ROW_OVERHEAD for part in history.parts if isinstance(part, tuple)) + kept
 
     bound, kept = 600, 300
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(history_module, "IN_MEMORY_BYTES", bound)
-        patched.setattr(history_module, "KEPT_BYTES", kept)
-        anyio.run(run)
+    anyio.run(run)
 
 
 async def test_a_request_has_few_pieces_however_long_the_history_is() -> None:

@@ -4,7 +4,8 @@ import errno
 import os
 import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator
 from typing import Any, BinaryIO
 
 import anyio
@@ -112,21 +113,25 @@ async def test_histories_unloaded_during_a_write_are_written_together_next(
 ) -> None:
     """A10, L03: so unloading keeps up with any number of turns; histories beyond the bound do not wait."""
     writes: list[int] = []
-    write = cache._write
+    write, begun, goes_on = os.pwrite, threading.Event(), threading.Event()
 
-    def counted(batch: Sequence[Any], offset: int) -> None:
-        writes.append(len(batch))
-        write(batch, offset)
+    def slow(fd: int, data: bytes, offset: int) -> int:
+        writes.append(len(data))
+        begun.set()
+        goes_on.wait(WAIT)
+        return write(fd, data, offset)
 
-    monkeypatch.setattr(cache, "_write", counted)
-    async with anyio.create_task_group() as group, cache._writing:
+    monkeypatch.setattr(os, "pwrite", slow)
+    async with anyio.create_task_group() as group:
+        group.start_soon(cache.keep, "s_first", STATE, history(10))
+        await until(begun.is_set)
         for number in range(8):
             group.start_soon(cache.keep, f"s_{number}", STATE, history(number))
-        await until(lambda: len(cache._waiting) == 8)
+        await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(WAIT):
             await cache.keep("s_late", STATE, history(9))
-        assert writes == []
-    assert writes == [8]
+        goes_on.set()
+    assert writes == [sum(map(len, history(10))), sum(len(piece) for number in range(8) for piece in history(number))]
     assert [await cache.find(f"s_{number}", b"one", 7) for number in range(8)] == [
         (STATE, history(number)) for number in range(8)
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, Core
-from tests.effects import Deeds, ask, asked, asking, results
+from tests.effects import EffectRecord, ask, asked, asking, results
 from tidegate.commands import CommandReply, build
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.security import Principal
@@ -25,7 +25,7 @@ async def session_of(gateway: Core, turn: str) -> str:
 async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedModel) -> None:
     """S29, V19: in mid-turn, and without an id if one question is open; the reply names the turn, so that it can be
     followed."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         turn, [question] = await ask(gateway)
         session = await session_of(gateway, turn)
@@ -43,7 +43,7 @@ async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedMo
 
 async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: ScriptedModel) -> None:
     """S29: everything but the id is the reason."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         for named in (False, True):
             turn, [question] = await ask(gateway)
@@ -56,7 +56,7 @@ async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: Scr
 
 async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: ScriptedModel) -> None:
     """S29: and repeats the answer."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         cases = (('"choices": ["red", "blue"]', "2", "blue"), ('"choices": []', "as you  like", "as you  like"))
         for choices, said, wanted in cases:
@@ -73,7 +73,7 @@ async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: 
 
 async def test_one_of_several_questions_must_be_named_and_others_are_listed(home: Path, model: ScriptedModel) -> None:
     """X14: nothing is guessed; an id works from any conversation, for those who may answer it."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         accepted = await gateway.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
         questions = await asked(gateway, accepted.turn, 2)
@@ -98,7 +98,7 @@ async def test_one_of_several_questions_must_be_named_and_others_are_listed(home
 
 async def test_the_answering_commands_are_in_the_help_and_cost_nothing(home: Path, model: ScriptedModel) -> None:
     """P18: what they do in mid-turn too."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         overview = (await run(gateway, "/help", None)).text
         for name in ("approve", "deny", "answer"):

@@ -110,14 +110,14 @@ def test_a_container_that_grows_is_found_wherever_it_is() -> None:
 
     class Hidden:
         __module__ = f"{PROGRAM}made.up"
-        __slots__ = ("_within",)
+        __slots__ = ("within",)
 
         def __init__(self) -> None:
-            self._within: dict[str, list[set[int]]] = {"one": [{1}]}
+            self.within: dict[str, list[set[int]]] = {"one": [{1}]}
 
     kept = Hidden()
     before = count()
-    kept._within["one"][0].add(2)
+    kept.within["one"][0].add(2)
     assert count() - before == Counter(
-        {"made.up.test_a_container_that_grows_is_found_wherever_it_is.<locals>.Hidden._within": 1}
+        {"made.up.test_a_container_that_grows_is_found_wherever_it_is.<locals>.Hidden.within": 1}
     )

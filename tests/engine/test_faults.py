@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
-from tests.effects import Deeds, asking, configured
+from tests.effects import EffectRecord, asking, configured
 from tidegate.agent import is_balanced
 from tidegate.errors import StoreFull, TidegateError
 from tidegate.store import messages
@@ -42,7 +42,7 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
     """L23, B7, P02, P05: whichever write of a turn is refused, an accepted message is answered or its failure reported,
     rows stay balanced, an executed call is not reported as not run, and the next message is accepted."""
     fault = Fault(number)
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, config=configured(model, mode="autonomous"), fault=fault) as gateway:
         await gateway.say("first")
         fault.armed = True
@@ -66,7 +66,7 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
         assert gateway.service.census()["turns_running"] == 0
 
 
-def check_deed(deeds: Deeds, history: list[Message]) -> None:
+def check_deed(deeds: EffectRecord, history: list[Message]) -> None:
     """An executed call is never reported as not run, nor executed twice."""
     assert len(deeds.done) <= 1
     for said in history:
@@ -93,7 +93,7 @@ def at_every_step(task: "asyncio.Task[object]", after: int) -> Callable[[], None
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 60, 90, 140, 200])
 async def test_a_stop_at_any_moment_leaves_the_session_usable(home: Path, model: ScriptedModel, after: int) -> None:
     """L23, B7, L31, P05: the turn is stopped after n iterations of the event loop, wherever that is."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, config=configured(model, mode="autonomous")) as gateway:
         first = await gateway.say("first")
         accepted = await gateway.accept('[tool push {"what": "it"}] second')

@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core
-from tests.effects import Deeds, asked, until
+from tests.effects import EffectRecord, asked, until
 from tests.tasks import delegating, task
 from tidegate.values import Acceptance
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 ONE_SLOT = "[limits]\nturns = 1"
 
 
-async def _waiting(gateway: Core, deeds: Deeds) -> Acceptance:
+async def _waiting(gateway: Core, deeds: EffectRecord) -> Acceptance:
     """Waiting for a slot, behind a turn of another session."""
     await gateway.accept("[hold gate] in the way", name="in the way")
     with anyio.fail_after(WAIT):
@@ -25,14 +25,14 @@ async def _waiting(gateway: Core, deeds: Deeds) -> Acceptance:
     return await gateway.accept("[say never]")
 
 
-async def _asking_a_model(gateway: Core, deeds: Deeds) -> Acceptance:
+async def _asking_a_model(gateway: Core, deeds: EffectRecord) -> Acceptance:
     accepted = await gateway.accept("[hold model]")
     with anyio.fail_after(WAIT):
         await gateway.model.held("model")
     return accepted
 
 
-async def _running_a_tool(gateway: Core, deeds: Deeds) -> Acceptance:
+async def _running_a_tool(gateway: Core, deeds: EffectRecord) -> Acceptance:
     accepted = await gateway.accept('[tool linger {"what": "x"}]', channel="page")
     with anyio.fail_after(WAIT):
         (question,) = await asked(gateway, accepted.turn)
@@ -41,13 +41,13 @@ async def _running_a_tool(gateway: Core, deeds: Deeds) -> Acceptance:
     return accepted
 
 
-async def _asking_a_person(gateway: Core, deeds: Deeds) -> Acceptance:
+async def _asking_a_person(gateway: Core, deeds: EffectRecord) -> Acceptance:
     accepted = await gateway.accept('[tool push {"what": "x"}]', channel="page")
     await asked(gateway, accepted.turn)
     return accepted
 
 
-async def _delegating(gateway: Core, deeds: Deeds) -> Acceptance:
+async def _delegating(gateway: Core, deeds: EffectRecord) -> Acceptance:
     """The task asks a model, in the slot of its parent turn."""
     accepted = await gateway.accept(task("second", "[hold task]"))
     with anyio.fail_after(WAIT):
@@ -55,7 +55,7 @@ async def _delegating(gateway: Core, deeds: Deeds) -> Acceptance:
     return accepted
 
 
-async def _delegating_a_question(gateway: Core, deeds: Deeds) -> Acceptance:
+async def _delegating_a_question(gateway: Core, deeds: EffectRecord) -> Acceptance:
     """The task waits for a person: neither of the two turns has a slot."""
     said = task("helper", task("second", '[tool push {"what": "x"}]'))
     accepted = await gateway.accept(said, channel="page")
@@ -89,11 +89,11 @@ CASES = [(phase, way) for way in WAYS for phase in PHASES if (phase, way) != (_w
 async def test_a_turn_that_is_stopped_frees_its_slot(
     home: Path,
     model: ScriptedModel,
-    phase: Callable[[Core, Deeds], Awaitable[Acceptance]],
+    phase: Callable[[Core, EffectRecord], Awaitable[Acceptance]],
     way: Callable[[Core, Acceptance], Awaitable[None]],
 ) -> None:
     """B7, L21, L23, P15, V01: at once; of the next two messages in other sessions, one runs and one waits."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     toolsets = {"deeds": deeds.toolset()}
     async with delegating(home, model, ONE_SLOT, toolsets=toolsets, approvals="balanced") as gateway:
         accepted = await phase(gateway, deeds)

@@ -76,7 +76,7 @@ def test_folding_loses_and_reorders_nothing(script: list[str | None], data: st.D
                         with anyio.move_on_after(0):
                             got.extend(await anext(reader))  # type: ignore[call-overload]
             elif action == "fold":
-                log._fold()
+                log.fold()
         log.append(END)
         for reader, got in readers:
             got.extend([event async for batch in reader for event in batch])  # type: ignore[attr-defined]

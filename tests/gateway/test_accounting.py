@@ -25,7 +25,7 @@ HELD = 40
 WORDS = 3000
 
 
-class Loaded:
+class LoadedGateway:
     """A gateway in a process of its own, and a client for it."""
 
     def __init__(self, running: GatewayProcess, client: aiohttp.ClientSession) -> None:
@@ -74,7 +74,7 @@ class Loaded:
 
 
 @contextlib.asynccontextmanager
-async def loaded(home: Path, model: ScriptedModel, limits: str) -> AsyncIterator[Loaded]:  # noqa: F811
+async def loaded(home: Path, model: ScriptedModel, limits: str) -> AsyncIterator[LoadedGateway]:  # noqa: F811
     home.mkdir()
     (home / "tidegate.toml").write_text(core.settings(model, f"[limits]\n{limits}"))
     with gateway(home) as running:
@@ -83,7 +83,7 @@ async def loaded(home: Path, model: ScriptedModel, limits: str) -> AsyncIterator
         async with aiohttp.ClientSession(
             running.address, headers=headers, connector=connector, timeout=timeout
         ) as client:
-            yield Loaded(running, client)
+            yield LoadedGateway(running, client)
 
 
 def _metrics(running: GatewayProcess) -> dict[str, float]:

@@ -24,27 +24,27 @@ class Line:
 
     def __init__(self, running: GatewayProcess) -> None:
         self._key = (running.home / "api-key").read_text().strip()
-        self._line = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=WAIT)
-        self._line.connect()
+        self.connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=WAIT)
+        self.connection.connect()
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any, Any]:
         """Status, headers and body of an answer."""
         headers = {"Authorization": f"Bearer {self._key}"}
         data = None if body is None else json.dumps(body)
-        self._line.request("GET" if body is None else "POST", path, body=data, headers=headers)
-        answer = self._line.getresponse()
+        self.connection.request("GET" if body is None else "POST", path, body=data, headers=headers)
+        answer = self.connection.getresponse()
         text = answer.read()
         return answer.status, answer.headers, json.loads(text) if text[:1] == b"{" else text.decode()
 
     def follow(self, session: str) -> int:
         """Opens an event stream, which keeps the connection in use; the answer's status."""
         headers = {"Authorization": f"Bearer {self._key}"}
-        self._line.request("GET", f"/api/sessions/{session}/events", headers=headers)
-        self._stream = self._line.getresponse()
+        self.connection.request("GET", f"/api/sessions/{session}/events", headers=headers)
+        self._stream = self.connection.getresponse()
         return self._stream.status
 
     def close(self) -> None:
-        self._line.close()
+        self.connection.close()
         with contextlib.suppress(AttributeError):
             self._stream.close()
 
@@ -92,7 +92,7 @@ def test_when_all_connections_are_in_use_the_gateway_says_so_and_recovers(tmp_pa
         assert f"{most} of {most}; " in tidegate("status", home=running.home).stdout
         waiting = [streams.enter_context(line(running)) for _ in range(200)]
         for each in waiting:
-            each._line.sock.sendall(b"GET /healthz HTTP/1.1\r\n")  # never to be completed
+            each.connection.sock.sendall(b"GET /healthz HTTP/1.1\r\n")  # never to be completed
         assert ask(running.home, {"do": "status"})["connections"]["open"] < DESCRIPTORS
         streams.close()
         until_ready(running)

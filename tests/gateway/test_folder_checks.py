@@ -234,7 +234,7 @@ def test_a_folder_of_another_machine_is_not_compared_with_folders_of_this_one(ho
 
 def test_a_home_folder_that_every_sandbox_shows_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X18: below the system's own folders every command would see it."""
-    assert {f"/{name}" for name in bubblewrap._SYSTEM} == set(SYSTEM)
+    assert {f"/{name}" for name in bubblewrap.SYSTEM} == set(SYSTEM)
     (home / "tidegate.toml").write_text("")
     examine(home)
     monkeypatch.setattr(folders, "SYSTEM", ("/usr", str(home.parent)))

@@ -121,7 +121,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
 async def until_no_hook_runs(gateway: Core) -> None:
     """Wait until no background hook is running."""
     with anyio.fail_after(WAIT):
-        while gateway.components.endings._in_progress:
+        while gateway.components.endings.in_progress:
             await anyio.lowlevel.checkpoint()
 
 

@@ -42,7 +42,7 @@ class Wire:
         self.hold = asyncio.Event()
         self.hold.set()
         self.over = asyncio.Event()
-        self._streams: list[asyncio.StreamWriter] = []
+        self.streams: list[asyncio.StreamWriter] = []
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[Origin]:
@@ -52,13 +52,13 @@ class Wire:
         finally:
             self.over.set()
             server.close()
-            for stream in self._streams:
+            for stream in self.streams:
                 stream.close()
             await server.wait_closed()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        self._streams.append(writer)
+        self.streams.append(writer)
         try:
             while self._answers:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -244,7 +244,7 @@ async def test_unexpected_bytes_close_an_idle_connection() -> None:
     async with wire.serve() as origin, Clients() as clients:
         assert await whole(await ask(clients, origin)) == b"abc"
         assert clients.stats().idle == 1
-        wire._streams[0].write(OK)
+        wire.streams[0].write(OK)
         with anyio.fail_after(WAIT):
             while clients.stats().open:
                 await anyio.lowlevel.checkpoint()

@@ -40,9 +40,9 @@ def census(h: InProcessGateway) -> dict[str, int]:
         "tasks": len(asyncio.all_tasks()),
         "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": threading.active_count(),
-        "leases": sum(h.components.models._transport.stats().leases.values()),
+        "leases": sum(h.clients.stats().leases.values()),
         "live": len(h.components.engine.turns),
-        "ready": len(h.components.engine._ready),
+        "ready": h.components.engine.queued,
         "owners": len(h.service.ledger.owners(top=1000)),
     }
 

@@ -27,7 +27,7 @@ HELD = (Conversation, LiveTurn, TurnLog, Journal, Present)
 
 def leases(gateway: Core) -> Mapping[str, int]:
     """Leases on model clients, by endpoint."""
-    return gateway.components.models._transport.stats().leases
+    return gateway.clients.stats().leases
 
 
 async def until_leases(gateway: Core, wanted: Mapping[str, int]) -> None:

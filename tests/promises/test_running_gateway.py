@@ -176,9 +176,10 @@ async def test_a_failure_to_close_one_part_keeps_nothing_else_open(tmp_path: Pat
         running = Gateway(home, port=0, say=lambda line: None)
         with anyio.fail_after(30):
             assert await running.build()
-            running._scope.on_close(fail, name="the first to be closed")
-            running._scope.child("doomed").on_close(fail, name="a part")
-            running._scope.start(stubborn, name="stubborn")
+            scope = running._scope  # lint: allow the failures are planted
+            scope.on_close(fail, name="the first to be closed")
+            scope.child("doomed").on_close(fail, name="a part")
+            scope.start(stubborn, name="stubborn")
             await anyio.lowlevel.checkpoint()
             await running.close()
         assert await to_thread.run_sync(holder_of, home) is None

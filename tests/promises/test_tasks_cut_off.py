@@ -15,7 +15,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, Core
-from tests.tasks import delegating, rows, still
+from tests.tasks import delegating, rows, until_idle
 from tidegate.store import messages
 from tidegate.tools import ToolContext, Toolset, tool
 
@@ -61,7 +61,7 @@ def points(stride: int) -> Iterator[int]:
         count += stride if count < CLOSE or stride == 1 else count // 4
 
 
-class Deeds:
+class EffectRecord:
     """A record of effects by name, which outlives a core as real effects do. `open` are those in progress."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ async def test_a_tree_stopped_at_any_point_leaves_nothing(
 ) -> None:
     """L04, L08, B3, F5, P05: a task with an effect is not reported as not run; the census is back at its baseline, and
     no additional row exists."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     toml = TOML.format(places=places)
     async with delegating(home, model, toml=toml, toolsets=deeds.toolsets()) as gateway:
         await gateway.say("hello", "warm")
@@ -127,7 +127,7 @@ async def test_a_tree_stopped_at_any_point_leaves_nothing(
                     assert not deeds.done[what] or not told[f"tool-0-{number}"].startswith("Not run"), count
                 deeds.done.clear()
                 await gateway.service.delete(accepted.session, ANNA)
-            await still(gateway)
+            await until_idle(gateway)
             assert gateway.service.census() == baseline, count
             assert await rows(gateway) == kept, count
             assert gateway.components.delegation is not None and gateway.components.delegation.is_idle
@@ -150,7 +150,7 @@ async def test_after_a_crash_at_any_point_no_task_is_done_twice(
     toml = TOML.format(places=places)
     cut = 0
     for count in points(stride):
-        deeds, folder = Deeds(), home / str(count)
+        deeds, folder = EffectRecord(), home / str(count)
         options: dict[str, Any] = {"toml": toml, "toolsets": deeds.toolsets()}
         async with delegating(folder, model, drain=None, **options) as gateway:
             accepted = await gateway.accept(TREE)
@@ -164,7 +164,7 @@ async def test_after_a_crash_at_any_point_no_task_is_done_twice(
             assert len(deeds.done) >= said.count("noted"), (count, said)
             assert said.count("noted") + said.count("effect is unknown") == 2, (count, said)
             assert "The answer of the agent 'helper'" in said and "The answer of the agent 'second'" in said
-            await still(gateway)
+            await until_idle(gateway)
             left = await rows(gateway)
             assert (left["sessions"], left["turns"], left["receipts"], left["intents"]) == (1, 1, 0, 0), count
             journal = await gateway.store.read(messages.journal, accepted.turn)

@@ -12,7 +12,7 @@ from tidegate.sessions import lifecycle
 from tidegate.sessions import maintenance as maintenance_tasks
 from tidegate.store import Db, audit, maintenance, messages, receipts, sessions
 from tidegate.values import Message, Prefix
-from tidegate.workspaces import workspaces as rooms
+from tidegate.workspaces.bounds import DEFAULT_BOUNDS
 
 pytestmark = pytest.mark.anyio
 
@@ -141,11 +141,8 @@ async def test_the_file_gives_its_free_pages_back_in_one_run(home: Path, model: 
         assert rows[0].message == Message(role="user", text="one")
 
 
-async def test_the_timers_look_after_boxes_folders_and_the_spool(
-    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_timers_look_after_sandboxes_folders_and_the_spool(home: Path, model: ScriptedModel) -> None:
     """L16, L19, D4, S11: things without an owner are removed, and unused ones are closed."""
-    monkeypatch.setattr(rooms, "IDLE_SECONDS", 0.0)
     extra = '[workspaces]\nbackend = "bubblewrap"'
     nobody = "s_" + "0" * 32
     async with core(home, extra, model=model, tools='"terminal"') as gateway:
@@ -158,6 +155,7 @@ async def test_the_timers_look_after_boxes_folders_and_the_spool(
         os.utime(file.parent, (1, 1))
         site = gateway.components.workspaces.present(outcome.session)
         assert site is not None and site.sandbox is not None
+        site.last_used -= DEFAULT_BOUNDS.idle_seconds
         await run(gateway, "workspaces")
         assert gateway.components.workspaces.present(outcome.session) is None
         assert folder.exists() and file.exists()

@@ -13,7 +13,7 @@ import pytest
 from bench.scripted.script import OBEY
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
-from tests.effects import Deeds, asked, configured, results, until
+from tests.effects import EffectRecord, asked, configured, results, until
 from tests.sessions.test_maintenance import run
 from tests.workspaces.harness import alive, token
 from tidegate.store import ProcessRow, processes, turns
@@ -25,7 +25,7 @@ PUSH = '[tool push {"what": "x"}] [say done]'
 
 
 def working(
-    home: Path, model: ScriptedModel, deeds: Deeds, *rules: str, mode: str = "autonomous", **options: Any
+    home: Path, model: ScriptedModel, deeds: EffectRecord, *rules: str, mode: str = "autonomous", **options: Any
 ) -> AbstractAsyncContextManager[Core]:
     text = configured(model, SANDBOX, mode=mode, rules=rules).replace('"deeds"', '"deeds", "terminal"')
     return core(home, model=model, toml=text, toolsets={"deeds": deeds.toolset()}, **options)
@@ -79,7 +79,7 @@ async def test_an_unreported_end_of_a_process_is_reported_once_by_the_next_gatew
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
     """S08, F4: killed or stopped in between; the next start begins the turn, and no later one repeats it."""
-    deeds, stuck = Deeds(), anyio.Event()
+    deeds, stuck = EffectRecord(), anyio.Event()
 
     async def dies(row: ProcessRow, text: str) -> None:
         stuck.set()
@@ -103,7 +103,7 @@ async def test_an_unreported_end_of_a_process_is_reported_once_by_the_next_gatew
 
 async def test_the_end_of_a_process_is_reported_once(home: Path, model: ScriptedModel) -> None:
     """S08, F4: the turn and its mark are one write."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with working(home, model, deeds) as gateway:
         await gateway.say(job(PUSH))
         await let_go(gateway)
@@ -117,7 +117,7 @@ async def test_the_end_of_a_process_is_reported_once(home: Path, model: Scripted
 
 async def test_an_interrupted_report_is_sent_once_by_the_timer(home: Path, model: ScriptedModel) -> None:
     """S08, L16: the timer repairs the state, and the interrupted sender repeats nothing."""
-    deeds, stuck, goes_on = Deeds(), anyio.Event(), anyio.Event()
+    deeds, stuck, goes_on = EffectRecord(), anyio.Event(), anyio.Event()
     async with working(home, model, deeds) as gateway:
         tell = gateway.components.workspaces.processes.finished
 
@@ -143,7 +143,7 @@ async def test_an_interrupted_report_is_sent_once_by_the_timer(home: Path, model
 
 async def test_an_end_during_shutdown_is_reported_after_the_next_start(home: Path, model: ScriptedModel) -> None:
     """S08: as a turn, as requested."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with working(home, model, deeds) as gateway:
         call = {"action": "start", "name": "job", "command": "read line", "notify": True}
         await gateway.say(f"[tool process {json.dumps(call)}] [say started]")
@@ -162,7 +162,7 @@ async def test_an_end_that_can_start_no_turn_is_reported_once_with_the_next_mess
     home: Path, model: ScriptedModel
 ) -> None:
     """S08: the queue is full, for example."""
-    deeds = Deeds()
+    deeds = EffectRecord()
 
     async def refuse(row: ProcessRow, text: str) -> None:
         raise RuntimeError("no turns today")
@@ -188,7 +188,7 @@ async def test_a_rule_about_a_channel_holds_in_the_turn_that_a_process_of_it_beg
     home: Path, model: ScriptedModel, first: str
 ) -> None:
     """X11, X14: whichever channel the session began on, and however many processes are in between."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with working(home, model, deeds, "deny push channel:page") as gateway:
         await gateway.say("[say hello]", channel=first)
         await gateway.say(job(job(PUSH, "second"), "first"), channel="page")
@@ -206,7 +206,7 @@ async def test_a_rule_about_a_channel_holds_in_the_turn_that_a_process_of_it_beg
 
 async def test_a_process_that_is_started_again_keeps_its_channel(home: Path, model: ScriptedModel) -> None:
     """X11, V12: over a restart of the gateway, too."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     hidden = _hidden(PUSH)
     command = f"test -e seen && {{ echo {hidden} | base64 -d; exit; }}; touch seen; sleep 97531"
     call = {"action": "start", "name": "job", "command": command, "notify": True, "restart": True}
@@ -225,7 +225,7 @@ async def test_the_person_who_started_a_process_can_be_asked_in_the_turn_of_its_
     home: Path, model: ScriptedModel
 ) -> None:
     """S29, X11: if there is a person; otherwise the action is denied."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with working(home, model, deeds, mode="balanced") as gateway:
         await gateway.know(ANNA)
         session = (await gateway.say("[say hello]", channel="http")).session
@@ -247,7 +247,7 @@ async def test_the_person_who_started_a_process_can_be_asked_in_the_turn_of_its_
 
 async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path, model: ScriptedModel) -> None:
     """X11: not those of the channel on which the session began."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with working(home, model, deeds, "deny push channel:page") as gateway:
         await gateway.say("[say hello]", channel="http")
         outcome = await gateway.say(PUSH, channel="page")
@@ -263,7 +263,7 @@ async def test_a_turn_that_is_tried_again_has_the_rights_that_it_had(home: Path,
 
 async def test_a_session_with_a_running_process_expires_like_any_other(home: Path, model: ScriptedModel) -> None:
     """S08, L16: a process is not activity, whatever its output; it ends with its session."""
-    deeds, now, mark = Deeds(), [1e9], token()
+    deeds, now, mark = EffectRecord(), [1e9], token()
     call = {"action": "start", "name": "server", "command": f"while echo busy; do sleep 0.01; done & sleep {mark}"}
     expiry = f'{SANDBOX}\n[expiry]\nnamed_idle = "1h"'
     text = configured(model, expiry, mode="autonomous").replace('"deeds"', '"deeds", "terminal"')

@@ -141,7 +141,7 @@ async def test_nothing_is_kept_of_a_session_that_is_over(
             await gateway.service.end(session, ANNA, "test")
         else:
             await gateway.service.delete(session, ANNA)
-        await until(lambda: not gateway.components.presence._leaving)
+        await until(lambda: not gateway.components.presence.releasing)
         assert gateway.components.runner.histories.stats().size == 0
 
 

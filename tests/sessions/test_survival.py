@@ -143,10 +143,10 @@ class Caller:
     async def say(self, text: str, session: str | None = None, agent: str = "main") -> str:
         """Wait for the answer and return the session."""
         sent = await self.send(text, session, agent)
-        await self.until(lambda: self._is_answered(sent["turn"]))
+        await self.until(lambda: self.is_answered(sent["turn"]))
         return str(sent["session"])
 
-    async def _is_answered(self, turn: str) -> bool:
+    async def is_answered(self, turn: str) -> bool:
         return (await self.call("GET", f"/api/turns/{turn}"))["state"] == "answered"
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
@@ -324,7 +324,7 @@ async def scene(tmp_path: Path, model: ScriptedModel) -> Scene:
 async def _turn_ends(h: InProcessGateway, scene: Scene) -> None:
     scene.model.release("gate")
     caller = Caller(h.client)
-    await caller.until(lambda: caller._is_answered(scene.queued))
+    await caller.until(lambda: caller.is_answered(scene.queued))
     await caller.say("[say more]", scene.idle)
 
 
@@ -394,8 +394,8 @@ async def test_survival_of_the_end_of_the_process(scene: Scene, event: str, numb
         found |= await scene.speak(h)
         assert found == expected(event)
         caller = Caller(h.client)
-        await caller.until(lambda: caller._is_answered(scene.turn))
-        await caller.until(lambda: caller._is_answered(scene.queued))
+        await caller.until(lambda: caller.is_answered(scene.turn))
+        await caller.until(lambda: caller.is_answered(scene.queued))
         (asked,) = (await caller.call("GET", "/api/approvals"))["approvals"]
         await caller.call("POST", f"/api/approvals/{asked['id']}", {"decision": "approved"})
 

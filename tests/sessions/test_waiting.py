@@ -1,6 +1,10 @@
 """Turns that wait for a person: their residents are unloaded like any other, and reloaded with the answer."""
 
+import contextlib
 import itertools
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,8 @@ import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, Core, core
-from tests.effects import Deeds, ask, asked, asking, results, until
+from tests.core import ANNA, WAIT, Core, core
+from tests.effects import EffectRecord, ask, asked, asking, results, until
 from tests.sessions.test_residents import grows
 from tests.tasks import delegating, task
 from tidegate.agent import Conversation
@@ -50,7 +54,7 @@ def check_books(gateway: Core) -> None:
 
 async def settled(gateway: Core) -> None:
     """Wait until unloaded residents are released."""
-    await until(lambda: not gateway.components.presence._leaving)
+    await until(lambda: not gateway.components.presence.releasing)
 
 
 async def wait_for_person(gateway: Core, count: int = TURNS) -> list[tuple[str, str]]:
@@ -67,7 +71,7 @@ async def wait_for_person(gateway: Core, count: int = TURNS) -> list[tuple[str, 
 async def test_turns_that_wait_keep_no_more_residents_than_the_cap(home: Path, model: ScriptedModel) -> None:
     """A6, A8, A12, B4: the others go on from the store after their answers, and every request begins as the one
     before."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, "[limits]\nresidents = 2") as gateway:
         waiting = await wait_for_person(gateway)
         await settled(gateway)
@@ -85,7 +89,7 @@ async def test_turns_that_wait_keep_no_more_residents_than_the_cap(home: Path, m
 
 async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, model: ScriptedModel) -> None:
     """A6, L03: the messages of the running turn are weighed too."""
-    async with asking(home, model, Deeds(), '[limits]\nresident_bytes = "64 KiB"') as gateway:
+    async with asking(home, model, EffectRecord(), '[limits]\nresident_bytes = "64 KiB"') as gateway:
         await wait_for_person(gateway, 6)
         await settled(gateway)
         assert 0 < reported_sizes(gateway)[1] <= 64 * 1024
@@ -94,7 +98,7 @@ async def test_turns_that_wait_hold_no_more_bytes_than_the_budget(home: Path, mo
 
 async def test_pressure_and_idleness_unload_waiting_residents(home: Path, model: ScriptedModel) -> None:
     """A7, A8, P16: and the turns go on all the same."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         waiting = await wait_for_person(gateway, 2)
         assert gateway.components.presence.relieve(1)[0] == 1
@@ -110,7 +114,7 @@ async def test_pressure_and_idleness_unload_waiting_residents(home: Path, model:
 
 async def test_a_kill_while_turns_wait_unloaded_loses_nothing(home: Path, model: ScriptedModel) -> None:
     """S29, F4, B4: the next process asks again, and its answers count."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     extra = "[limits]\nresidents = 1"
     async with asking(home, model, deeds, extra, drain=None) as gateway:
         waiting = await wait_for_person(gateway, 3)
@@ -126,7 +130,7 @@ async def test_a_kill_while_turns_wait_unloaded_loses_nothing(home: Path, model:
 
 async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, model: ScriptedModel) -> None:
     """A8, B4, S03: before the answer, with it, after it, and twice; a turn that works again keeps what it works on."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         await gateway.say(LONG, channel="page")
         for after in range(40):
@@ -147,7 +151,7 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
 
 async def test_a_call_beside_a_waiting_one_finds_its_turn_complete(home: Path, model: ScriptedModel) -> None:
     """A12, P16: results of both are in the next request, in the order of the calls."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         call = '[together linger {"what": "slow"} push {"what": "b"}] [say both]'
         accepted = await gateway.accept(call, channel="page")
@@ -163,13 +167,30 @@ async def test_a_call_beside_a_waiting_one_finds_its_turn_complete(home: Path, m
         grows(model)
 
 
+@contextlib.contextmanager
+def slow_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Writes to the file of unloaded histories wait for the end of the block."""
+    write, goes_on = os.pwrite, threading.Event()
+
+    def slow(fd: int, data: bytes, offset: int) -> int:
+        goes_on.wait(WAIT)
+        return write(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", slow)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
+
 async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_middle(
-    home: Path, model: ScriptedModel
+    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B4, S03: a history unloaded before the turn is written while the turn is already waiting."""
-    async with asking(home, model, Deeds()) as gateway:
+    async with asking(home, model, EffectRecord()) as gateway:
         session = (await gateway.say(LONG, channel="page")).session
-        async with gateway.components.runner.histories._writing:
+        with slow_writes(monkeypatch):
             assert gateway.components.presence.unload(session, reason="test")
             turn, [question] = await ask(gateway)
         await until(lambda: gateway.components.runner.histories.stats().size == 1)
@@ -182,7 +203,7 @@ async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_mid
 
 async def test_a_turn_that_waits_for_an_asking_task_is_unloaded_too(home: Path, model: ScriptedModel) -> None:
     """A6, A8, B4: neither the delegating agent nor the working one holds memory while a person is asked."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     async with delegating(home, model, "[limits]\nresidents = 1", **options) as gateway:
         given = task("helper", '[tool push {"what": "a"}] [say pushed it]')

@@ -131,8 +131,7 @@ async def test_memory_is_bounded_whatever_is_written(mine: SessionSpool, sizes: 
     async with mine.record("tool") as recorder:
         for size in sizes:
             await recorder.write(b"x" * size)
-            held = sum(len(part) for part in (recorder._head, recorder._tail, recorder._buffer))
-            assert held <= 2 * BYTES + BUFFER_BYTES
+            assert recorder.held <= 2 * BYTES + BUFFER_BYTES
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

@@ -281,7 +281,7 @@ async def test_text_that_is_not_unicode_is_refused(store: Store) -> None:
         await store.write(sessions.set_title, "s_1", "half a pair: \ud800")
 
 
-async def test_who_opens_and_is_cancelled_leaves_nothing_behind(path: Path) -> None:
+async def test_a_cancelled_opening_leaves_nothing_behind(path: Path) -> None:
     """L09: a store whose opening was cancelled is closed."""
     with anyio.fail_after(20):
         for _ in range(5):
@@ -290,6 +290,7 @@ async def test_who_opens_and_is_cancelled_leaves_nothing_behind(path: Path) -> N
                     pytest.fail("not reached")
         async with Store.open(path) as store:
             await store.write(put_meta, "a", 1)
+            assert await store.read(get_meta, "a") == 1
 
 
 async def test_fifty_openings_and_closings_leave_no_descriptor(path: Path) -> None:

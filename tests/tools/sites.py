@@ -115,14 +115,14 @@ class Agent:
     """Calls the tools of the toolset `web`."""
 
     def __init__(self, context: ToolContext, folder: Path) -> None:
-        self._context = context
+        self.context = context
         self.folder = folder
 
     async def use(self, name: str, **arguments: Any) -> Result:
         tool = builtin_toolsets()["web"].get(name)
         assert tool is not None
         async with asyncio.timeout(WAIT):
-            result = await tool.run(self._context, msgspec.json.encode(arguments).decode())
+            result = await tool.run(self.context, msgspec.json.encode(arguments).decode())
         return result if isinstance(result, Result) else Result(text=result)
 
     async def fetch(self, url: str, **arguments: Any) -> Result:

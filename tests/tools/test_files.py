@@ -26,6 +26,7 @@ from tidegate.tools.builtin.files.read import PAGE_BYTES
 from tidegate.tools.builtin.files.search import searched
 from tidegate.tools.builtin.files.write import write
 from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern, search_input
+from tidegate.workspaces.files.search_input import SearchBounds
 
 pytestmark = pytest.mark.anyio
 
@@ -212,17 +213,18 @@ async def test_fake_pictures_are_refused_with_a_sentence(yard: Yard, spool: Sess
 # -- write_file --
 
 
-async def test_a_write_reports_its_effect(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_reports_its_effect(yard: Yard) -> None:
     files = yard.files()
     assert await write(files, "a/b.txt", "é\n") == 'Wrote 3 bytes to "a/b.txt" (a new file).'
     assert await write(files, "a/b.txt", "") == 'Wrote 0 bytes to "a/b.txt" (in place of 3 bytes).'
     with pytest.raises(ToolFailed, match="lone surrogates"):
         await write(files, "a/b.txt", "\ud800")
-    monkeypatch.setattr(writing, "WRITTEN_BYTES", 4)
-    await write(files, "a/b.txt", "éé")
-    with pytest.raises(ToolFailed, match="has 5 bytes; at most 4 are written"):
-        await write(files, "a/b.txt", "ééx")
-    assert (yard.work / "a/b.txt").read_text() == "éé"
+    most = writing.WRITTEN_BYTES
+    longest = "é" * (most // 2)
+    await write(files, "a/b.txt", longest)
+    with pytest.raises(ToolFailed, match=f"has {most + 1} bytes; at most {most} are written"):
+        await write(files, "a/b.txt", longest + "x")
+    assert (yard.work / "a/b.txt").read_text() == longest
 
 
 # -- list_files --
@@ -243,12 +245,14 @@ async def test_a_listing_is_a_line_for_each_name(yard: Yard) -> None:
     assert await listed(yard.files(), ".", "*.rs", recursive=True, hidden=True) == "[nothing fits the glob]"
 
 
-async def test_empty_and_oversized_folders_are_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_empty_and_oversized_folders_are_reported(yard: Yard) -> None:
     (yard.work / "empty").mkdir()
     assert await listed(yard.files(), "empty") == "[the folder is empty]"
-    monkeypatch.setattr(listing, "MOST", 2)
-    yard.put({"a": "", "b": "", "c": ""})
-    assert await listed(yard.files()) == "0 a\n0 b\n[not all: there are more than 2; choose a folder below or a glob]"
+    most = listing.MOST
+    yard.put({f"many/{number:03}": "" for number in range(most + 1)})
+    *entries, note = (await listed(yard.files(), "many")).split("\n")
+    assert entries == [f"0 many/{number:03}" for number in range(most)]
+    assert note == f"[not all: there are more than {most}; choose a folder below or a glob]"
 
 
 # -- search_files --
@@ -271,15 +275,16 @@ async def test_matches_are_listed_under_their_file(yard: Yard) -> None:
     )
 
 
-async def test_files_that_were_not_searched_are_mentioned(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_input, "FILE_BYTES", 100)
-    yard.put({"a": "hit\0", "b": "x" * 101, ".c": "hit", "d": "x"})
+async def test_files_that_were_not_searched_are_mentioned(yard: Yard) -> None:
+    yard.put({"a": "hit\0", "b": "x", ".c": "hit", "d": "x"})
+    os.truncate(yard.work / "b", search_input.FILE_BYTES + 1)
     assert await found(yard, "hit") == (
         "[nothing found in 1 file]\n[left out for its size: 1 file]\n[left out as binary: 1 file]\n"
         "[left out: .c; hidden=true includes them]"
     )
-    monkeypatch.setattr(search_input, "MOST_FILES", 0)
-    assert "[not all was searched: only 0 files were searched; use a path or a glob]" in await found(yard, "hit")
+    files = yard.files(bounds=SearchBounds(files=0))
+    answer = await searched(files, ".", SearchQuery(pattern=read_pattern("hit")))
+    assert "[not all was searched: only 0 files were searched; use a path or a glob]" in answer
 
 
 async def test_a_file_changed_during_the_search_is_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

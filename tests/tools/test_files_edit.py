@@ -120,15 +120,16 @@ async def test_a_file_changed_in_between_is_not_overwritten(yard: Yard, monkeypa
     assert (yard.work / "f").read_text() == "old, and something new\n"
 
 
-async def test_very_long_texts_are_replaced_without_a_diff(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(editing, "DIFFED_CHARACTERS", 10)
-    yard.put({"f": "x" * 11})
-    assert "too long to show their difference" in await edit(yard.files(), "f", "x" * 11, "y")
+async def test_very_long_texts_are_replaced_without_a_diff(yard: Yard) -> None:
+    long = "x" * (editing.DIFFED_CHARACTERS + 1)
+    yard.put({"f": long})
+    assert "too long to show their difference" in await edit(yard.files(), "f", long, "y")
     assert (yard.work / "f").read_text() == "y"
 
 
-async def test_files_that_cannot_be_edited_are_refused(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    yard.put({"latin": b"caf\xe9", "long": "x" * 100})
+async def test_files_that_cannot_be_edited_are_refused(yard: Yard) -> None:
+    limit = editing.EDITED_BYTES
+    yard.put({"latin": b"caf\xe9", "long": "x" * (limit + 1), "short": "x"})
     (yard.shared / "theirs").write_text("old")
     for path, said in (
         ("latin", "is binary or not UTF-8 text; change it with a command"),
@@ -139,9 +140,8 @@ async def test_files_that_cannot_be_edited_are_refused(yard: Yard, monkeypatch: 
         with pytest.raises(ToolFailed, match=said):
             await edit(yard.files(), path, "old", "new")
     with pytest.raises(ToolFailed, match="lone surrogates"):
-        await edit(yard.files(), "long", "x" * 100, "\ud800")
-    monkeypatch.setattr(editing, "EDITED_BYTES", 99)
-    with pytest.raises(ToolFailed, match="has 100 bytes, more than the limit of 99"):
+        await edit(yard.files(), "short", "x", "\ud800")
+    with pytest.raises(ToolFailed, match=f"has {limit + 1} bytes, more than the limit of {limit}"):
         await edit(yard.files(), "long", "x", "y", every=True)
 
 

@@ -101,7 +101,7 @@ def test_nothing_that_a_caller_gets_can_be_changed() -> None:
             lambda got: delattr(got, "tools"),
             lambda got: got.tools.append(make("evil")),
             lambda got: got.definitions.__setitem__(0, None),
-            lambda got: got._by_name.__setitem__("evil", make("evil")),
+            lambda got: got._by_name.__setitem__("evil", make("evil")),  # lint: allow nothing of it can be changed
             lambda got: setattr(got.tools[0], "effect", "write"),
             lambda got: setattr(got.definitions[0], "name", "evil"),
         ):

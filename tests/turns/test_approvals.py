@@ -13,7 +13,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT
-from tests.effects import Deeds, ask, asked, asking, configured, results, until
+from tests.effects import EffectRecord, ask, asked, asking, configured, results, until
 from tidegate.commands import build
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.security import Principal
@@ -30,7 +30,7 @@ async def test_an_approval_survives_the_process_and_the_tool_runs_once(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
     """S29, S31, F4: killed or stopped; the next process shows the same question, and its answer counts."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, drain=drain) as gateway:
         turn, [question] = await ask(gateway)
         assert deeds.done == []
@@ -47,7 +47,7 @@ async def test_an_approval_survives_the_process_and_the_tool_runs_once(
 
 async def test_a_question_waits_over_any_number_of_kills(home: Path, model: ScriptedModel) -> None:
     """S29, F4: a waiting turn does not bring the process down, so it does not use up limits.resumes."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, drain=None) as gateway:
         turn, [question] = await ask(gateway)
         kills = gateway.components.config.limits.resumes + 2
@@ -66,7 +66,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
     """S29, S31: a client may be faster than recovery; nobody is asked twice."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, drain=drain) as gateway:
         turn, [question] = await ask(gateway)
         await gateway.store.write(
@@ -84,7 +84,7 @@ async def test_an_answer_given_before_the_turn_looks_again_counts(
 @pytest.mark.parametrize("drain", [None, 0.05])
 async def test_a_question_of_a_tool_survives_the_process(home: Path, model: ScriptedModel, drain: float | None) -> None:
     """S29: `ask_user` had started; it is the same question afterwards, and the model gets the answer."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     call = '[tool ask_user {"question": "Which?", "choices": ["red", "blue"]}] [say thanks]'
     async with asking(home, model, deeds, drain=drain) as gateway:
         turn, [question] = await ask(gateway, call)
@@ -104,7 +104,7 @@ async def test_calls_that_ran_beside_a_question_are_not_repeated(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
     """F4, S29: an interrupted call beside it has an unknown effect, and the question stays open."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     config = configured(model, rules=("allow linger",))
     call = '[together linger {"what": "x"} push {"what": "a"}] [say done]'
     async with asking(home, model, deeds, config=config, drain=drain) as gateway:
@@ -122,7 +122,7 @@ async def test_calls_that_ran_beside_a_question_are_not_repeated(
 async def test_sweeps_and_expiry_spare_sessions_with_open_questions(home: Path, model: ScriptedModel) -> None:
     """S29, B1: however long it takes, until the question itself expires."""
     now = [1e9]
-    deeds = Deeds()
+    deeds = EffectRecord()
     extra = '[limits]\nidle_ttl = "1s"\nanswer_within = "30d"\nresidents = 1\n[expiry]\nnamed_idle = "1h"'
     async with asking(home, model, deeds, extra, clock=lambda: now[0]) as gateway:
         turn, [question] = await ask(gateway)
@@ -141,7 +141,7 @@ async def test_sweeps_and_expiry_spare_sessions_with_open_questions(home: Path, 
 
 async def test_a_stop_cancels_open_questions(home: Path, model: ScriptedModel) -> None:
     """S30: at once; a late answer is refused with the reason, and the conversation continues."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         turn, [question] = await ask(gateway)
         session = (await gateway.service.outcome(turn)).session
@@ -155,7 +155,7 @@ async def test_a_stop_cancels_open_questions(home: Path, model: ScriptedModel) -
 
 async def test_an_end_cancels_open_questions_and_notifies_readers(home: Path, model: ScriptedModel) -> None:
     """S30, B3: the turn ends as stopped, with the reason; the question is cancelled."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         turn, [question] = await ask(gateway)
         log = gateway.service.turn_log(turn)
@@ -174,7 +174,7 @@ async def test_an_expired_question_is_reported_to_the_model_and_the_turn_continu
 ) -> None:
     """S30: limits.answer_within; the model reads that nothing was done, and why."""
     now = [1e9]
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, '[limits]\nanswer_within = "1h"', clock=lambda: now[0]) as gateway:
         turn, [question] = await ask(gateway)
         assert question.expires == 1e9 + 3600
@@ -193,7 +193,7 @@ async def test_an_agent_may_be_configured_to_end_the_turn_when_a_question_expire
 ) -> None:
     """S30: `unanswered = "end"` ends the turn instead, with a sentence for its user."""
     now = [1e9]
-    deeds = Deeds()
+    deeds = EffectRecord()
     config = configured(model, agent='unanswered = "end"')
     async with asking(home, model, deeds, config=config, clock=lambda: now[0]) as gateway:
         turn, _ = await ask(gateway, f"[tool {call}] [say done]")
@@ -208,7 +208,7 @@ async def test_an_agent_may_be_configured_to_end_the_turn_when_a_question_expire
 
 async def test_a_denial_reaches_the_model_with_its_reason(home: Path, model: ScriptedModel) -> None:
     """S30: it is a result like any other: the turn continues."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         turn, [question] = await ask(gateway)
         await gateway.service.questions.answer(question.id, ANNA, "denied", "not on a Friday")
@@ -225,7 +225,7 @@ async def test_an_action_is_denied_if_nobody_can_be_asked(
     home: Path, model: ScriptedModel, where: dict[str, Any]
 ) -> None:
     """X11: without configuration; the model is told why, and nothing waits."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     config = re.sub(r'approvals = "balanced"\nrules = .*\n', "", configured(model))
     async with asking(home, model, deeds, config=config) as gateway:
         outcome = await gateway.say(
@@ -242,7 +242,7 @@ async def test_an_action_is_denied_if_nobody_can_be_asked(
 
 async def test_one_principal_cannot_take_every_place_to_wait_for_an_answer(home: Path, model: ScriptedModel) -> None:
     """X11, L21: limits.questions_each; another principal's turn may still ask."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     push = '[tool push {"what": "a"}] [say done]'
     async with asking(home, model, deeds, "[limits]\nquestions_each = 1") as gateway:
         own = await gateway.accept(push, channel="page")
@@ -260,7 +260,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
     home: Path, model: ScriptedModel
 ) -> None:
     """X11: limits.questions; a waiting turn may ask a second question, and keeps its own across a restart."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     extra = "[limits]\nquestions = 1"
     both = '[together push {"what": "a"} push {"what": "b"}] [say done]'
     async with asking(home, model, deeds, extra, drain=None) as gateway:
@@ -287,7 +287,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
 
 async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(home: Path, model: ScriptedModel) -> None:
     """X14: two calls side by side, two rows; the approved one runs, the other does not."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         accepted = await gateway.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
         questions = await asked(gateway, accepted.turn, 2)
@@ -310,7 +310,7 @@ async def test_an_approval_is_of_one_call_and_its_neighbour_waits_for_its_own(ho
 @pytest.mark.parametrize("state", ["approved", "open"])
 async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: ScriptedModel, state: str) -> None:
     """X14: the digest of the exact call is compared, whatever the row of its step says."""
-    deeds = Deeds()
+    deeds = EffectRecord()
 
     def forge(db: Any) -> None:
         other = approvals.action_digest("push", '{"what": "harmless"}')
@@ -329,7 +329,7 @@ async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: Sc
 
 async def test_after_a_restart_a_row_about_another_action_lets_nothing_run(home: Path, model: ScriptedModel) -> None:
     """X14, S31: the same, when the step asks again."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, drain=None) as gateway:
         turn, _ = await ask(gateway)
         other = approvals.action_digest("push", '{"what": "harmless"}')
@@ -343,7 +343,7 @@ async def test_after_a_restart_a_row_about_another_action_lets_nothing_run(home:
 
 async def test_questions_of_others_are_not_found(home: Path, model: ScriptedModel) -> None:
     """X14, X06: a forged or foreign id is not found, not even for the owner of the gateway, and nothing runs."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         turn, [question] = await ask(gateway)
         for stranger in (BERT, OWNER):
@@ -360,7 +360,7 @@ async def test_questions_of_others_are_not_found(home: Path, model: ScriptedMode
 
 async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
     """S29: repeating the same answer is fine; another one is refused with the first."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         turn, [question] = await ask(gateway)
         answer = gateway.service.questions.answer
@@ -377,7 +377,7 @@ async def test_an_answer_counts_once(home: Path, model: ScriptedModel) -> None:
 
 async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, model: ScriptedModel) -> None:
     """S29: after a crash in between, the given answers stay valid."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, drain=None) as gateway:
         turn, [first] = await ask(gateway, '[tool insist {"times": 2}] [say done]')
         with pytest.raises(Refused, match="Give an answer"):
@@ -399,7 +399,7 @@ async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, mode
 
 async def test_questions_close_with_their_call(home: Path, model: ScriptedModel) -> None:
     """S30: a tool that has timed out asks nobody any more: readers are notified, and a late answer is refused."""
-    async with asking(home, model, Deeds()) as gateway:
+    async with asking(home, model, EffectRecord()) as gateway:
         turn, [question] = await ask(gateway, "[tool hurry {}] [hold gate step=1] [say done]")
         log = gateway.service.turn_log(turn)
         with anyio.fail_after(WAIT):
@@ -414,7 +414,7 @@ async def test_questions_close_with_their_call(home: Path, model: ScriptedModel)
 
 async def test_questions_of_a_lost_call_close_too(home: Path, model: ScriptedModel) -> None:
     """S29, S30: a call that is not repeated after a crash waits for no answer."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     deeds.goes_on.set()
     config = configured(model, rules=("allow linger",))
     text = '[tool linger {"what": "a", "then": "Why?"}] [hold gate step=1] [say done]'
@@ -435,7 +435,7 @@ def _states(events: Sequence[Event]) -> list[str]:
 
 async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: ScriptedModel) -> None:
     """X14: the approval of a call and its questions are different rows."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     deeds.goes_on.set()
     async with asking(home, model, deeds) as gateway:
         turn, [leave] = await ask(gateway, '[tool linger {"what": "a", "then": "Why?"}] [say done]')
@@ -449,7 +449,7 @@ async def test_a_tool_that_was_approved_may_still_ask(home: Path, model: Scripte
 async def test_the_approver_sees_hidden_characters(home: Path, model: ScriptedModel) -> None:
     """X14: no line can imitate another argument, nothing is invisible or reversed, and a long action is shown
     completely."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     long = "begin " + "x" * 20_000 + " end"
     blank = "\u3164\ufe0f\U000e0100\u115f\u2800\u034f"
     tricks = ["ls\nforce: false", "rm \u202e sl\u200b \x1b[31m", f"rm a{blank} \u2764\ufe0f", long]
@@ -473,7 +473,7 @@ async def test_the_approver_sees_hidden_characters(home: Path, model: ScriptedMo
 
 async def test_an_action_too_long_to_show_is_refused_without_asking(home: Path, model: ScriptedModel) -> None:
     """X14: nobody approves an action unseen; escaped characters count at their displayed length."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         for what in ("x" * approvals.SUMMARY_CHARACTERS, "\u200b" * 11_000):
             await gateway.say(f"[tool push {json.dumps({'what': what})}] [say done]", channel="page")
@@ -489,7 +489,7 @@ DEPLOY = '[tool deploy {"what": "d"}] [say done]'
 
 async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path, model: ScriptedModel) -> None:
     """X11, X14: in anyone's conversation; the refusal names the right and who has it."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         adam = Principal(id="p_adam", name="adam", role="admin")
         await gateway.know(adam)
@@ -520,7 +520,7 @@ async def test_effects_outside_the_sandbox_are_the_owners_to_approve(home: Path,
 
 async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model: ScriptedModel) -> None:
     """X11: approvals in their conversations wait for the owner."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         gwen = Principal(id="p_gwen", name="gwen", role="guest")
         await gateway.know(gwen)
@@ -536,7 +536,7 @@ async def test_a_guest_approves_nothing_and_answers_questions(home: Path, model:
 
 async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path, model: ScriptedModel) -> None:
     """X11: a principal without a row has no rights."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         nobody = Principal(id="p_nobody", name="nobody")
         turn, [question] = await ask(gateway, principal=nobody.id)
@@ -549,7 +549,7 @@ async def test_somebody_whom_the_store_does_not_know_approves_nothing(home: Path
 
 async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, model: ScriptedModel) -> None:
     """X14, S31: approved by a member, then the gateway restarts with another backend before the call has run."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     asks = configured(model, '[workspaces]\nbackend = "bubblewrap"', rules=("ask build",))
     build = '[tool build {"what": "b"}] [say done]'
     async with asking(home, model, deeds, config=asks, drain=None) as gateway:
@@ -566,7 +566,7 @@ async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, mo
 
 async def test_arguments_that_no_tool_could_read_are_asked_about_and_fail(home: Path, model: ScriptedModel) -> None:
     """X14: also those that are nested too deeply to be read."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         for number, call in enumerate(
             ("[badargs push] [say done]", f"[tool push {'[' * 5000 + ']' * 5000}] [say done]")
@@ -583,7 +583,7 @@ async def test_arguments_that_no_tool_could_read_are_asked_about_and_fail(home: 
 
 async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> None:
     """X11: allow, ask and deny, by tool, argument and channel; a denial names its rule."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     rules = ("allow push what=a", "deny push what=b", "ask note channel:page", "deny effect:read")
     async with asking(home, model, deeds, config=configured(model, rules=rules)) as gateway:
         await gateway.say(
@@ -602,7 +602,7 @@ async def test_rules_come_before_the_mode(home: Path, model: ScriptedModel) -> N
 
 async def test_actions_allowed_in_balanced_mode_need_no_approval(home: Path, model: ScriptedModel) -> None:
     """X11: writing in the workspace and reading, on a channel without a person."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         assert (await gateway.say('[tool note {"what": "n"}] [tool clock {}] [say done]')).text == "done"
         assert deeds.done == ["n"]
@@ -613,7 +613,7 @@ async def test_execution_needs_approval_unless_it_is_sandboxed(
     home: Path, model: ScriptedModel, backend: str, asks: bool
 ) -> None:
     """X11: balanced mode, by the session's own workspace; a tool that runs its commands elsewhere asks anyway."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, f'[workspaces]\nbackend = "{backend}"') as gateway:
         accepted = await gateway.accept('[tool build {"what": "b"}] [say done]', channel="page")
         if asks:
@@ -633,7 +633,7 @@ async def test_execution_needs_approval_unless_it_is_sandboxed(
 
 async def test_a_turn_that_waits_gives_its_place_to_others(home: Path, model: ScriptedModel) -> None:
     """S29: with one slot, another session is answered meanwhile; the status shows how many wait."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, "[limits]\nturns = 1") as gateway:
         turn, [question] = await ask(gateway)
         assert (await gateway.say("[say meanwhile]", name="other")).text == "meanwhile"
@@ -660,7 +660,7 @@ async def test_the_time_of_a_question_does_not_count(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S29: limits.turn_seconds is for work."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, '[limits]\nturn_seconds = "1s"') as gateway:
         turn, [question] = await ask(gateway)
         await _put_on(monkeypatch, 3)
@@ -672,7 +672,7 @@ async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
     home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S29: of two concurrent calls, one asks after the other has waited longer than a turn may take."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     config = configured(model, '[limits]\nturn_seconds = "1s"', rules=("allow linger",))
     async with asking(home, model, deeds, config=config) as gateway:
         turn, [first] = await ask(
@@ -691,7 +691,7 @@ async def test_a_second_question_that_comes_later_does_not_shorten_the_turn(
 
 async def test_late_readers_get_open_questions_first(home: Path, model: ScriptedModel) -> None:
     """S29: before the rows; also while the asking turn still waits for a slot after a restart."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     extra = "[limits]\nturns = 1"
     async with asking(home, model, deeds, extra, drain=None) as gateway:
         busy = await gateway.accept("[hold gate] [say held]", name="busy", channel="page")
@@ -722,7 +722,7 @@ async def test_after_a_restart_a_watcher_misses_no_row_of_the_turn_that_waits(
     home: Path, model: ScriptedModel, drain: float | None
 ) -> None:
     """S14, S19, S29: the rows of the last process come once each, and then the turn's questions."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with asking(home, model, deeds, drain=drain) as gateway:
         turn, [question] = await ask(gateway)
         session = (await gateway.service.outcome(turn)).session

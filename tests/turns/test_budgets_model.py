@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -17,7 +16,6 @@ from tidegate.config import Config, read
 from tidegate.errors import BudgetSpent
 from tidegate.models import Model
 from tidegate.store import SessionRow, Store, usage
-from tidegate.turns.budgets import budgets as room
 from tidegate.turns.budgets.account import BudgetRule, window
 from tidegate.turns.budgets.budgets import Budgets
 from tidegate.values import Event, Notice, Usage
@@ -127,8 +125,6 @@ class BudgetMachine(RuleBasedStateMachine):
         self.spent: list[Spend] = []
         self.warned: set[tuple[str, str, float]] = set()
         self.talks: dict[tuple[str, str], str] = {}
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(room, "ACCOUNTS_KEPT", self.kept)
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
         self.folder = tempfile.TemporaryDirectory()
@@ -144,7 +140,7 @@ class BudgetMachine(RuleBasedStateMachine):
         return self.runner.run(wait())
 
     def start(self) -> Budgets:
-        made = Budgets(self.config, self.store, lambda: self.now)
+        made = Budgets(self.config, self.store, lambda: self.now, accounts_kept=self.kept)
         self.run(made.load())
         self.warned.clear()
         return made
@@ -158,7 +154,6 @@ class BudgetMachine(RuleBasedStateMachine):
             self.run(self.stack.aclose())
             self.runner.close()
             self.folder.cleanup()
-            self.patch.undo()
 
     # -- the description --
 
@@ -166,7 +161,7 @@ class BudgetMachine(RuleBasedStateMachine):
         """The rules that apply to a call, in order, with their keys."""
         keys = {"principal": principal, "agent": agent, "session": session, "job": job}
         found = [(account.rule, "") for account in self.budgets.gateway]
-        for each in self.budgets._shared:
+        for each in self.budgets.shared:
             key = keys[each.per]
             if key and (not each.only or key in each.only):
                 found.append((each, key))
@@ -194,11 +189,11 @@ class BudgetMachine(RuleBasedStateMachine):
             "job": ("news", "mail"),
             "session": self.talks.values(),
         }
-        for each in self.budgets._shared:
+        for each in self.budgets.shared:
             for key in keys[each.per]:
                 if each.only and key not in each.only:
                     continue
-                spent = self.run(self.budgets._account(each, key)).spent()
+                spent = self.run(self.budgets.account(each, key)).spent()
                 assert (spent.tokens, spent.cost) == self.sum_of(each, key), (each.setting, key)
 
     # -- what happens --

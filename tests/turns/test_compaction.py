@@ -564,7 +564,7 @@ async def test_a_summary_that_saves_too_little_is_not_applied(home: Path, model:
 
 async def test_a_count_of_the_providers_calibrates_the_estimate(home: Path, model: ScriptedModel) -> None:
     async with compacting_core(home, model) as h:
-        token_estimate = h.components.runner._models.get("main").token_estimate
+        token_estimate = h.components.models.get("main").token_estimate
         before = token_estimate.tokens(100_000)
         await talk(h, 6)
         assert token_estimate.tokens(100_000) != before

@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core
-from tests.tasks import configured, delegating, error, result, rows, still, task
+from tests.tasks import configured, delegating, error, result, rows, task, until_idle
 from tidegate.errors import Refused
 from tidegate.store import principals, sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
@@ -35,7 +35,7 @@ async def test_a_task_is_answered_and_the_answer_is_said_to_be_the_agents(home: 
         assert given["messages"][0]["content"].startswith("You help.")
         told = json.dumps(given["messages"][1])
         assert "[say forty two]" in told and "given by the agent 'main'" in told
-        await still(gateway)
+        await until_idle(gateway)
         assert gateway.service.census() == {**dict.fromkeys(gateway.service.census(), 0), "present": 1, "residents": 1}
         assert await rows(gateway) == NOTHING_LEFT
         assert gateway.components.delegation is not None and gateway.components.delegation.is_idle
@@ -189,7 +189,7 @@ async def test_so_many_tasks_of_a_turn_are_worked_on_at_once_and_the_others_wait
         assert (await gateway.say(said)).text == "all"
         assert result(gateway) == [f"The answer of the agent 'second':\n\n{number}" for number in range(6)]
         assert most == 2 and running == 0
-        await still(gateway)
+        await until_idle(gateway)
         assert await rows(gateway) == NOTHING_LEFT
 
 
@@ -208,7 +208,7 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
             for number in range(4):
                 group.start_soon(talk, f"talk {number}")
         assert outcomes == ["outer"] * 4
-        await still(gateway)
+        await until_idle(gateway)
         assert gateway.components.engine.slots.taken == 0
 
 
@@ -335,7 +335,7 @@ async def test_whichever_way_the_turn_ends_its_tasks_end_before_it(
         assert seen == [0]
         assert log is not None and log.closed and log.events[-1].outcome.state == "stopped"  # type: ignore[union-attr]
         assert error(log.events[-1].outcome).endswith("the turn that delegated this task has ended.")  # type: ignore[union-attr]
-        await still(gateway)
+        await until_idle(gateway)
         left = await rows(gateway)
         assert (left["sessions"], left["receipts"], left["intents"]) == (0 if way == "delete" else 1, 0, 0)
         assert gateway.components.delegation is not None and gateway.components.delegation.is_idle
@@ -349,7 +349,7 @@ async def test_tasks_stop_when_their_caller_leaves(home: Path, model: ScriptedMo
         with anyio.fail_after(WAIT):
             await holding.started.wait()
         await gateway.service.abandon(accepted.turn)
-        await still(gateway)
+        await until_idle(gateway)
         assert holding.held == 0 and set((await rows(gateway)).values()) == {0}
         assert not any(gateway.service.census().values())
 
@@ -378,7 +378,7 @@ async def test_a_turn_that_fails_beside_its_tasks_stops_them(home: Path, model: 
         outcome = await gateway.answered(accepted.turn)
         assert outcome.state == "failed" and outcome.error is not None and outcome.error.code == "unanswered"
         assert holding.held == 0
-        await still(gateway)
+        await until_idle(gateway)
         assert (await rows(gateway))["sessions"] == 1
 
 
@@ -394,7 +394,7 @@ async def test_a_task_has_its_own_folder_which_is_removed_with_it(home: Path, mo
         await gateway.say(f"{task('helper', f'{read} [say looked]')} [say ok]")
         looked = next(found for number in (-2, -3) for found in result(gateway, number) if "a.txt" in found)
         assert "no" in looked.lower()
-        await still(gateway)
+        await until_idle(gateway)
         assert [path for path in (home / "workspaces").rglob("a.txt")] == []
         assert (await rows(gateway))["workspaces"] == 0
 
@@ -409,7 +409,7 @@ async def test_a_task_of_an_agent_with_a_project_works_in_the_project(home: Path
     async with delegating(home, model, toml=toml) as gateway:
         await gateway.say(f"{task('writer', f'{write} [say written]')} [say ok]")
         assert "written" in result(gateway)[0]
-        await still(gateway)
+        await until_idle(gateway)
     assert (home / "project" / "a.txt").read_text() == "kept"
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core
-from tests.effects import Deeds, until
-from tests.tasks import configured, delegating, result, rows, still, task
+from tests.effects import EffectRecord, until
+from tests.tasks import configured, delegating, result, rows, task, until_idle
 from tidegate.commands import build
 from tidegate.errors import NotAllowed, NotFound
 from tidegate.store import audit
@@ -94,7 +94,7 @@ async def test_questions_of_a_task_reach_the_person_in_their_conversation(
     home: Path, model: ScriptedModel, how: str
 ) -> None:
     """S29, S31: through the turn that they follow; answered like any other, while the turn waits."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     toolsets = {"deeds": deeds.toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as gateway:
         said = f"{task('helper', task('second', PUSH))} [say done]"
@@ -147,7 +147,7 @@ async def test_a_task_is_never_less_restricted_than_its_parent(
     home: Path, model: ScriptedModel, giver: str, helper: str, verdict: str, deep: bool
 ) -> None:
     """X11: the strictest of all policies on the way decides, even if an agent in between has a milder one."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     toml = agents_with(model, giver, 'approvals = "autonomous"' if deep else helper, helper)
     said = task("helper", task("second", PUSH) + " [say ok]" if deep else PUSH) + " [say done]"
     async with delegating(home, model, toml=toml, toolsets={"deeds": deeds.toolset()}) as gateway:
@@ -175,7 +175,7 @@ def agents_with(model: ScriptedModel, *settings_of: str) -> str:
 
 async def test_actions_outside_the_sandbox_need_the_owner_in_tasks_too(home: Path, model: ScriptedModel) -> None:
     """X11, X14: delegation gives nobody a right."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as gateway:
         said = task("helper", '[tool deploy {"what": "d"}] [say ok]') + " [say done]"
         accepted = await gateway.accept(said, channel="page")
@@ -192,7 +192,7 @@ async def test_actions_outside_the_sandbox_need_the_owner_in_tasks_too(home: Pat
 
 async def test_a_stop_closes_the_questions_of_tasks(home: Path, model: ScriptedModel) -> None:
     """S30: readers of the turn are notified before it ends."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as gateway:
         accepted = await gateway.accept(task("second", PUSH, together=(("second", PUSH),)), channel="page")
         questions = await questions_of(gateway, accepted.turn, 2)
@@ -202,14 +202,14 @@ async def test_a_stop_closes_the_questions_of_tasks(home: Path, model: ScriptedM
         assert (await gateway.answered(accepted.turn)).state == "stopped"
         closed = [event for event in log.events if isinstance(event, QuestionAnswered)]
         assert {event.id: event.state for event in closed} == {each.id: "cancelled" for each in questions}
-        await still(gateway)
+        await until_idle(gateway)
         assert deeds.done == [] and gateway.service.questions.waiting == 0 and (await rows(gateway))["approvals"] == 0
 
 
 @pytest.mark.parametrize("name", ["talk", None])
 async def test_a_task_cannot_ask_where_its_parent_cannot(home: Path, model: ScriptedModel, name: str | None) -> None:
     """S30: decided by the outermost conversation, whatever agents are in between."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as gateway:
         said = f"{task('second', PUSH)} [say done]"
         channel = "http" if name else "page"
@@ -221,7 +221,7 @@ async def test_a_task_cannot_ask_where_its_parent_cannot(home: Path, model: Scri
 
 async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(home: Path, model: ScriptedModel) -> None:
     """X23: an agent that must not do something there does not do it as a task either."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     toml = configured(model, tools="deeds").replace(
         'prompt = "You help the helper."', 'prompt = "x"\nrules = ["deny push channel:terminal"]', 1
     )
@@ -235,7 +235,7 @@ async def test_rules_about_a_channel_are_about_the_one_at_which_the_person_is(ho
 
 async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: Path, model: ScriptedModel) -> None:
     """S29: nor that of any turn in between; afterwards it counts again."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as gateway:
         accepted = await gateway.accept(f"{task('helper', task('second', PUSH))} [hold gate step=1]", channel="page")
         [question] = await questions_of(gateway, accepted.turn)
@@ -243,19 +243,19 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
         assert live is not None
         family = [live, *live.children.values()]
         family += [each for child in live.children.values() for each in child.children.values()]
-        assert len(family) == 3 and all(each._timer is None for each in family)
+        assert len(family) == 3 and not any(each.is_timed for each in family)
         await gateway.service.questions.answer(question.id, ANNA, "approved")
         with anyio.fail_after(WAIT):
             await model.held("gate")
-        assert live._timer is not None
+        assert live.is_timed
         model.release("gate")
         assert (await gateway.answered(accepted.turn)).state == "answered"
-        assert live._timer is None
+        assert not live.is_timed
 
 
 async def test_a_question_of_a_task_survives_the_process(home: Path, model: ScriptedModel) -> None:
     """S29, F4: across any number of kills; turn and task keep waiting, and neither is given up for it."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     said = task("helper", task("second", PUSH) + " [say ok]") + " [say done]"
     async with delegating(home, model, drain=None, **options) as gateway:
@@ -269,13 +269,13 @@ async def test_a_question_of_a_task_survives_the_process(home: Path, model: Scri
         await questions_of(gateway, accepted.turn)
         await gateway.service.questions.answer(question.id, ANNA, "approved")
         assert (await gateway.answered(accepted.turn)).text == "done"
-        await still(gateway)
+        await until_idle(gateway)
         assert deeds.done == ["a"] and (await rows(gateway))["sessions"] == 1
 
 
 async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel) -> None:
     """S29, L21: neither its own slot nor that of its parent; more of its tasks may run meanwhile."""
-    deeds = Deeds()
+    deeds = EffectRecord()
     options: dict[str, Any] = {"toolsets": {"deeds": deeds.toolset()}, "approvals": "balanced"}
     async with delegating(home, model, "[limits]\nturns = 1", **options) as gateway:
         both = task("second", PUSH, together=(("second", "[say quick]"),))
@@ -290,7 +290,7 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
 
 async def test_actions_of_a_task_are_audited_under_its_conversation(home: Path, model: ScriptedModel) -> None:
     """X24: its own session is gone with it; the principal and the approver are known."""
-    toolsets = {"deeds": Deeds().toolset()}
+    toolsets = {"deeds": EffectRecord().toolset()}
     async with delegating(home, model, toolsets=toolsets, approvals="balanced") as gateway:
         accepted = await gateway.accept(f"{task('helper', task('second', PUSH))} [say done]", channel="page")
         [question] = await questions_of(gateway, accepted.turn)

@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT
-from tests.tasks import configured, delegating, result, rows, still, task
+from tests.tasks import configured, delegating, result, rows, task, until_idle
 from tidegate.store import sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
 
@@ -34,7 +34,7 @@ async def test_a_task_that_ran_goes_on_with_its_turn(
         outcome = await gateway.answered(accepted.turn)
         assert (outcome.state, outcome.text) == ("answered", "done")
         assert result(gateway) == ["The answer of the agent 'helper':\n\nfound"]
-        await still(gateway)
+        await until_idle(gateway)
         assert (await rows(gateway))["sessions"] == 1 and (await rows(gateway))["receipts"] == 0
 
 
@@ -47,7 +47,7 @@ async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: P
             await model.held("gate")
             async with anyio.create_task_group() as group:
                 group.start_soon(gateway.service.drain, WAIT)
-                while not gateway.components.engine._closed:
+                while gateway.components.engine.is_open:
                     await anyio.sleep(0.001)
                 model.release("gate")
         outcome = await gateway.service.outcome(accepted.turn, ANNA)
@@ -104,7 +104,7 @@ async def test_a_task_of_a_turn_that_is_not_resumed_is_stopped_and_leaves_nothin
         toml = toml.replace("[agents.main]", "[agents.another]", 1)
     model.release("gate")
     async with delegating(home, model, toml=toml) as gateway:
-        await still(gateway)
+        await until_idle(gateway)
         if why != "one-shot":
             state = "stopped" if why == "ended" else "failed"
             assert (await gateway.service.outcome(accepted.turn, ANNA)).state == state
@@ -209,5 +209,5 @@ async def test_a_task_that_goes_on_finds_its_files(home: Path, model: ScriptedMo
     async with delegating(home, model) as gateway:
         assert (await gateway.answered(accepted.turn)).text == "done"
         assert "kept" in result(gateway, -2)[-1]
-        await still(gateway)
+        await until_idle(gateway)
         assert not list((home / "workspaces").iterdir())

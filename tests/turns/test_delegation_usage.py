@@ -7,7 +7,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core
-from tests.tasks import delegating, error, result, rows, still, task
+from tests.tasks import delegating, error, result, rows, task, until_idle
 from tidegate.store import UsageTotal, sessions, usage
 from tidegate.values import Outcome, Usage
 
@@ -121,7 +121,7 @@ async def _spent_by(home: Path, model: ScriptedModel, said: str) -> Outcome:
 
 
 async def _results(gateway: Core) -> list[str]:
-    await still(gateway)
+    await until_idle(gateway)
     rows = await gateway.store.read(lambda db: list(db.execute("SELECT session FROM messages LIMIT 1")))
     page = await gateway.service.transcript(rows[0][0], ANNA)
     return [row.message.text for row in page.rows if row.message.role == "tool"]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.effects import Deeds, configured
+from tests.effects import EffectRecord, configured
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import call, chat
 
@@ -20,12 +20,12 @@ QUESTION = '[tool ask_user {"question": "Which?", "choices": ["red", "blue"]}] [
 
 
 @pytest.fixture
-def deeds() -> Deeds:
-    return Deeds()
+def deeds() -> EffectRecord:
+    return EffectRecord()
 
 
 @pytest.fixture
-async def careful(home: Path, model: ScriptedModel, deeds: Deeds) -> AsyncIterator[InProcessGateway]:
+async def careful(home: Path, model: ScriptedModel, deeds: EffectRecord) -> AsyncIterator[InProcessGateway]:
     """A gateway whose agent asks before it runs a command."""
     async with in_process_gateway(
         home, toml=configured(model), model=model, toolsets={"deeds": deeds.toolset()}
@@ -58,7 +58,7 @@ async def outcome(h: InProcessGateway, turn: str) -> str:
         return (await h.service.wait(turn)).text
 
 
-async def test_an_approval_is_listed_and_answered(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_an_approval_is_listed_and_answered(careful: InProcessGateway, deeds: EffectRecord) -> None:
     """S29: it shows the action in full; repeating the answer changes nothing, another answer is refused."""
     session, turn, row = await begin(careful, PUSH)
     assert (row["session"], row["turn"], row["kind"], row["tool"]) == (session, turn, "approval", "push")
@@ -99,7 +99,7 @@ async def test_a_question_is_answered_by_a_choice_or_its_number(careful: InProce
     assert await outcome(careful, turn) == "thanks"
 
 
-async def test_other_users_questions_are_404(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_other_users_questions_are_404(careful: InProcessGateway, deeds: EffectRecord) -> None:
     """X14, X06: 404 with the same words as for an unknown id, even for the gateway's owner; never 403."""
     anna, bert = await careful.add_key("anna"), await careful.add_key("bert")
     session, turn, row = await begin(careful, PUSH, anna)
@@ -129,7 +129,7 @@ async def test_a_list_is_bounded_and_says_whether_there_are_more(careful: InProc
         await answer(careful, row["id"], decision="denied")
 
 
-async def test_a_stop_closes_open_questions(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_a_stop_closes_open_questions(careful: InProcessGateway, deeds: EffectRecord) -> None:
     """S30: a late answer gets the reason."""
     session, turn, row = await begin(careful, PUSH)
     assert (await call(careful, "POST", f"/api/sessions/{session}/stop")).json["stopped"] == turn
@@ -138,7 +138,7 @@ async def test_a_stop_closes_open_questions(careful: InProcessGateway, deeds: De
     assert late.status == 409 and "cancelled" in late.error["message"] and deeds.done == []
 
 
-async def test_commands_can_answer_questions_during_a_turn(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_commands_can_answer_questions_during_a_turn(careful: InProcessGateway, deeds: EffectRecord) -> None:
     """S29, V19: the reply names the turn that continues."""
     session, turn, _ = await begin(careful, PUSH)
     said = await call(careful, "POST", "/api/messages", json={"text": "/approve", "session": session})
@@ -166,7 +166,7 @@ async def test_a_stream_begins_with_open_questions(careful: InProcessGateway) ->
     assert [event["state"] for event in events if event["type"] == "answered"] == ["approved"]
 
 
-async def test_the_openai_api_does_not_wait_for_answers(careful: InProcessGateway, deeds: Deeds) -> None:
+async def test_the_openai_api_does_not_wait_for_answers(careful: InProcessGateway, deeds: EffectRecord) -> None:
     """X11: a program gets an error immediately, and its named session keeps no open question."""
     for session in (None, "named"):
         assert (await chat(careful, PUSH, session=session)).text == "done"

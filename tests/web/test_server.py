@@ -1,6 +1,8 @@
 """The HTTP server: limits of a connection, and an orderly stop."""
 
 import asyncio
+import contextlib
+import os
 import socket
 import threading
 from pathlib import Path
@@ -15,8 +17,7 @@ from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import CHAT, Reply, call, chat, chat_body, raw
 from tidegate.web.app.http_request import BODIES_AT_ONCE
-from tidegate.web.http1 import protocol, server
-from tidegate.web.http1.protocol import HEADER_BYTES, HEADER_COUNT
+from tidegate.web.http1.protocol import HEADER_BYTES, HEADER_COUNT, HttpTimes
 
 pytestmark = pytest.mark.anyio
 
@@ -59,11 +60,9 @@ async def test_an_unsupported_upgrade_is_an_ordinary_request(gateway: InProcessG
         assert head.startswith(b"HTTP/1.1 200"), head
 
 
-async def test_a_connection_without_a_request_is_closed(
-    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_without_a_request_is_closed(gateway: InProcessGateway) -> None:
     """L11, L21: whether it sends nothing or sends its headers byte by byte."""
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    gateway.server.times = HttpTimes(head=0.1)
     head, _ = await raw(gateway, b"")
     assert head == b""
     with anyio.fail_after(WAIT):
@@ -168,11 +167,9 @@ async def test_a_refused_large_body_is_no_longer_counted(home: Path, model: Scri
                 assert h.app.bodies.held == 0
 
 
-async def test_a_client_that_stops_reading_is_dropped(
-    gateway: InProcessGateway, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_stops_reading_is_dropped(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """L21, L31: when its buffers stay full; the turn itself continues."""
-    monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
+    gateway.server.times = HttpTimes(stall=0.2)
     body = b'{"model":"main","stream":true,"messages":[{"role":"user","content":"x [words 100000]"}]}'
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -194,12 +191,10 @@ async def test_a_client_that_stops_reading_is_dropped(
     assert gateway.service.status().turns.answered == 1
 
 
-async def test_a_client_that_does_not_read_the_rest_is_dropped(
-    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_does_not_read_the_rest_is_dropped(gateway: InProcessGateway) -> None:
     """L11, L21: even when the answer is complete and the rest would not fill the buffers."""
-    monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
-    gateway.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    gateway.server.times = HttpTimes(stall=0.2)
+    gateway.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     body = b'{"model":"main","messages":[{"role":"user","content":"x [words 9000]"}]}'
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -292,7 +287,7 @@ async def test_connections_beyond_the_share_are_shed_idle_first(
     """L11, L21: the connection that has been idle longest is closed for a new one; recently used ones are kept."""
     async with in_process_gateway(home, model=model) as h:
         monkeypatch.setattr(h.server, "_most", 2)
-        monkeypatch.setattr(server, "IDLE_SECONDS", 0)
+        h.server.times = HttpTimes(idle=0)
         ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         port = int(h.url.rpartition(":")[2])
         with anyio.fail_after(WAIT):
@@ -316,6 +311,24 @@ async def test_connections_beyond_the_share_are_shed_idle_first(
 async def test_small_pieces_of_a_stream_are_sent_immediately(gateway: InProcessGateway) -> None:
     """H11: no piece waits for the acknowledgement of the previous one."""
     assert (await chat(gateway, stream=True)).status == 200
-    for connection in gateway.server._state.connections:
-        sock = connection.transport.get_extra_info("socket")
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    accepted = accepted_connections(gateway.socket.getsockname())
+    assert accepted
+    for sock in accepted:
+        with sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def accepted_connections(address: tuple[str, int]) -> list[socket.socket]:
+    """Copies of the sockets of this process that were accepted at this address."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not str(descriptor.readlink()).startswith("socket:"):
+                continue
+            sock = socket.socket(fileno=os.dup(int(descriptor.name)))
+            with contextlib.suppress(OSError):
+                if sock.getsockname() == address and sock.getpeername():
+                    found.append(sock)
+                    continue
+            sock.close()
+    return found

@@ -151,7 +151,7 @@ class RecordingProtocol(HttpToolsProtocol):
         self.calls.append("_start_asgi_task")
         self.cycles.append(cycle)
         self.prepare(cycle)
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, app)  # lint: allow what uvicorn calls is the subject
 
     def prepare(self, cycle: RequestResponseCycle) -> None:
         """For subclasses: called before the application is."""

@@ -50,7 +50,7 @@ class Place:
 
     async def spawn(self, text: str) -> Child:
         mark = new_id("c")
-        return await self.sandbox.spawn(self._script(text, mark), mark)
+        return await self.sandbox.spawn(self.script(text, mark), mark)
 
     async def run(self, text: str) -> Ran:
         printed = bytearray()
@@ -77,7 +77,7 @@ class Place:
         inner = self.backend.inner(self.spec.folder)
         return await self.sandbox.spawn(shell_script.background(text, mark=mark, folder=inner, shell=self.shell), mark)
 
-    def _script(self, text: str, mark: str) -> bytes:
+    def script(self, text: str, mark: str) -> bytes:
         inner = self.backend.inner(self.spec.folder)
         return shell_script.command(text, mark=mark, folder=inner, shell=self.shell)
 
@@ -367,7 +367,7 @@ class Conformance:
     # -- marks, limits and what is used --
 
     async def test_all_processes_of_a_command_carry_its_mark(self, place: Place) -> None:
-        child = await place.sandbox.spawn(place._script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
+        child = await place.sandbox.spawn(place.script("sh -c 'env; :' | grep MARK", "mark-77"), "mark-77")
         assert await output_of(child) == "TIDEGATE_MARK=mark-77\n"
         with anyio.fail_after(WAIT):
             await child.end(0)

@@ -19,6 +19,7 @@ from tidegate.workspaces import CommandEnd, Workspace, Workspaces
 from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import Backend
 from tidegate.workspaces.backends.local import LocalBackend
+from tidegate.workspaces.bounds import DEFAULT_BOUNDS, WorkspaceBounds
 from tidegate.workspaces.processes.children import Spawner
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 
@@ -137,6 +138,7 @@ async def open_workspaces(
     environment: Mapping[str, str] | None = None,
     clock: Clock | None = None,
     polled: bool = False,
+    bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     **settings: Any,
 ) -> AsyncIterator[WorkspaceHarness]:
     """`environment` is the gateway's own; with `polled`, no limits are enforced by control groups."""
@@ -161,6 +163,7 @@ async def open_workspaces(
             finished=opened.keep,
             environment={"LANG": "C.UTF-8"} if environment is None else environment,
             backends=backends,
+            bounds=bounds,
         )
         await opened.workspaces.start()
         yield opened

@@ -51,7 +51,7 @@ def folders(prefix: str) -> list[Path]:
 
 
 def prefix_of(home: Path) -> str:
-    return Cgroups(home)._prefix
+    return Cgroups(home).prefix
 
 
 @contextlib.contextmanager

@@ -131,14 +131,24 @@ async def test_without_free_descriptors_no_unowned_process_is_started(spawner: S
     mark = token()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-    for open_workspaces in range(1, 14):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + open_workspaces, hard))
-        try:
-            child = await spawner.spawn(["/bin/sleep", mark], {})
-        except OSError:
-            continue
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        await child.end(0)
-        child.close()
+    gaps = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]  # every number below the limit must be in use
+    while gaps[-1] < highest:
+        gaps.append(os.dup(gaps[0]))
+    free_enough = []
+    try:
+        for free in range(40):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (gaps[-1] + 1 + free, hard))
+            try:
+                child = await spawner.spawn(["/bin/sleep", mark], {})
+            except OSError:
+                continue
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            free_enough.append(free)
+            await child.end(0)
+            child.close()
+    finally:
+        for fd in gaps:
+            os.close(fd)
     await until(lambda: alive(mark) == [])
+    assert free_enough and free_enough[0] > 1, "the first starts are refused, and later ones are not"

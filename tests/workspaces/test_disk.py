@@ -16,6 +16,7 @@ from tests.workspaces.harness import WAIT, open_workspaces, until
 from tidegate.errors import ToolFailed
 from tidegate.tools.builtin.files.edit import edit
 from tidegate.tools.builtin.files.write import write
+from tidegate.workspaces.bounds import WorkspaceBounds
 from tidegate.workspaces.files.filesystem import Filesystem
 from tidegate.workspaces.session_folders import DiskUsage, disk_usage
 
@@ -27,7 +28,7 @@ FULL = r'"big2" was not written: the files of this conversation may take 2 MiB t
 
 async def test_written_files_stay_within_the_disk_quota(home: Path) -> None:
     """L19: new files and edits; the message names the limit; a write that makes a file smaller succeeds."""
-    async with open_workspaces(home, disk_bytes=2 * MIB) as harness:
+    async with open_workspaces(home, disk_bytes=2 * MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         mine = harness.of(session)
         await write(await mine.files(), "big1", "x" * (MIB + MIB // 2))
@@ -44,7 +45,7 @@ async def test_written_files_stay_within_the_disk_quota(home: Path) -> None:
 
 
 async def test_files_written_and_removed_by_commands_count(home: Path) -> None:
-    async with open_workspaces(home, disk_bytes=2 * MIB) as harness:
+    async with open_workspaces(home, disk_bytes=2 * MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         mine = harness.of(session)
 
@@ -61,6 +62,8 @@ async def test_files_written_and_removed_by_commands_count(home: Path) -> None:
         await write(await mine.files(), "big2", "x" * MIB)
 
 
+PROMPT = WorkspaceBounds(quick_seconds=WAIT)
+"""The disk is measured whenever it is needed, even on a busy machine."""
 WRITE = "head -c 1000000 /dev/zero > f{}"
 
 
@@ -69,8 +72,7 @@ async def test_successive_commands_cannot_exceed_the_disk_quota(
     home: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """L19: each command counts the writes of the ones before; then files can be removed but not made larger."""
-    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
-    async with open_workspaces(home, backend=backend, disk_bytes=3 * MIB) as harness:
+    async with open_workspaces(home, backend=backend, disk_bytes=3 * MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         notes = [(await harness.run(session, WRITE.format(number)))[0].note for number in range(12)]
         written = sum(file.stat().st_size for file in (home / "workspaces" / session).iterdir())
@@ -89,10 +91,9 @@ async def test_an_exceeded_quota_is_known_after_the_sandbox_was_closed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L19: closing the sandbox or restarting does not avoid it."""
-    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
     session = ""
     for _ in range(2):
-        async with open_workspaces(home, disk_bytes=MIB) as harness:
+        async with open_workspaces(home, disk_bytes=MIB, bounds=PROMPT) as harness:
             session = session or await harness.new_session()
             for number in range(3):
                 done, _ = await harness.run(session, f"head -c 1500000 /dev/zero >> f; touch g{number}")
@@ -105,8 +106,7 @@ async def test_an_exceeded_quota_is_known_after_the_sandbox_was_closed(
 
 
 async def test_a_command_that_cannot_write_is_told_the_reason(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
-    async with open_workspaces(home, disk_bytes=MIB) as harness:
+    async with open_workspaces(home, disk_bytes=MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         await harness.run(session, "; ".join(WRITE.format(number) for number in range(3)))
         done, _ = await harness.run(session, f"rm f*; {WRITE.format(1)}")
@@ -115,8 +115,7 @@ async def test_a_command_that_cannot_write_is_told_the_reason(home: Path, monkey
 
 async def test_files_of_a_stopped_command_count(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: for the next command."""
-    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
-    async with open_workspaces(home, disk_bytes=MIB) as harness:
+    async with open_workspaces(home, disk_bytes=MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         await harness.output_of(session, "true")
         running = asyncio.ensure_future(
@@ -131,8 +130,7 @@ async def test_files_of_a_stopped_command_count(home: Path, monkeypatch: pytest.
 
 async def test_a_background_process_is_ended_when_the_disk_is_full(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: processes that may have filled the disk are ended on the timer and after a command."""
-    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
-    async with open_workspaces(home, disk_bytes=2 * MIB) as harness:
+    async with open_workspaces(home, disk_bytes=2 * MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         await harness.of(session).start(
             "writer", f"{WRITE.format(1)}; {WRITE.format(2)}; {WRITE.format(3)}; sleep 1000"
@@ -150,8 +148,7 @@ async def test_a_background_process_is_ended_when_the_disk_is_full(home: Path, m
 
 
 async def test_commands_that_remove_files_continue_over_the_quota(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", WAIT)
-    async with open_workspaces(home, disk_bytes=MIB) as harness:
+    async with open_workspaces(home, disk_bytes=MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         await harness.run(session, "; ".join(WRITE.format(number) for number in range(3)))
         live_sandbox = harness.live_sandbox(session)
@@ -168,8 +165,7 @@ async def test_commands_that_remove_files_continue_over_the_quota(home: Path, mo
 
 async def test_a_large_workspace_is_measured_rarely(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L20: measuring takes a small share of the time, however often it is requested."""
-    monkeypatch.setattr("tidegate.workspaces.disk.QUICK_SECONDS", 0)
-    monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 1e9)
+    bounds = WorkspaceBounds(quick_seconds=0, measure_again=1e9)
     measured: list[DiskUsage] = []
 
     def counted(folders: Any, enough: DiskUsage) -> DiskUsage:
@@ -177,7 +173,7 @@ async def test_a_large_workspace_is_measured_rarely(home: Path, monkeypatch: pyt
         return disk_usage(folders, enough)
 
     monkeypatch.setattr("tidegate.workspaces.disk.disk_usage", counted)
-    async with open_workspaces(home) as harness:
+    async with open_workspaces(home, bounds=bounds) as harness:
         session = await harness.new_session()
         for _ in range(3):
             await harness.output_of(session, "echo x > f")
@@ -189,7 +185,7 @@ async def test_a_file_saved_by_web_fetch_counts(home: Path, tmp_path: Path) -> N
     """L19: web_fetch with `save` is a tool that writes."""
     async with open_workspaces(home, disk_bytes=2 * MIB) as harness, site(_large) as found, agent(tmp_path) as mine:
         session = await harness.new_session()
-        mine = Agent(msgspec.structs.replace(mine._context, workspace=harness.of(session)), home)
+        mine = Agent(msgspec.structs.replace(mine.context, workspace=harness.of(session)), home)
         assert "Saved" in (await mine.fetch(found.url, save="one")).text
         with pytest.raises(ToolFailed, match=r'"two" was not written: .*workspaces\.disk_bytes'):
             await mine.fetch(found.url, save="two")
@@ -202,7 +198,7 @@ async def _large(request: web.Request) -> web.StreamResponse:
 
 async def test_concurrent_writes_stay_within_the_quota_together(home: Path) -> None:
     """L25: pending writes count before they are written."""
-    async with open_workspaces(home, disk_bytes=2 * MIB) as harness:
+    async with open_workspaces(home, disk_bytes=2 * MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         files = await harness.of(session).files()
         jobs = [write(files, f"f{number}", "x" * (MIB // 2)) for number in range(8)]
@@ -213,7 +209,7 @@ async def test_concurrent_writes_stay_within_the_quota_together(home: Path) -> N
 
 async def test_concurrent_writes_with_separate_handles_stay_within_the_quota(home: Path) -> None:
     """L25: the quota belongs to the session while it is present."""
-    async with open_workspaces(home, disk_bytes=2 * MIB) as harness:
+    async with open_workspaces(home, disk_bytes=2 * MIB, bounds=PROMPT) as harness:
         session = await harness.new_session()
         with harness.presence.keep_present(session):
             files = [await harness.of(session).files() for _ in range(8)]
@@ -224,12 +220,13 @@ async def test_concurrent_writes_with_separate_handles_stay_within_the_quota(hom
 
 
 async def test_a_project_has_no_disk_quota_for_writes(home: Path) -> None:
-    async with open_workspaces(home, disk_bytes=MIB) as harness:
+    async with open_workspaces(home, disk_bytes=MIB, bounds=PROMPT) as harness:
         (home / "project").mkdir()
         (home / "project").chmod(0o777)  # if root has created it, its user is another
         (home / "project" / "large").write_bytes(b"x" * 3 * MIB)
         session = await harness.new_session()
         await write(await harness.of(session, "project").files(), "more", "x" * MIB)
+        assert (home / "project" / "more").stat().st_size == MIB
 
 
 async def test_cancelling_while_a_file_is_opened_leaks_no_descriptor(

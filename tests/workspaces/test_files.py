@@ -3,17 +3,20 @@
 import os
 import socket
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from tests.workspaces.file_tree import INNER, SECRET, FileTree
 from tidegate.errors import ToolFailed
 from tidegate.workspaces import Mount
 from tidegate.workspaces.files import FileFilter, filesystem, mounts
 from tidegate.workspaces.files import walk as walking
+from tidegate.workspaces.files.filesystem import Filesystem
 from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.processes.children import Spawner
 
@@ -149,12 +152,12 @@ async def test_unreachable_paths_are_explained_in_one_sentence(file_tree: FileTr
     )
 
 
-async def test_the_depth_of_a_path_is_bounded(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_depth_of_a_path_is_bounded(file_tree: FileTree) -> None:
     """Each level needs a descriptor during the walk."""
-    monkeypatch.setattr(mounts, "DEEPEST", 3)
-    file_tree.put({"a/b/x": "at the limit", "a/b/c/x": "below it"})
-    assert await read(file_tree.files(), "a/b/x") == "at the limit"
-    assert "more than 3 levels" in await refusal(file_tree.files(), "a/b/c/x")
+    deepest = "a/" * (mounts.DEEPEST - 1)
+    file_tree.put({f"{deepest}x": "at the limit", f"{deepest}a/x": "below it"})
+    assert await read(file_tree.files(), f"{deepest}x") == "at the limit"
+    assert f"more than {mounts.DEEPEST} levels" in await refusal(file_tree.files(), f"{deepest}a/x")
 
 
 async def test_pipes_sockets_and_devices_are_named_and_never_opened(file_tree: FileTree) -> None:
@@ -214,15 +217,15 @@ async def test_a_folder_exchanged_for_a_link_is_not_listed(
     file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X07: it is a folder when its name is read and a link out when it is opened."""
-    real = walking.FolderWalk._entered
+    real = os.open
 
-    def exchanging(walk: walking.FolderWalk, folder: int, name: str, path: str) -> int | None:
-        if path == "sub":
+    def exchanging(name: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if name == "sub" and not (file_tree.work / "moved").exists():
             (file_tree.work / "sub").rename(file_tree.work / "moved")
             (file_tree.work / "sub").symlink_to(file_tree.outside)
-        return real(walk, folder, name, path)
+        return real(name, flags, *arguments, **options)
 
-    monkeypatch.setattr(walking.FolderWalk, "_entered", exchanging)
+    monkeypatch.setattr(walking.os, "open", exchanging)
     listing = await file_tree.files().list(".", FileFilter(), recursive=True, limit=100)
     assert [entry.path for entry in listing.entries] == ["sub"]
 
@@ -258,17 +261,15 @@ async def test_constantly_exchanging_a_folder_never_allows_writes_outside(file_t
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
-async def test_every_line_is_in_exactly_one_page(
-    file_tree: FileTree, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_line_is_in_exactly_one_page(file_tree: FileTree, chunk: int) -> None:
     """Whatever falls on the boundary of two reads: a line break, an empty line, a character of four bytes."""
     text = "\n\na\n🌊🌊\n" + "é" * 20 + "\n\n\nend"
     file_tree.put({"text": text})
-    monkeypatch.setattr(filesystem, "CHUNK", chunk)
+    files = Filesystem([Mount(inner=INNER, folder=file_tree.work)], chunk=chunk)
     for count in (1, 2, 3, 50):
         pages, offset = "", 0
         while True:
-            page = await file_tree.files().lines("text", offset=offset, lines=count, max_bytes=1000)
+            page = await to_thread.run_sync(files.lines, "text", offset, count, 1000)
             assert page.first == offset and page.size == len(text.encode()) and text.encode().startswith(page.head)
             pages += page.data.decode()
             offset = page.after
@@ -277,40 +278,37 @@ async def test_every_line_is_in_exactly_one_page(
         assert pages == text
 
 
-async def test_a_huge_file_is_paged_without_reading_all_of_it(
-    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_huge_file_is_paged_without_reading_all_of_it(file_tree: FileTree) -> None:
     """A sparse file of a terabyte: its first page is returned, and the search for a far line ends."""
     with (file_tree.work / "huge").open("wb") as file:
         file.write(b"first\n" * 3000)
         file.truncate(10**12)
     assert await read(file_tree.files(), "huge", lines=2) == "first\nfirst\n"
-    monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 4 * 1024 * 1024)
     assert "too far to reach" in await refusal(file_tree.files(), "huge", offset=10**9)
     with pytest.raises(ToolFailed, match="more than the limit of 1000"):
         await file_tree.files().load("huge", limit=1000)
 
 
-async def test_a_long_read_ends_when_it_is_cancelled(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_read_ends_when_it_is_cancelled(file_tree: FileTree) -> None:
     """L10: a cancelled read stops."""
     with (file_tree.work / "huge").open("wb") as file:
         file.truncate(10**12)
-    monkeypatch.setattr(filesystem, "SCANNED_AT_MOST", 10**13)
     with anyio.fail_after(30):
-        with anyio.move_on_after(0.05) as scope:
+        with anyio.move_on_after(0.01) as scope:
             await read(file_tree.files(), "huge", offset=1)
         assert scope.cancelled_caught
 
 
-async def test_a_file_is_loaded_up_to_exactly_the_limit(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "CHUNK", 3)
+@pytest.mark.parametrize("chunk", [3, 10, filesystem.CHUNK])
+async def test_a_file_is_loaded_up_to_exactly_the_limit(file_tree: FileTree, chunk: int) -> None:
     file_tree.put({"ten": b"0123456789", "same": b"0123456789", "empty": b""})
-    files = file_tree.files()
-    loaded = await files.load("ten", limit=10)
-    assert loaded.data == b"0123456789" and loaded.version == (await files.load("same", limit=10)).version
-    assert (await files.load("empty", limit=0)).data == b""
+    files = Filesystem([Mount(inner=INNER, folder=file_tree.work)], chunk=chunk)
+    load = partial(to_thread.run_sync, files.load)
+    loaded = await load("ten", 10)
+    assert loaded.data == b"0123456789" and loaded.version == (await load("same", 10)).version
+    assert (await load("empty", 0)).data == b""
     with pytest.raises(ToolFailed, match='"ten" has 10 bytes, more than the limit of 9'):
-        await files.load("ten", limit=9)
+        await load("ten", 9)
 
 
 async def test_an_opened_file_is_closed_at_the_end_of_its_block(file_tree: FileTree) -> None:
@@ -366,18 +364,32 @@ async def test_hidden_names_and_heavy_folders_are_left_out_and_reported(file_tre
     assert "node_modules/x/y" in await listed(file_tree, deep=True, hidden=True)
 
 
-async def test_an_incomplete_listing_says_why(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_incomplete_listing_says_why(file_tree: FileTree) -> None:
     file_tree.put({f"many/{number:02}": "" for number in range(20)})
     files = file_tree.files()
     assert not (await files.list("many", FileFilter(), recursive=True, limit=20)).stopped
     listing = await files.list("many", FileFilter(), recursive=True, limit=19)
     assert len(listing.entries) == 19 and listing.stopped == "there are more than 19"
-    monkeypatch.setattr(walking, "FOLDER_ENTRIES", 5)
-    listing = await files.list("many", FileFilter(), recursive=True, limit=100)
-    assert len(listing.entries) == 5 and "of folders with more than 5 names" in listing.stopped
-    monkeypatch.setattr(walking, "MOST_ENTRIES", 3)
-    listing = await files.list(".", FileFilter(), recursive=True, limit=100)
-    assert listing.stopped == "only the first 3 names were read"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "entries", "stopped"),
+    [
+        ({"folder_entries": 5}, 5, "of folders with more than 5 names, only that many were read"),
+        ({"most_entries": 3}, 3, "only the first 3 names were read"),
+    ],
+)
+async def test_an_incomplete_walk_says_why(
+    file_tree: FileTree, bounds: dict[str, int], entries: int, stopped: str
+) -> None:
+    file_tree.put({f"many/{number:02}": "" for number in range(20)})
+    walk = walking.FolderWalk(FileFilter(), recursive=True, **bounds)
+    folder = os.open(file_tree.work / "many", os.O_PATH)
+    try:
+        assert len(await to_thread.run_sync(list, walk.steps(folder))) == entries
+    finally:
+        os.close(folder)
+    assert walk.stopped == stopped
 
 
 async def test_listing_something_other_than_a_folder_is_refused(file_tree: FileTree) -> None:
@@ -386,13 +398,12 @@ async def test_listing_something_other_than_a_folder_is_refused(file_tree: FileT
             await listed(file_tree, path)
 
 
-async def test_a_tree_that_is_too_deep_is_cut_and_reported(
-    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(walking, "DEEPEST", 2)
-    listing = await file_tree.files().list(".", FileFilter(), recursive=True, limit=100)
-    assert [entry.path for entry in listing.entries] == ["sub", "sub/deep"]
-    assert "more than 2 levels deep" in listing.stopped
+async def test_a_tree_that_is_too_deep_is_cut_and_reported(file_tree: FileTree) -> None:
+    file_tree.put({"a/" * (mounts.DEEPEST + 3) + "x": ""})
+    listing = await file_tree.files().list("a", FileFilter(), recursive=True, limit=1000)
+    assert len(listing.entries) == mounts.DEEPEST
+    assert all(entry.kind == "folder" for entry in listing.entries)
+    assert f"more than {mounts.DEEPEST} levels deep" in listing.stopped
 
 
 async def test_names_that_are_not_utf8_are_listed_safely(file_tree: FileTree) -> None:

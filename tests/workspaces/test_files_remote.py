@@ -167,20 +167,17 @@ async def test_an_opened_remote_file_is_a_copy(place: Place, remote: RemoteFiles
     assert list(place.spec.temporary.iterdir()) == []
 
 
-async def test_a_remote_file_that_is_too_large_to_copy_is_refused(
-    place: Place, remote: RemoteFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_module, "OPENED_BYTES", 10)
-    (place.spec.folder / "large").write_bytes(b"x" * 11)
-    with pytest.raises(ToolFailed, match="has 11 bytes, more than the limit of 10"):
+async def test_a_remote_file_that_is_too_large_to_copy_is_refused(place: Place, remote: RemoteFiles) -> None:
+    limit = remote_module.OPENED_BYTES
+    with (place.spec.folder / "large").open("wb") as file:
+        file.truncate(limit + 1)
+    with pytest.raises(ToolFailed, match=f"has {limit + 1} bytes, more than the limit of {limit}"):
         async with remote.opened("large"):
             pass
 
 
-async def test_an_endless_remote_search_is_stopped(
-    place: Place, remote: RemoteFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_module, "SEARCH_SECONDS", 0.5)
+async def test_an_endless_remote_search_is_stopped(place: Place) -> None:
+    remote = RemoteFiles(_opening(place), place.spec.read_only, place.spec.temporary, search_seconds=0.5)
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     found = await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
     assert found.hits == () and found.stopped.startswith("the search was stopped after 0.5 s")

@@ -25,7 +25,8 @@ from tidegate.workspaces.files import (
 from tidegate.workspaces.files import (
     file_search as searching,
 )
-from tidegate.workspaces.processes.children import HELPERS, ChildProcess, find_program
+from tidegate.workspaces.files.search_input import DEFAULT_BOUNDS, SearchBounds
+from tidegate.workspaces.processes.children import HELPERS, ChildProcess, Spawner, find_program
 
 pytestmark = pytest.mark.anyio
 
@@ -46,13 +47,19 @@ def file_tree(tmp_path: Path) -> FileTree:
 
 
 async def search(
-    file_tree: FileTree, pattern: str, path: str = ".", *, ripgrep: bool = True, **options: Any
+    file_tree: FileTree,
+    pattern: str,
+    path: str = ".",
+    *,
+    ripgrep: bool = True,
+    bounds: SearchBounds = DEFAULT_BOUNDS,
+    **options: Any,
 ) -> SearchResult:
     choice = FileFilter(glob=options.pop("glob", ""), hidden=options.pop("hidden", False))
     words = {name: options.pop(name) for name in ("literal", "ignore_case") if name in options}
     query = SearchQuery(pattern=read_pattern(pattern, **words), choice=choice, **options)
     with anyio.fail_after(60):
-        return await file_tree.files(ripgrep=ripgrep).search(path, query)
+        return await file_tree.files(ripgrep=ripgrep, bounds=bounds).search(path, query)
 
 
 def places(found: SearchResult) -> list[tuple[str, int]]:
@@ -98,13 +105,15 @@ async def test_a_search_limit_is_applied_and_reported(file_tree: FileTree, ripgr
         assert (len(places(found)), found.more, found.files) == (limit, True, files)
 
 
-async def test_a_long_line_is_shown_around_the_match(
-    file_tree: FileTree, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_line_is_shown_around_the_match(file_tree: FileTree, ripgrep: bool) -> None:
     """Longer than a read, with multi-byte characters where it is cut."""
-    monkeypatch.setattr(search_input, "LINE_CHUNK", 1000)
+    length = search_input.LINE_CHUNK
     file_tree.put(
-        {"far": "🌊" * 2000 + "hit" + "é" * 2000 + "\nnext\n", "near": "hit" + "é" * 500, "whole": "x" * 397 + "hit"}
+        {
+            "far": "🌊" * length + "hit" + "é" * length + "\nnext\n",
+            "near": "hit" + "é" * 500,
+            "whole": "x" * 397 + "hit",
+        }
     )
     far, near, whole = (hit.lines[0] for hit in (await search(file_tree, "hit", ripgrep=ripgrep)).hits)
     assert far.before and far.after and "🌊hité" in far.text and set(far.text) == set("🌊hité")
@@ -113,21 +122,19 @@ async def test_a_long_line_is_shown_around_the_match(
     assert whole.text.endswith("hit") and whole.before and not whole.after
 
 
-async def test_binary_large_and_hidden_files_are_left_out_and_counted(
-    file_tree: FileTree, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_binary_large_and_hidden_files_are_left_out_and_counted(file_tree: FileTree, ripgrep: bool) -> None:
     """A zero byte near the beginning makes a file binary; one far behind does not."""
-    monkeypatch.setattr(search_input, "FILE_BYTES", 20_000)
     file_tree.put(
         {
             "binary": b"hit\0\n",
             "almost": b"x\n" * 4096 + b"\0 hit\n",
             "latin": b"caf\xe9 hit\n",
-            "large": "hit\n" + "x" * 20_000,
+            "large": "hit\n",
             ".env": "hit\n",
             "node_modules/m": "hit\n",
         }
     )
+    os.truncate(file_tree.work / "large", search_input.FILE_BYTES + 1)
     found = await search(file_tree, "hit", ripgrep=ripgrep)
     assert places(found) == [("almost", 4097), ("latin", 1)]
     assert (found.binary, found.large, found.left_out) == (1, 1, (".env", "node_modules"))
@@ -196,10 +203,9 @@ async def test_constantly_exchanging_a_folder_never_reveals_outside_files(file_t
             assert {line.text for hit in found.hits for line in hit.lines} <= {"harmless"}
 
 
-async def test_a_catastrophic_pattern_is_stopped(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_catastrophic_pattern_is_stopped(file_tree: FileTree) -> None:
     """The search process is really killed, and the event loop keeps running. ripgrep has no such pattern."""
     file_tree.put({"a": "aaaab\n", "b": "a" * 5000 + "\n"})
-    monkeypatch.setattr(searching, "SECONDS", 1.0)
     turns = 0
 
     async def breathe(scope: anyio.CancelScope) -> None:
@@ -212,13 +218,12 @@ async def test_a_catastrophic_pattern_is_stopped(file_tree: FileTree, monkeypatc
     async with anyio.create_task_group() as group:
         scope = anyio.CancelScope()
         group.start_soon(breathe, scope)
-        found = await search(file_tree, "(a+)+b", ripgrep=False)
+        found = await search(file_tree, "(a+)+b", ripgrep=False, bounds=SearchBounds(seconds=1.0))
         scope.cancel()
     assert "stopped after 1 s" in found.stopped
     assert turns > 3
     if find_program("rg") is not None:
-        monkeypatch.setattr(searching, "SECONDS", 60.0)
-        found = await search(file_tree, "(a+)+b")
+        found = await search(file_tree, "(a+)+b", bounds=SearchBounds(seconds=60.0))
         assert places(found) == [("a", 1)] and not found.stopped
 
 
@@ -247,16 +252,11 @@ async def test_a_cancelled_search_ends_its_child_and_its_thread(file_tree: FileT
     assert scope.cancelled_caught
 
 
-async def test_searched_files_and_bytes_are_bounded_and_reported(
-    file_tree: FileTree, ripgrep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_searched_files_and_bytes_are_bounded_and_reported(file_tree: FileTree, ripgrep: bool) -> None:
     file_tree.put({f"{number:02}": "hit\n" for number in range(10)})
-    monkeypatch.setattr(search_input, "MOST_FILES", 3)
-    found = await search(file_tree, "hit", ripgrep=ripgrep)
-    assert len(places(found)) == 3 and found.stopped == "only 3 files were searched; use a path or a glob"
-    monkeypatch.setattr(search_input, "MOST_FILES", 100)
-    monkeypatch.setattr(search_input, "TOTAL_BYTES", 10)
-    assert len(places(await search(file_tree, "hit", ripgrep=ripgrep))) == 3
+    for bounds in (SearchBounds(files=3), SearchBounds(total_bytes=10)):
+        found = await search(file_tree, "hit", ripgrep=ripgrep, bounds=bounds)
+        assert len(places(found)) == 3 and found.stopped == "only 3 files were searched; use a path or a glob"
 
 
 async def test_a_file_changed_during_the_search_is_reported(
@@ -299,32 +299,32 @@ async def test_a_broken_ripgrep_is_replaced_by_our_own_program(
     file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example, too old for an option."""
-    monkeypatch.setattr(
-        searching, "find_program", lambda _program: "/bin/false" if Path("/bin/false").exists() else None
-    )
-    monkeypatch.setattr(searching, "_rg", lambda program, _query: searching._Engine((program,), (0,)))
+    broken = file_tree.outside / "rg"
+    broken.write_text("#!/bin/sh\nexit 2\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(searching, "find_program", lambda _program: str(broken))
     file_tree.put({"a": "hit\n", "b": "x\n" * 100_000})
     assert places(await search(file_tree, "hit")) == [("a", 1)]
 
 
 async def test_a_search_that_fails_is_reported(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/bin/false",), (0,)))
+    monkeypatch.setattr(searching.sys, "executable", "/bin/false")
     file_tree.put({"a": "hit\n"})
     with pytest.raises(ToolFailed, match="did not finish"):
         await search(file_tree, "hit", ripgrep=False)
-    monkeypatch.setattr(searching, "_python", lambda _query: searching._Engine(("/no/such/program",), (0,)))
+    monkeypatch.setattr(searching.sys, "executable", "/no/such/program")
     with pytest.raises(ToolFailed, match="cannot be started"):
         await search(file_tree, "hit", ripgrep=False)
 
 
-async def test_the_search_process_has_a_memory_limit(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_process_has_a_memory_limit(file_tree: FileTree) -> None:
     """D7: a line as long as a file does not fit into a small limit, and is an error, not a hang."""
-    monkeypatch.setattr(searching, "CHILD_MEMORY", 64 * 1024 * 1024)
+    bounds = SearchBounds(child_memory=64 * 1024 * 1024)
     with (file_tree.work / "a").open("wb") as file:
         for _ in range(30):
             file.write(b"a" * 1024 * 1024)
     with pytest.raises(ToolFailed, match="did not finish"):
-        await search(file_tree, "b", ripgrep=False)
+        await search(file_tree, "b", ripgrep=False, bounds=bounds)
 
 
 PIECES = st.sampled_from(["hit", "Hit", "x", "é", "🌊", "\n", "\n", "\r\n", " ", "hi", "t"])
@@ -366,18 +366,21 @@ async def test_concurrent_searches_are_limited_and_others_wait(
     file_tree.put({"a": "hit\n"})
     files = file_tree.files(ripgrep=False)
     running = most = 0
-    real = searching._run
+    spawn, close = Spawner.spawn, searching.kill_and_close
 
-    async def counted(*arguments: Any) -> int:
+    async def counted(*arguments: Any, **options: Any) -> ChildProcess:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        try:
-            return await real(*arguments)
-        finally:
-            running -= 1
+        return await spawn(*arguments, **options)
 
-    monkeypatch.setattr(searching, "_run", counted)
+    async def uncounted(child: ChildProcess) -> None:
+        nonlocal running
+        await close(child)
+        running -= 1
+
+    monkeypatch.setattr(Spawner, "spawn", counted)
+    monkeypatch.setattr(searching, "kill_and_close", uncounted)
     query = SearchQuery(pattern=read_pattern("hit"))
     with anyio.fail_after(60):
         found = await gather([files.search(".", query) for _ in range(3 * HELPERS)])

@@ -39,17 +39,19 @@ async def test_writing_a_file_creates_missing_folders(file_tree: FileTree) -> No
     assert (file_tree.work / "a/b/c.txt").read_bytes() == b"another"
 
 
+LENGTHS = st.sampled_from([0, *(count * atomic_write.CHUNK + more for count in (1, 2) for more in (-1, 0, 1))])
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(contents=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), chunk=st.integers(1, 500))
-async def test_written_bytes_are_read_back_unchanged(file_tree: FileTree, contents: list[bytes], chunk: int) -> None:
-    """Any bytes of any length, replacing any others, in pieces of any size."""
+@given(contents=st.lists(st.tuples(st.binary(max_size=2000), LENGTHS), min_size=1, max_size=4))
+async def test_written_bytes_are_read_back_unchanged(file_tree: FileTree, contents: list[tuple[bytes, int]]) -> None:
+    """Any bytes of any length, replacing any others, shorter and longer than the pieces that are written."""
     files = file_tree.files()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(atomic_write, "CHUNK", chunk)
-        for content in contents:
-            await files.write("file", content)
-            loaded = await files.load("file", limit=2000)
-            assert (loaded.data, loaded.version) == (content, atomic_write.version(content))
+    for beginning, length in contents:
+        content = beginning.ljust(length, b"-")
+        await files.write("file", content)
+        loaded = await files.load("file", limit=1 << 20)
+        assert (loaded.data, loaded.version) == (content, atomic_write.version(content))
     assert [path.name for path in file_tree.work.iterdir()] == ["file"]
 
 
@@ -177,7 +179,8 @@ def test_a_kill_during_a_write_leaves_a_complete_file(file_tree: FileTree) -> No
 async def test_a_cancelled_write_leaves_the_old_file(file_tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
     """L10: it ends in the middle of a long content."""
     file_tree.put({"file": "old"})
-    monkeypatch.setattr(atomic_write, "CHUNK", 1)
+    write = os.write
+    monkeypatch.setattr(atomic_write.os, "write", lambda fd, data: write(fd, data[:1]))
     with anyio.fail_after(30):
         with anyio.move_on_after(0.05) as scope:
             await file_tree.files().write("file", b"x" * 5_000_000)
@@ -212,10 +215,10 @@ async def test_a_last_moment_change_is_not_overwritten(
     """It comes after the version check and before the file is put in place."""
     file_tree.put({"file": "one"})
     expected = (await file_tree.files().load("file", limit=10)).version
-    real = atomic_write._make
+    real = os.fchmod
 
-    def interfering(*arguments: object) -> None:
-        real(*arguments)  # type: ignore[arg-type]
+    def interfering(*arguments: Any) -> None:  # the temporary file is complete
+        real(*arguments)
         if change == "rewrite":
             (file_tree.work / "file").write_text("six")
         else:
@@ -223,7 +226,7 @@ async def test_a_last_moment_change_is_not_overwritten(
             if change == "replace":
                 (file_tree.work / "file").write_text("six")
 
-    monkeypatch.setattr(atomic_write, "_make", interfering)
+    monkeypatch.setattr(atomic_write.os, "fchmod", interfering)
     with pytest.raises(ToolFailed, match="changed by someone else"):
         await file_tree.files().write("file", b"two", expected=expected)
     assert (
@@ -240,7 +243,7 @@ async def test_writing_works_without_atomic_exchange(file_tree: FileTree, monkey
     def unable(*_arguments: object) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(atomic_write, "_exchange", unable)
+    monkeypatch.setattr(atomic_write, "exchange", unable)
     await file_tree.files().write("file", b"two", expected=expected)
     assert (file_tree.work / "file").read_text() == "two"
 
@@ -268,11 +271,8 @@ async def test_of_writers_expecting_the_same_version_one_succeeds(file_tree: Fil
     assert not (await file_tree.files().list(".", FileFilter(), recursive=True, limit=10)).left_out
 
 
-async def test_a_folder_that_stays_locked_is_still_written(
-    file_tree: FileTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_folder_that_stays_locked_is_still_written(file_tree: FileTree) -> None:
     """A command of the session could hold the lock for ever; it blocks nobody."""
-    monkeypatch.setattr(atomic_write, "LOCK_SECONDS", 0.05)
     fd = os.open(file_tree.work, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -291,22 +291,22 @@ async def test_undoing_an_exchange_does_not_remove_another_writers_file(
     files = file_tree.files()
     expected = (await files.load("file", limit=10)).version
     swapped, written = anyio.Event(), threading.Event()
-    make, look = atomic_write._make, atomic_write._version_at
+    complete, open_again = os.fchmod, atomic_write.open_for_reading
     looks = 0
 
     def interfering(*arguments: Any) -> None:
-        make(*arguments)
+        complete(*arguments)
         if not looks:
             (file_tree.work / "file").unlink()
             (file_tree.work / "file").write_text("six")
 
-    def waiting(reference: int) -> str:
+    def waiting(reference: int) -> int:
         nonlocal looks
         looks += 1
         if looks == 2:  # the exchange is done, and its result is being checked
             from_thread.run_sync(swapped.set)
             written.wait(0.3)  # only a writer that does not wait for us is done by then
-        return look(reference)
+        return open_again(reference)
 
     async def take_back() -> None:
         with pytest.raises(ToolFailed, match="changed by someone else"):
@@ -317,8 +317,8 @@ async def test_undoing_an_exchange_does_not_remove_another_writers_file(
         await files.write("file", b"ten")
         written.set()
 
-    monkeypatch.setattr(atomic_write, "_make", interfering)
-    monkeypatch.setattr(atomic_write, "_version_at", waiting)
+    monkeypatch.setattr(atomic_write.os, "fchmod", interfering)
+    monkeypatch.setattr(atomic_write, "open_for_reading", waiting)
     with anyio.fail_after(30):
         await gather([take_back(), write()])
     assert (file_tree.work / "file").read_text() == "ten"

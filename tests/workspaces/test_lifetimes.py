@@ -14,9 +14,9 @@ from tidegate.errors import ToolFailed
 from tidegate.store import processes, sessions, workspaces
 from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import Backend
+from tidegate.workspaces.bounds import DEFAULT_BOUNDS, WorkspaceBounds
 from tidegate.workspaces.kernel.process_table import start_ticks
 from tidegate.workspaces.processes.children import Spawner
-from tidegate.workspaces.workspaces import IDLE_SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -144,7 +144,7 @@ async def test_closing_an_idle_sandbox_is_invisible(
     assert harness.live_sandbox(session) is not None
     for live_sandbox in (harness.live_sandbox(session), harness.live_sandbox(busy)):
         assert live_sandbox is not None
-        live_sandbox.last_used -= IDLE_SECONDS + 1
+        live_sandbox.last_used -= DEFAULT_BOUNDS.idle_seconds + 1
     await harness.workspaces.reconcile()
     assert harness.live_sandbox(session) is None and harness.presence.get(session) is None
     assert harness.live_sandbox(busy) is not None
@@ -152,16 +152,14 @@ async def test_closing_an_idle_sandbox_is_invisible(
     assert await harness.take_notices(session) == ""
 
 
-async def test_the_number_of_idle_sandboxes_is_bounded(
-    harness: WorkspaceHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_idle_sandboxes_is_bounded(home: Path) -> None:
     """L04, L14: the least recently used are closed first."""
-    monkeypatch.setattr("tidegate.workspaces.workspaces.IDLE_SANDBOXES", 2)
-    made = [await harness.new_session() for _ in range(4)]
-    for session in made:
-        await harness.output_of(session, "true")
-    await harness.workspaces.reconcile()
-    assert [harness.live_sandbox(session) is not None for session in made] == [False, False, True, True]
+    async with open_workspaces(home, bounds=WorkspaceBounds(idle_sandboxes=2)) as harness:
+        made = [await harness.new_session() for _ in range(4)]
+        for session in made:
+            await harness.output_of(session, "true")
+        await harness.workspaces.reconcile()
+        assert [harness.live_sandbox(session) is not None for session in made] == [False, False, True, True]
 
 
 async def test_a_sandbox_is_never_reused_for_another_backend(home: Path) -> None:

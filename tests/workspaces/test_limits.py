@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.workspaces.harness import WorkspaceHarness, alive, open_workspaces, token, until
+from tidegate.workspaces.bounds import WorkspaceBounds
 
 pytestmark = pytest.mark.anyio
 
@@ -147,8 +148,8 @@ async def test_too_many_background_processes_are_ended(home: Path) -> None:
 
 async def test_too_many_files_end_writers_but_not_removers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: the disk of a workspace is bounded and measured while something runs."""
-    monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
-    async with open_workspaces(home, disk_bytes=4 * MIB) as harness:
+    bounds = WorkspaceBounds(measure_again=0)
+    async with open_workspaces(home, disk_bytes=4 * MIB, bounds=bounds) as harness:
         session = await harness.new_session()
         writer = "for i in $(seq 100); do head -c 1000000 /dev/zero > f$i; sleep 0.05; done; sleep 1000"
         done, _ = await harness.run(session, writer)

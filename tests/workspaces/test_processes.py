@@ -18,6 +18,7 @@ from tidegate.store import processes, workspaces
 from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.bubblewrap_sandbox import BubblewrapSandbox
 from tidegate.workspaces.backends.interface import Backend, SandboxSpec
+from tidegate.workspaces.bounds import WorkspaceBounds
 from tidegate.workspaces.processes.background import MOST_RUNNING
 from tidegate.workspaces.processes.children import Spawner
 
@@ -166,15 +167,14 @@ async def test_a_log_is_bounded_and_says_what_is_gone(home: Path) -> None:
         assert (await mine.output("much", since=len(whole) - 7, limit=100)).text == "100000\n"
 
 
-async def test_a_process_that_does_not_read_is_not_waited_for(
-    harness: WorkspaceHarness, session: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidegate.workspaces.processes.background.WRITE_SECONDS", 0.2)
-    await harness.of(session).start("deaf", "sleep 1000")
-    with pytest.raises(ToolFailed, match="did not read all"):
-        await harness.of(session).write("deaf", b"x" * 1_000_000)
-    with pytest.raises(ToolFailed, match="not read its earlier input"):
-        await harness.of(session).write("deaf", b"x")
+async def test_a_process_that_does_not_read_is_not_waited_for(home: Path) -> None:
+    async with open_workspaces(home, bounds=WorkspaceBounds(write_seconds=0.2)) as harness:
+        mine = harness.of(await harness.new_session())
+        await mine.start("deaf", "sleep 1000")
+        with pytest.raises(ToolFailed, match="did not read all"):
+            await mine.write("deaf", b"x" * 1_000_000)
+        with pytest.raises(ToolFailed, match="not read its earlier input"):
+            await mine.write("deaf", b"x")
 
 
 async def test_an_ended_or_unknown_process_cannot_be_written_to(harness: WorkspaceHarness, session: str) -> None:
@@ -244,15 +244,14 @@ async def test_stop_asks_first_and_ends_the_whole_tree(harness: WorkspaceHarness
     assert await harness.take_notices(session) == ""
 
 
-async def test_a_process_that_ignores_sigterm_is_killed(
-    harness: WorkspaceHarness, session: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidegate.workspaces.processes.background.STOP_GRACE", 0.2)
+async def test_a_process_that_ignores_sigterm_is_killed(home: Path) -> None:
     mark = token()
-    await harness.of(session).start("deaf", f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
-    await harness.of(session).wait("deaf", pattern="up", timeout=WAIT)
-    assert (await harness.of(session).stop("deaf")).state == "ended"
-    assert alive(mark) == []
+    async with open_workspaces(home, bounds=WorkspaceBounds(stop_grace=0.2)) as harness:
+        mine = harness.of(await harness.new_session())
+        await mine.start("deaf", f"trap '' TERM; echo up; sleep {mark}; sleep {mark}")
+        await mine.wait("deaf", pattern="up", timeout=WAIT)
+        assert (await mine.stop("deaf")).state == "ended"
+        assert alive(mark) == []
 
 
 async def test_an_end_is_reported_with_the_next_message_unless_awaited(harness: WorkspaceHarness, session: str) -> None:
@@ -325,17 +324,16 @@ async def test_endless_output_does_not_block_the_gateway(harness: WorkspaceHarne
         await mine.stop("yes")
 
 
-async def test_output_is_read_at_a_bounded_rate(
-    harness: WorkspaceHarness, session: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_is_read_at_a_bounded_rate(home: Path) -> None:
     """L21: three seconds' worth of output takes at least two seconds, however fast it comes."""
-    monkeypatch.setattr("tidegate.workspaces.processes.background.PACE_BYTES", 1 << 20)
     loop = asyncio.get_running_loop()
-    begun = loop.time()
-    await harness.of(session).start("yes", "yes")
-    await until(lambda: _written(harness, session, "yes") > 3 << 20)
-    assert loop.time() - begun >= 2
-    await harness.of(session).stop("yes")
+    async with open_workspaces(home, bounds=WorkspaceBounds(pace_bytes=1 << 20)) as harness:
+        session = await harness.new_session()
+        begun = loop.time()
+        await harness.of(session).start("yes", "yes")
+        await until(lambda: _written(harness, session, "yes") > 3 << 20)
+        assert loop.time() - begun >= 2
+        await harness.of(session).stop("yes")
 
 
 @pytest.mark.parametrize("how", ["asked for", "idle"])
@@ -355,7 +353,7 @@ async def test_unloading_a_session_keeps_its_processes(home: Path, model: Script
             assert presence.unload(session, reason="test")
         else:
             assert presence.sweep(record.used + presence.idle_ttl + 1) == 1
-        await until(lambda: presence.stats().residents == 0 and not presence._leaving)
+        await until(lambda: presence.stats().residents == 0 and not presence.releasing)
         assert presence.get(session) is record and record.resident is None
         assert gateway.components.workspaces.present(session) is live_sandbox and list(live_sandbox.running) == [
             "server"

@@ -9,6 +9,7 @@ import pytest
 from tests.workspaces.harness import WAIT, WorkspaceHarness, open_workspaces, until
 from tidegate.cli.status import commands
 from tidegate.errors import ToolFailed
+from tidegate.workspaces.bounds import WorkspaceBounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
@@ -182,8 +183,8 @@ async def test_a_small_unreadable_folder_is_within_the_quota(home: Path) -> None
 
 async def test_the_number_of_files_is_limited(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L19: empty files take no space, but the file system has a limited number."""
-    monkeypatch.setattr("tidegate.workspaces.disk.MEASURE_AGAIN", 0)
-    async with open_workspaces(home, files=300) as harness:
+    bounds = WorkspaceBounds(measure_again=0)
+    async with open_workspaces(home, files=300, bounds=bounds) as harness:
         session = await harness.new_session()
         done, _ = await harness.run(session, "for i in $(seq 400); do : > f$i; done; sleep 1000")
         assert done.code != 0 and "300 files and folders together (workspaces.files)" in done.note

@@ -52,10 +52,14 @@ class Run:
 
 
 class History:
-    __slots__ = ("_end", "_file", "_fold_at", "_overflow", "memory", "parts")
+    __slots__ = ("_end", "_file", "_fold_at", "_kept_bytes", "_memory_bytes", "_overflow", "memory", "parts")
 
-    def __init__(self, overflow: Overflow | None) -> None:
+    def __init__(
+        self, overflow: Overflow | None, *, memory_bytes: int = IN_MEMORY_BYTES, kept_bytes: int = KEPT_BYTES
+    ) -> None:
         self._overflow = overflow
+        self._memory_bytes = memory_bytes
+        self._kept_bytes = kept_bytes
         self._file: BinaryIO | None = None
         self._end = 0
         self._fold_at = PIECES
@@ -96,7 +100,7 @@ class History:
 
     async def settle(self) -> None:
         """Move old messages to the file if memory exceeds the bound. Nothing may be appended meanwhile."""
-        if self.memory > IN_MEMORY_BYTES and self._overflow is not None:
+        if self.memory > self._memory_bytes and self._overflow is not None:
             await to_thread.run_sync(self._move)
 
     async def read(self) -> Sequence[bytes | Group]:
@@ -139,7 +143,7 @@ class History:
         moving: list[bytes] = []
         left, end = self.memory, self._end
         for place, part in enumerate(self.parts):
-            if left <= KEPT_BYTES:
+            if left <= self._kept_bytes:
                 parts += self.parts[place:]
                 break
             if not isinstance(part, bytes):

@@ -121,6 +121,16 @@ class EmbeddedEngine(Engine):
         """True if this turn may delegate now. A running turn may, even when no new turns are accepted any more."""
         return turn in self._live and not self.is_stopping
 
+    @property
+    def is_open(self) -> bool:
+        """False once the stop has begun: only tasks of running turns are accepted then."""
+        return self._is_open(None)
+
+    @property
+    def queued(self) -> int:
+        """The number of sessions whose next turn waits for a slot."""
+        return len(self._ready)
+
     def _is_open(self, parent: LiveTurn | None) -> bool:
         return self._scope.open and not (self.parking if parent is not None else self._closed)
 

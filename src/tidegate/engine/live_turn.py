@@ -204,6 +204,11 @@ class LiveTurn:
         self._due = loop.time() + seconds
         self._timer = loop.call_later(seconds, self.expire)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether its time limit is running."""
+        return self._timer is not None
+
     def hold_timer(self) -> None:
         """Suspend the time limit until `resume_timer` has been called as often as this."""
         self._timer_holds += 1

@@ -58,7 +58,7 @@ class TurnLog:
             self.close()
             return
         if len(self.events) >= self._fold_at:
-            self._fold()
+            self.fold()
         self._wake()
 
     def close(self) -> None:
@@ -134,7 +134,8 @@ class TurnLog:
             if wake is not None and not wake.done():
                 wake.set_result(None)
 
-    def _fold(self) -> None:
+    def fold(self) -> None:
+        """Join neighbouring pieces of text that no reader is between."""
         cursors = {reader.at for reader in self._readers}
         folded: list[Event] = []
         pieces: list[str] = []

@@ -451,6 +451,11 @@ class Presence:
                 count += self.unload(record.key, reason="pressure")
         return count, freed
 
+    @property
+    def releasing(self) -> int:
+        """The number of residents that are unloaded but not yet released."""
+        return len(self._leaving)
+
     def stats(self) -> PresenceStats:
         return PresenceStats(
             present=len(self._records),

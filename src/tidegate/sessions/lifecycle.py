@@ -97,6 +97,11 @@ class SessionEndings:
         self._on_deleted = on_deleted
         self._on_ended = on_ended
 
+    @property
+    def in_progress(self) -> int:
+        """The number of ended sessions whose hooks are running."""
+        return len(self._in_progress)
+
     async def end(self, session: str, reason: str) -> bool:
         """Returns whether this call ended the session."""
         refused = await self._store.write(_end, session, reason, self._names, self._clock())

@@ -47,6 +47,11 @@ class OutputRecorder:
     ) -> None:
         await self._entry.drop()
 
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        return len(self._head) + len(self._tail) + len(self._buffer)
+
     async def write(self, data: bytes) -> None:
         if not data:
             return

@@ -20,17 +20,12 @@ from pathlib import Path
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
+from tidegate.workspaces.bounds import DEFAULT_BOUNDS, WorkspaceBounds
 from tidegate.workspaces.files import Files, WriteResult, shown
 from tidegate.workspaces.session_folders import DiskUsage, disk_usage
 
 BLOCK = 4096
 """A file occupies a whole number of blocks, at least one."""
-
-QUICK_SECONDS = 0.02
-"""A measurement that takes no longer than this (a few thousand files) is made whenever it is needed."""
-
-MEASURE_AGAIN = 30.0
-"""After a slower measurement, wait this many times its duration, so that measuring takes a few percent of the time."""
 
 ENOUGH = 4
 """Measuring stops at this multiple of the limit: how far a workspace is beyond it does not matter."""
@@ -39,9 +34,10 @@ ENOUGH = 4
 class DiskLimit:
     """The disk quota of the session with these folders."""
 
-    def __init__(self, folders: Sequence[Path], most: DiskUsage) -> None:
+    def __init__(self, folders: Sequence[Path], most: DiskUsage, bounds: WorkspaceBounds = DEFAULT_BOUNDS) -> None:
         self.folders = tuple(folders)
         self.most = most
+        self._bounds = bounds
         self.unnamed_bytes = 0
         """Bytes in deleted files that are still open, as of the last check of the running processes."""
         self._used: DiskUsage | None = None
@@ -110,7 +106,7 @@ class DiskLimit:
         enough = DiskUsage(ENOUGH * self.most.bytes, ENOUGH * self.most.files)
         self._used = found = await to_thread.run_sync(disk_usage, self.folders, enough)
         took = time.monotonic() - begun
-        self._again = time.monotonic() + (MEASURE_AGAIN * took if took > QUICK_SECONDS else 0)
+        self._again = time.monotonic() + (self._bounds.measure_again * took if took > self._bounds.quick_seconds else 0)
         return found
 
     @property

@@ -39,6 +39,7 @@ from tidegate.workspaces.backends.interface import (
     owner_of,
 )
 from tidegate.workspaces.backends.remote_cleanup import RemoteCleanup
+from tidegate.workspaces.bounds import DEFAULT_BOUNDS, WorkspaceBounds
 from tidegate.workspaces.disk import DiskLimit
 from tidegate.workspaces.files import User
 from tidegate.workspaces.kernel import seccomp
@@ -61,12 +62,6 @@ RECONCILE_SECONDS = 5.0
 
 TIDY_SECONDS = 300.0
 """Interval between checks of folders, and of rows that no longer belong to anything."""
-
-IDLE_SECONDS = 60.0
-"""An idle sandbox is closed after this time; opening it again takes milliseconds and loses nothing."""
-
-IDLE_SANDBOXES = 64
-"""Idle sandboxes that are kept open; beyond that, the least recently used are closed earlier."""
 
 AT_ONCE = 8
 """Sandboxes that are checked, closed or started concurrently."""
@@ -105,14 +100,16 @@ class Workspaces:
         environment: Mapping[str, str],
         backends: Callable[[str], Backend] | None = None,
         provenance: Provenance | None = None,
+        bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     ) -> None:
         """`environment` is the gateway's own; commands see only the variables that the settings name. `provenance`
         records a session before it can write in a project folder."""
         self.store = store
         self._provenance = provenance
+        self._bounds = bounds
         self.settings: WorkspaceSettings = config.workspaces
         self.folders = Folders(config.home)
-        self.processes = BackgroundProcesses(store, spool, config.workspaces, clock, finished)
+        self.processes = BackgroundProcesses(store, spool, config.workspaces, clock, finished, bounds)
         self._scope = scope
         self._presence = presence
         self._config = config
@@ -179,7 +176,7 @@ class Workspaces:
         most = DiskUsage(spec.limits.disk_bytes, spec.limits.files)
         known = None if record is None else record.disk
         if not isinstance(known, DiskLimit) or (known.folders, known.most) != (folders, most):
-            known = DiskLimit(folders, most)
+            known = DiskLimit(folders, most, self._bounds)
         if record is not None:
             record.disk = known
         return known
@@ -403,8 +400,8 @@ class Workspaces:
             (live_sandbox for live_sandbox in live_sandboxes if live_sandbox.idle and not live_sandbox.closed),
             key=lambda live_sandbox: live_sandbox.last_used,
         )
-        too_many = len(idle) - IDLE_SANDBOXES
-        late = time.monotonic() - IDLE_SECONDS
+        too_many = len(idle) - self._bounds.idle_sandboxes
+        late = time.monotonic() - self._bounds.idle_seconds
         await _run_concurrently(
             [
                 self.close_sandbox(live_sandbox)

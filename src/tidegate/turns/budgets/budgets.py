@@ -37,7 +37,9 @@ DAY_TOKENS = "limits.day_tokens"
 
 
 class Budgets:
-    def __init__(self, config: Config, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: Config, store: Store, clock: Callable[[], float], *, accounts_kept: int = ACCOUNTS_KEPT
+    ) -> None:
         rules = [
             BudgetRule(setting=DAY_TOKENS, per="gateway", each="day", tokens=config.limits.day_tokens or None),
             *(rule_of(name, settings) for name, settings in config.budgets.items()),
@@ -48,7 +50,7 @@ class Budgets:
         self._shared = tuple(rule for rule in rules if rule.per in SHARED)
         self._of_turns = tuple(rule for rule in rules if rule.per == "turn")
         self.gateway = tuple(BudgetAccount(rule, "", clock) for rule in rules if rule.per == "gateway")
-        self._kept: BoundedCache[tuple[str, str], BudgetAccount] = BoundedCache("accounts", cap=ACCOUNTS_KEPT)
+        self._kept: BoundedCache[tuple[str, str], BudgetAccount] = BoundedCache("accounts", cap=accounts_kept)
         self._live: WeakValueDictionary[tuple[str, str], BudgetAccount] = WeakValueDictionary()  # held by running turns
         self.meters: Mapping[str, Meter] = {
             usage.FREE if model.api == "demo" else model.model: Meter() for model in config.models.values()
@@ -74,6 +76,11 @@ class Budgets:
 
     # -- for turns --
 
+    @property
+    def shared(self) -> tuple[BudgetRule, ...]:
+        """The rules whose spending is counted by principal, agent, session or job."""
+        return self._shared
+
     async def spend_guard(self, model: Model, session: SessionRow, job: str) -> SpendGuard:
         """The budgets that calls of this model in one turn are charged to."""
         if (common := self.common.get(model.name)) is not None:
@@ -83,7 +90,7 @@ class Budgets:
         accounts = [
             account
             for rule in self._shared
-            if (key := _key(rule, session, conversation, job)) and (account := await self._account(rule, key)).applies
+            if (key := _key(rule, session, conversation, job)) and (account := await self.account(rule, key)).applies
         ]
         allowances = (Allowance(rule) for rule in self._of_turns)
         return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), meter=plain.meter)
@@ -95,7 +102,8 @@ class Budgets:
             return session.id
         return await self._store.read(turns.conversation, session.id)
 
-    async def _account(self, rule: BudgetRule, key: str) -> BudgetAccount:
+    async def account(self, rule: BudgetRule, key: str) -> BudgetAccount:
+        """The account of a shared rule, loaded from the store if it is not in memory."""
         place = (rule.setting, key)
         held = self._kept.get(place)
         if held is None and (held := self._live.get(place)) is not None:
@@ -128,7 +136,7 @@ class Budgets:
             for key in keys:
                 if len(found) >= MOST_SHOWN:
                     return found, True
-                account = await self._account(rule, key)
+                account = await self.account(rule, key)
                 if account.applies:
                     found.append(view(account))
         return found, False

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: uvicorn's protocol with limits and with Tidegate's error responses.
 
 The request line and headers are bounded in bytes, number and time. An idle connection is closed after its keep-alive
-time, and a connection that never sends a request after `HEAD_SECONDS`. A client that stops reading is dropped. A
+time, and a connection that never sends a request after `HttpTimes.head`. A client that stops reading is dropped. A
 request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
 format after the responses to the requests before it, and the connection is closed. A client gets its response even
 while it is still sending, after it has closed its sending side (without TLS), and over HTTP/1.0.
@@ -14,7 +14,7 @@ import logging
 import re
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import httptools
 import msgspec
@@ -30,10 +30,6 @@ HEADER_BYTES = 64 * 1024
 HEADER_COUNT = 200
 READ_BYTES = 256 * 1024
 """The most that one read returns: perhaps the end of the previous body, then the beginning of a head."""
-HEAD_SECONDS = 20.0
-"""The time within which the request line and headers must arrive."""
-STALL_SECONDS = 60.0
-"""A client that has read nothing for this long is treated as disconnected."""
 ABORT = "tidegate.abort"
 """Scope key of the function that drops the request's connection."""
 EXTRA = "tidegate.extra"
@@ -47,6 +43,18 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(?::[0-9]{0,5})
 """A host as in RFC 3986, with an optional port."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _VERSIONS = ("1.0", "1.1")
+
+
+class HttpTimes(NamedTuple):
+    """The time limits of a connection, in seconds."""
+
+    head: float = 20.0
+    """The request line and headers must arrive within this time."""
+    stall: float = 60.0
+    """A client that has read nothing for this long is treated as disconnected."""
+    idle: float = 1.0
+    """A connection that was opened or used more recently than this is not closed in favour of another."""
+
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
 
@@ -63,9 +71,11 @@ class HttpConnection(HttpToolsProtocol):
         *,
         extra: bool,
         lost: Callable[["HttpConnection"], None],
+        times: HttpTimes,
     ) -> None:
         super().__init__(config, state, {}, loop)
         self.extra = extra
+        self._times = times
         self._lost = lost
         self.since = loop.time()
         """When the connection was opened or completed its last response (loop time)."""
@@ -98,7 +108,7 @@ class HttpConnection(HttpToolsProtocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffered = BufferedTransport(transport, self.loop)
         super().connection_made(self._buffered)
-        seconds = EXTRA_HEAD_SECONDS if self.extra else HEAD_SECONDS
+        seconds = EXTRA_HEAD_SECONDS if self.extra else self._times.head
         self._head_timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -135,7 +145,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._refusal = _TOO_LARGE
                 self.send_400_response("")
             elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
+                self._head_timer = self.loop.call_later(self._times.head, self.timeout_keep_alive_handler)
         elif self.timeout_keep_alive_task is None and self.cycle.response_complete and not self.pipeline:
             # The rest of a body whose response was sent before it arrived: uvicorn does not restart its timer here.
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -145,7 +155,7 @@ class HttpConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+            self._stall_timer = self.loop.call_later(self._times.stall, self.transport.abort)
 
     def resume_writing(self) -> None:
         if self._stall_timer is not None:

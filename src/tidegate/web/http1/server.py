@@ -27,7 +27,7 @@ from tidegate.lifetimes import Descriptors, Holding, Listener, Room, Scope
 from tidegate.log import Log
 from tidegate.status_report import Check, ConnectionStats
 from tidegate.web.app.app import App
-from tidegate.web.http1.protocol import HEAD_SECONDS, HttpConnection
+from tidegate.web.http1.protocol import HttpConnection, HttpTimes
 
 BACKLOG = 1024
 """Connections that the kernel queues while the gateway is busy."""
@@ -38,8 +38,6 @@ DESCRIPTOR_SHARE = 0.5
 MOST_CONNECTIONS = 8192
 EXTRA_CONNECTIONS = 8
 """Connections beyond the limit, for requests about the gateway's health: fewer than the reserve of descriptors."""
-IDLE_SECONDS = 1.0
-"""A connection that was opened or used more recently than this is not closed in favour of another."""
 SHED_SHARE = 1 / 32
 """The share of connections closed at once when there are too many: finding the idle ones means scanning all."""
 RECENT_SECONDS = 10.0
@@ -54,6 +52,7 @@ class Server:
     def __init__(
         self, app: App, config: Config, sock: socket.socket, *, descriptors: Descriptors | None = None
     ) -> None:
+        self.times = HttpTimes()
         self._app = app
         self._config = config
         self._socket = sock
@@ -118,7 +117,7 @@ class Server:
 
     def _shed(self) -> bool:
         """Close the connections that have been idle longest. Returns whether there were any."""
-        before = asyncio.get_running_loop().time() - IDLE_SECONDS
+        before = asyncio.get_running_loop().time() - self.times.idle
         idle = [
             each
             for each in self._state.connections
@@ -144,10 +143,12 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
-                lambda: HttpConnection(self._uvicorn, self._state, self._run, loop, extra=extra, lost=self._lost),
+                lambda: HttpConnection(
+                    self._uvicorn, self._state, self._run, loop, extra=extra, lost=self._lost, times=self.times
+                ),
                 sock,
                 ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else HEAD_SECONDS,
+                ssl_handshake_timeout=None if self._tls is None else self.times.head,
             )
         except OSError as error:
             log.debug("a connection could not be opened", error=str(error))

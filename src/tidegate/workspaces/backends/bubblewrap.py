@@ -81,7 +81,7 @@ _GROUP = f"agent:x:{_USER}:\nnogroup:x:65534:\n"
 
 _NO_NESTING = ("--unshare-user", "--disable-userns")  # no new user namespaces inside, and so no capabilities in them
 
-_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MACHINE = (
     "sys",
     "sysrq-trigger",
@@ -333,7 +333,7 @@ def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:
     """Arguments for the read-only system. Symbolic links in the root (merged /usr) stay links. Each tmpfs gets at most
     `memory`."""
     options: list[str] = []
-    for name in _SYSTEM:
+    for name in SYSTEM:
         place = Path("/", name)
         if place.is_symlink():
             options += ["--symlink", str(place.readlink()), str(place)]

@@ -49,7 +49,7 @@ def keep() -> None:
         return
     known = (process_identity(os.getpid()), pwd.getpwuid(os.geteuid()).pw_name, str(root), str(folder))
     _answer(UP + "\0".join(known).encode("utf-8", "surrogateescape"))
-    _serve()
+    attend()
 
 
 def _folders(session: str, project: str) -> tuple[Path, Path]:
@@ -67,12 +67,12 @@ def _base() -> Path:
     return Path.home() / ".tidegate" / "remote"  # separate from the home of a gateway run by that account
 
 
-def _serve() -> None:
+def attend(silent_seconds: float = SILENT_SECONDS) -> None:
     """Handle lines until the end of input, or until the input is silent for too long."""
     rest = b""
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    while poll.poll(SILENT_SECONDS * 1000):
+    while poll.poll(silent_seconds * 1000):
         data = os.read(0, _LINE_BYTES)
         if not data or len(rest) > _LINE_BYTES:
             return

@@ -124,7 +124,7 @@ def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) ->
 def _swap(spot: ResolvedPath, temporary: str, expected: str) -> None:
     """Exchange the two files and check the one taken out; if it is not the expected version, exchange them back."""
     try:
-        _exchange(spot.parent, temporary, spot.name)
+        exchange(spot.parent, temporary, spot.name)
     except FileNotFoundError:
         raise _changed(spot) from None
     except OSError as error:
@@ -139,12 +139,12 @@ def _swap(spot: ResolvedPath, temporary: str, expected: str) -> None:
     finally:
         os.close(fd)
     if not same:
-        _exchange(spot.parent, temporary, spot.name)
+        exchange(spot.parent, temporary, spot.name)
         raise _changed(spot)
     os.unlink(temporary, dir_fd=spot.parent)
 
 
-def _exchange(folder: int, one: str, other: str) -> None:
+def exchange(folder: int, one: str, other: str) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     if library.renameat2(folder, names[0], folder, names[1], _RENAME_EXCHANGE) != 0:

@@ -26,16 +26,10 @@ from tidegate.workspaces.files import line_matcher
 from tidegate.workspaces.files.file_user import User, in_thread
 from tidegate.workspaces.files.file_values import SearchQuery, SearchResult
 from tidegate.workspaces.files.mounts import Mount
-from tidegate.workspaces.files.search_input import SearchInput, search_result
+from tidegate.workspaces.files.search_input import DEFAULT_BOUNDS, SearchBounds, SearchInput, search_result
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close
 
 log = Log(__name__)
-
-SECONDS = 20.0
-"""Time limit of a search: after this, a narrower request works better."""
-
-CHILD_MEMORY = 1024 * 1024 * 1024
-"""Address space of the search process; a line of `FILE_BYTES` fits easily."""
 
 PIPE_BYTES = 1024 * 1024
 _INPUT = 3  # the descriptor from which the child reads
@@ -47,15 +41,29 @@ class _Enough(Exception):
 
 
 async def search(
-    mounts: Sequence[Mount], spawner: Spawner, path: str, query: SearchQuery, *, ripgrep: bool, user: User | None
+    mounts: Sequence[Mount],
+    spawner: Spawner,
+    path: str,
+    query: SearchQuery,
+    *,
+    ripgrep: bool,
+    user: User | None,
+    bounds: SearchBounds = DEFAULT_BOUNDS,
 ) -> SearchResult:
     async with spawner.helpers:
-        feed, places = await _searched(mounts, spawner, path, query, ripgrep=ripgrep, user=user)
+        feed, places = await _searched(mounts, spawner, path, query, bounds, ripgrep=ripgrep, user=user)
     return await in_thread(user, search_result, feed, mounts, places, query)
 
 
 async def _searched(
-    mounts: Sequence[Mount], spawner: Spawner, path: str, query: SearchQuery, *, ripgrep: bool, user: User | None
+    mounts: Sequence[Mount],
+    spawner: Spawner,
+    path: str,
+    query: SearchQuery,
+    bounds: SearchBounds,
+    *,
+    ripgrep: bool,
+    user: User | None,
 ) -> tuple[SearchInput, list[tuple[int, int]]]:
     """Try the engines in turn until one succeeds or the time is up. Returns its input, and the lines and columns it
     reported."""
@@ -63,12 +71,12 @@ async def _searched(
     engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
     for engine in engines:
         places: list[tuple[int, int]] = []
-        feed = SearchInput(mounts, path, query.choice)
+        feed = SearchInput(mounts, path, query.choice, bounds)
         try:
-            async with asyncio.timeout(SECONDS):
-                code = await _run(spawner, engine, feed, places, user)
+            async with asyncio.timeout(bounds.seconds):
+                code = await _run(spawner, engine, feed, places, user, bounds)
         except TimeoutError:
-            feed.stopped = f"the search was stopped after {SECONDS:g} s; use a simpler pattern, a path or a glob"
+            feed.stopped = f"the search was stopped after {bounds.seconds:g} s; use a simpler pattern, a path or a glob"
             return feed, places
         if code in engine.ends or len(places) > query.limit:
             return feed, places
@@ -101,7 +109,12 @@ def _python(query: SearchQuery) -> _Engine:
 
 
 async def _run(
-    spawner: Spawner, engine: _Engine, feed: SearchInput, places: list[tuple[int, int]], user: User | None
+    spawner: Spawner,
+    engine: _Engine,
+    feed: SearchInput,
+    places: list[tuple[int, int]],
+    user: User | None,
+    bounds: SearchBounds,
 ) -> int:
     """Run one engine over all files; returns its exit code."""
     reading, writing = os.pipe()
@@ -114,7 +127,7 @@ async def _run(
             raise ToolFailed(f"The search cannot be started ({error.strerror}); tell the operator.") from None
         finally:
             os.close(reading)
-        _confine(child.pid)
+        _confine(child.pid, bounds)
         child.close_input()
         await gather([_collect(child, places), pipe.fill(feed, user)])
         return await child.wait()
@@ -124,10 +137,10 @@ async def _run(
             await kill_and_close(child)
 
 
-def _confine(pid: int) -> None:
+def _confine(pid: int, bounds: SearchBounds) -> None:
     with contextlib.suppress(OSError):  # it has already ended
-        resource.prlimit(pid, resource.RLIMIT_AS, (CHILD_MEMORY, CHILD_MEMORY))
-        resource.prlimit(pid, resource.RLIMIT_CPU, (int(SECONDS) + 1, int(SECONDS) + 1))
+        resource.prlimit(pid, resource.RLIMIT_AS, (bounds.child_memory, bounds.child_memory))
+        resource.prlimit(pid, resource.RLIMIT_CPU, (int(bounds.seconds) + 1, int(bounds.seconds) + 1))
 
 
 async def _collect(child: ChildProcess, places: list[tuple[int, int]]) -> None:

@@ -46,14 +46,16 @@ SCANNED_AT_MOST = 512 * 1024 * 1024
 class Filesystem:
     """`mounts` are the reachable folders; relative paths start in the first."""
 
-    def __init__(self, mounts: Sequence[Mount]) -> None:
+    def __init__(self, mounts: Sequence[Mount], *, chunk: int = CHUNK) -> None:
+        """`chunk` is the number of bytes read at once."""
         self.mounts = tuple(mounts)
+        self._chunk = chunk
 
     def lines(self, path: str, offset: int, lines: int, max_bytes: int) -> FileLines:
         with at(self.mounts, path) as spot:
             fd = open_file(spot)
             try:
-                return page(fd, offset, lines, max_bytes, path)
+                return page(fd, offset, lines, max_bytes, path, self._chunk)
             finally:
                 os.close(fd)
 
@@ -67,7 +69,7 @@ class Filesystem:
             try:
                 size = os.fstat(fd).st_size
                 data = bytearray()
-                while len(data) <= limit and (chunk := os.read(fd, min(CHUNK, limit + 1 - len(data)))):
+                while len(data) <= limit and (chunk := os.read(fd, min(self._chunk, limit + 1 - len(data)))):
                     from_thread.check_cancelled()
                     data += chunk
             finally:
@@ -123,14 +125,14 @@ def _entry(step: WalkStep, path: str) -> FileEntry | None:
         os.close(fd)
 
 
-def page(fd: int, offset: int, lines: int, max_bytes: int, path: str) -> FileLines:
+def page(fd: int, offset: int, lines: int, max_bytes: int, path: str, chunk_bytes: int = CHUNK) -> FileLines:
     """At most this many lines and bytes after the first `offset` lines."""
     size = os.fstat(fd).st_size
     skipped = scanned = 0
     kept = bytearray()
     head = b""
     ended_with_break = True
-    while chunk := os.read(fd, CHUNK):
+    while chunk := os.read(fd, chunk_bytes):
         from_thread.check_cancelled()
         if not scanned:
             head = chunk[:HEAD_BYTES]

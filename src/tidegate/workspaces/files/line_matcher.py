@@ -17,10 +17,10 @@ from itertools import islice
 CHUNK = 1024 * 1024
 
 
-def blocks(source: int) -> Iterator[bytes]:
+def blocks(source: int, chunk: int = CHUNK) -> Iterator[bytes]:
     """The input in blocks of complete lines."""
     kept: list[bytes] = []
-    while data := os.read(source, CHUNK):
+    while data := os.read(source, chunk):
         end = data.rfind(b"\n") + 1
         if end == 0:
             kept.append(data)
@@ -31,10 +31,10 @@ def blocks(source: int) -> Iterator[bytes]:
         yield rest
 
 
-def matching_lines(pattern: re.Pattern[str], source: int) -> Iterator[tuple[int, int]]:
+def matching_lines(pattern: re.Pattern[str], source: int, chunk: int = CHUNK) -> Iterator[tuple[int, int]]:
     """Line and column of the first match in each matching line."""
     number = 1
-    for block in blocks(source):
+    for block in blocks(source, chunk):
         text = block.decode("utf-8", "surrogateescape")
         start, place = 0, 0
         while place < len(text) and (found := pattern.search(text, place)) is not None:

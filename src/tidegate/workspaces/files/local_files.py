@@ -22,6 +22,7 @@ from tidegate.workspaces.files.file_values import (
 )
 from tidegate.workspaces.files.filesystem import Filesystem
 from tidegate.workspaces.files.mounts import Mount
+from tidegate.workspaces.files.search_input import DEFAULT_BOUNDS, SearchBounds
 from tidegate.workspaces.processes.children import Spawner
 
 
@@ -54,13 +55,20 @@ class LocalFiles:
     `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own."""
 
     def __init__(
-        self, mounts: Sequence[Mount], spawner: Spawner, *, ripgrep: bool = True, user: User | None = None
+        self,
+        mounts: Sequence[Mount],
+        spawner: Spawner,
+        *,
+        ripgrep: bool = True,
+        user: User | None = None,
+        bounds: SearchBounds = DEFAULT_BOUNDS,
     ) -> None:
         self.mounts = tuple(mounts)
         self._filesystem = Filesystem(mounts)
         self._spawner = spawner
         self._ripgrep = ripgrep
         self._user = user
+        self._bounds = bounds
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
         return await in_thread(self._user, self._filesystem.lines, path, offset, lines, max_bytes)
@@ -83,4 +91,6 @@ class LocalFiles:
         return await in_thread(self._user, self._filesystem.list, path, choice, recursive, limit)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
-        return await search(self.mounts, self._spawner, path, query, ripgrep=self._ripgrep, user=self._user)
+        return await search(
+            self.mounts, self._spawner, path, query, ripgrep=self._ripgrep, user=self._user, bounds=self._bounds
+        )

@@ -83,12 +83,19 @@ class RemoteFiles:
     says whether the working folder is the user's own. Opened files are copied to `folder`, on this machine."""
 
     def __init__(
-        self, open_sandbox: "OpenSandbox", read_only: Sequence[Path], folder: Path, *, project: bool = False
+        self,
+        open_sandbox: "OpenSandbox",
+        read_only: Sequence[Path],
+        folder: Path,
+        *,
+        project: bool = False,
+        search_seconds: float = SEARCH_SECONDS,
     ) -> None:
         self._open_sandbox = open_sandbox
         self._project = project
         self._read_only = [str(path) for path in read_only]
         self._folder = folder
+        self._search_seconds = search_seconds
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
         async with self._request("lines", path=path, offset=offset, lines=lines, max_bytes=max_bytes) as answer:
@@ -128,10 +135,12 @@ class RemoteFiles:
         for name in ("pattern", "choice"):
             fields[name] = msgspec.structs.asdict(fields[name])
         try:
-            async with asyncio.timeout(SEARCH_SECONDS), self._request("search", path=path, query=fields) as answer:
+            async with asyncio.timeout(self._search_seconds), self._request("search", path=path, query=fields) as answer:
                 return answer.result(SearchResult)
         except TimeoutError:
-            stopped = f"the search was stopped after {SEARCH_SECONDS:g} s; use a simpler pattern, a path or a glob"
+            stopped = (
+                f"the search was stopped after {self._search_seconds:g} s; use a simpler pattern, a path or a glob"
+            )
             return SearchResult(hits=(), files=0, stopped=stopped)
 
     @asynccontextmanager

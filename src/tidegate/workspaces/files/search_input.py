@@ -32,9 +32,21 @@ from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, open_
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILE_BYTES = 32 * 1024 * 1024
-TOTAL_BYTES = 1024 * 1024 * 1024
-MOST_FILES = 20_000
-"""A record of each file is kept during the search."""
+
+
+class SearchBounds(NamedTuple):
+    """Limits of one search."""
+
+    seconds: float = 20.0
+    """After this, a narrower request works better."""
+    files: int = 20_000
+    """A record of each file is kept during the search."""
+    total_bytes: int = 1024 * 1024 * 1024
+    child_memory: int = 1024 * 1024 * 1024
+    """Address space of the search process; a line of `FILE_BYTES` fits easily."""
+
+
+DEFAULT_BOUNDS = SearchBounds()
 
 BINARY_WITHIN = 8192
 """A file with a zero byte in this many first bytes is binary."""
@@ -60,8 +72,11 @@ class SearchedFile(NamedTuple):
 class SearchInput:
     """The searched files as one text."""
 
-    def __init__(self, mounts: Sequence[Mount], path: str, choice: FileFilter) -> None:
+    def __init__(
+        self, mounts: Sequence[Mount], path: str, choice: FileFilter, bounds: SearchBounds = DEFAULT_BOUNDS
+    ) -> None:
         self._mounts = mounts
+        self._bounds = bounds
         self.path = path
         self._glob = Glob(choice.glob)
         self._next = 1
@@ -85,7 +100,7 @@ class SearchInput:
                 for step in steps:
                     if step.kind != "file" or not self._glob.matches(step.path):
                         continue
-                    if len(self.searched) == MOST_FILES or self._bytes > TOTAL_BYTES:
+                    if len(self.searched) == self._bounds.files or self._bytes > self._bounds.total_bytes:
                         self.stopped = f"only {len(self.searched)} files were searched; use a path or a glob"
                         return
                     yield from self._found(step.folder, step.name, joined(self.path, step.path))

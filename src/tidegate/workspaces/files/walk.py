@@ -38,9 +38,18 @@ class WalkStep(NamedTuple):
 class FolderWalk:
     """One walk. `left_out` and `stopped` are known when it has ended."""
 
-    def __init__(self, choice: FileFilter, *, recursive: bool) -> None:
+    def __init__(
+        self,
+        choice: FileFilter,
+        *,
+        recursive: bool,
+        folder_entries: int = FOLDER_ENTRIES,
+        most_entries: int = MOST_ENTRIES,
+    ) -> None:
         self._choice = choice
         self._recursive = recursive
+        self._folder_entries = folder_entries
+        self._most_entries = most_entries
         self._looked_at = 0
         self.left_out: list[str] = []
         self.stopped = ""
@@ -71,7 +80,7 @@ class FolderWalk:
 
     def _entered(self, folder: int, name: str, path: str) -> int | None:
         from_thread.check_cancelled()
-        if self._looked_at > MOST_ENTRIES:
+        if self._looked_at > self._most_entries:
             return None
         if path.count("/") + 1 >= DEEPEST:
             self.stopped = f"folders more than {DEEPEST} levels deep were left out"
@@ -92,11 +101,13 @@ class FolderWalk:
             with os.scandir(reading) as entries:
                 for entry in entries:
                     self._looked_at += 1
-                    if self._looked_at > MOST_ENTRIES:
-                        self.stopped = f"only the first {MOST_ENTRIES} names were read"
+                    if self._looked_at > self._most_entries:
+                        self.stopped = f"only the first {self._most_entries} names were read"
                         break
-                    if len(found) == FOLDER_ENTRIES:
-                        self.stopped = f"of folders with more than {FOLDER_ENTRIES} names, only that many were read"
+                    if len(found) == self._folder_entries:
+                        self.stopped = (
+                            f"of folders with more than {self._folder_entries} names, only that many were read"
+                        )
                         break
                     found.append((os.fsencode(entry.name), entry.name, _kind(entry)))
         finally:

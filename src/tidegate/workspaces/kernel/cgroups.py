@@ -66,7 +66,7 @@ class Cgroups:
     """The groups of one gateway, identified by its `home`."""
 
     def __init__(self, home: Path) -> None:
-        self._prefix = f"tidegate-{owner_of(home)}-"
+        self.prefix = f"tidegate-{owner_of(home)}-"
         self._lock = threading.Lock()
         self._trees: tuple[CgroupTree, ...] | None = None
         self._numbers = itertools.count()
@@ -78,7 +78,7 @@ class Cgroups:
         """Find out, once, where groups can be created."""
         with self._lock:
             if self._trees is None:
-                self._trees = tuple(_usable(f"{self._prefix}{os.getpid()}-try"))
+                self._trees = tuple(_usable(f"{self.prefix}{os.getpid()}-try"))
                 self.kernel_limits = _settings_of(self._trees)
 
     async def make(self, limits: SandboxLimits) -> "Cgroup | None":
@@ -88,7 +88,7 @@ class Cgroups:
             return None
         with self._lock:
             # The pid in the name shows which process owns the group.
-            group = Cgroup(f"{self._prefix}{os.getpid()}-{next(self._numbers)}", self._trees, self._forget)
+            group = Cgroup(f"{self.prefix}{os.getpid()}-{next(self._numbers)}", self._trees, self._forget)
             self._living.add(group.name)
         try:
             await to_thread.run_sync(group.create, limits)
@@ -110,7 +110,7 @@ class Cgroups:
         self.detect()
         trees = self._trees or ()
         with self._lock:
-            left = {name for tree in trees for name in _names(tree.folder, self._prefix)} - self._living
+            left = {name for tree in trees for name in _names(tree.folder, self.prefix)} - self._living
         for name in left:
             log.info("a control group of the last gateway is removed", group=name)
             Cgroup(name, trees, self._forget).end()

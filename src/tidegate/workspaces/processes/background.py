@@ -23,6 +23,7 @@ from tidegate.store import Db, ProcessEnd, ProcessRow, Store, messages, processe
 from tidegate.values import new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.interface import Child, Sandbox
+from tidegate.workspaces.bounds import DEFAULT_BOUNDS, WorkspaceBounds
 from tidegate.workspaces.kernel.process_table import start_ticks
 from tidegate.workspaces.processes.command_run import END_GRACE, run_child
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox, limit_notice
@@ -32,15 +33,6 @@ log = Log(__name__)
 
 MOST_RUNNING = 16
 """Named processes of one session at once: more would be hard to tell apart."""
-
-STOP_GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL."""
-
-WRITE_SECONDS = 10.0
-"""Time limit for a process to read its input."""
-
-PACE_BYTES = 8 * 1024 * 1024
-"""Output taken from one process per second: endless output costs a few percent of a core."""
 
 REPORTED_BYTES = 1200
 """Bytes of a finished process's last output that are reported with its end."""
@@ -61,11 +53,12 @@ written with the turn. Raises if there will be no turn."""
 class RunningProcess:
     """A running process. `ended` is set when its end is recorded, `news` whenever there is output or it ends."""
 
-    def __init__(self, row: ProcessRow, child: Child, sandbox: Sandbox, log: ProcessLog) -> None:
+    def __init__(self, row: ProcessRow, child: Child, sandbox: Sandbox, log: ProcessLog, *, stop_grace: float) -> None:
         self.row = row
         self.child = child
         self.sandbox = sandbox
         self.log = log
+        self._stop_grace = stop_grace
         self.ended = asyncio.Event()
         self.news = asyncio.Event()
         self.limit_events_before = sandbox.limit_events
@@ -80,7 +73,7 @@ class RunningProcess:
     @property
     def grace(self) -> float:
         """Seconds that processes left behind by the command have to end: as long as the command itself had."""
-        return STOP_GRACE if self.stopping or self.timed_out else END_GRACE
+        return self._stop_grace if self.stopping or self.timed_out else END_GRACE
 
 
 class BackgroundProcesses:
@@ -91,12 +84,14 @@ class BackgroundProcesses:
         settings: WorkspaceSettings,
         clock: Callable[[], float],
         finished: OnFinished,
+        bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     ) -> None:
         self._store = store
         self._spool = spool
         self._settings = settings
         self._clock = clock
         self.finished = finished
+        self._bounds = bounds
 
     # -- starting --
 
@@ -161,7 +156,7 @@ class BackgroundProcesses:
             sandbox, child = await live_sandbox.spawn(text, row.id)
             if not await self._store.write(_spawned, row.id, child.pid):
                 raise ToolFailed("The process was ended before it started.")
-            running = RunningProcess(row, child, sandbox, self.log_of(row))
+            running = RunningProcess(row, child, sandbox, self.log_of(row), stop_grace=self._bounds.stop_grace)
             live_sandbox.scope.start(self._supervise, live_sandbox, running, name=f"process {row.id}")
             live_sandbox.running[row.name] = running
         except BaseException:
@@ -197,7 +192,7 @@ class BackgroundProcesses:
             await to_thread.run_sync(running.log.append, data)
             running.signal_news()
             taken += len(data)
-            if taken >= PACE_BYTES:
+            if taken >= self._bounds.pace_bytes:
                 await asyncio.sleep(max(0.0, since + 1 - loop.time()))
                 since, taken = loop.time(), 0
 
@@ -219,7 +214,9 @@ class BackgroundProcesses:
     def _end_after_timeout(self, live_sandbox: LiveSandbox, running: RunningProcess) -> None:
         if live_sandbox.scope.open:
             running.timed_out = True
-            live_sandbox.scope.start(running.child.end, STOP_GRACE, name=f"end of process {running.row.id}, timed out")
+            live_sandbox.scope.start(
+                running.child.end, self._bounds.stop_grace, name=f"end of process {running.row.id}, timed out"
+            )
 
     async def _ended(self, live_sandbox: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
         row = running.row
@@ -309,19 +306,19 @@ class BackgroundProcesses:
 
     async def write(self, running: RunningProcess, data: bytes, *, close: bool) -> None:
         try:
-            async with asyncio.timeout(WRITE_SECONDS):
+            async with asyncio.timeout(self._bounds.write_seconds):
                 await running.child.write(data)
         except TimeoutError:
             raise ToolFailed(
-                f"The process {running.row.name!r} did not read all of this within {WRITE_SECONDS:g} s; it gets the "
-                "rest when it reads on."
+                f"The process {running.row.name!r} did not read all of this within {self._bounds.write_seconds:g} s; "
+                "it gets the rest when it reads on."
             ) from None
         if close:
             running.child.close_input()
 
     async def stop(self, running: RunningProcess) -> None:
         running.stopping = True
-        await running.child.end(STOP_GRACE)
+        await running.child.end(self._bounds.stop_grace)
         await running.ended.wait()
 
     # -- logs and clean-up --
