@@ -135,7 +135,10 @@ class RemoteFiles:
         for name in ("pattern", "choice"):
             fields[name] = msgspec.structs.asdict(fields[name])
         try:
-            async with asyncio.timeout(self._search_seconds), self._request("search", path=path, query=fields) as answer:
+            async with (
+                asyncio.timeout(self._search_seconds),
+                self._request("search", path=path, query=fields) as answer,
+            ):
                 return answer.result(SearchResult)
         except TimeoutError:
             stopped = (
