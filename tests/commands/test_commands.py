@@ -70,8 +70,8 @@ async def test_status_shows_the_usage_of_this_conversation(home: Path, model: Sc
         first, second = await gateway.say("one"), await gateway.say("two")
         used = first.usage + second.usage
         line = next(line for line in (await run(gateway, "/status", first.session)).text.splitlines() if "used" in line)
-        share = f" ({used.cached / used.input:.0%} of the former cached)"
-        assert line == f"used          {used.input:,} tokens in, {used.output:,} out{share}"
+        share = f" ({used.cached / used.input:.0%} cached)"
+        assert line == f"used          {used.input:,} tokens in{share}, {used.output:,} out"
         assert used.cached > 0
 
 

@@ -107,7 +107,7 @@ def list_(home: Path, as_json: bool) -> None:
          when(key["created"]), when(key.get("used")), "revoked" if key.get("revoked") else "valid")
         for key in keys
     ]  # fmt: skip
-    print_table(("id", "principal", "role", "agents", "label", "made", "last used", "state"), rows, empty="No keys.")
+    print_table(("id", "principal", "role", "agents", "label", "created", "last used", "state"), rows, empty="No keys.")
 
 
 @command.command("revoke")

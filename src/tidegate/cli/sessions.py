@@ -71,7 +71,7 @@ def show(session: str, home: Path, as_json: bool) -> None:
         print_json({**view, "messages": rows})
         return
     facts = [("id", view["id"]), ("title", view.get("title")), ("name", view.get("name")), ("agent", view["agent"]),
-             ("channel", view["channel"]), ("made", when(view["created"])), ("last used", when(view["active"])),
+             ("channel", view["channel"]), ("created", when(view["created"])), ("last used", when(view["active"])),
              ("ended", when(view.get("ended"))), ("model", view.get("model")),
              ("fallback", view["fallback"] and _fallback(view["fallback"])),
              *((key, _override(setting)) for key, setting in view["settings"].items())]  # fmt: skip

@@ -83,7 +83,7 @@ async def status(context: CommandContext, _: str) -> CommandReply:
         *_reasoning(context, view),
         *await _filled(context),
         f"used          {await _used(context)}",
-        f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only by /new'}",
+        f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only with /new'}",
         f"running       {view.running or 'nothing'}, {view.waiting} waiting",
         *await _asked(context),
         f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}",
@@ -107,10 +107,10 @@ async def _filled(context: CommandContext) -> list[str]:
 async def _used(context: CommandContext) -> str:
     """The usage of this conversation so far."""
     used = await context.service.usage_of(context.here(), context.principal)
-    cached = f" ({used.cached / used.input:.0%} of the former cached)" if used.cached else ""
+    cached = f" ({used.cached / used.input:.0%} cached)" if used.cached else ""
     about = "about " if used.estimated else ""
     cost = f", {dollars(used.cost)}" if used.cost else ""
-    return f"{about}{used.input:,} tokens in, {used.output:,} out{cached}{cost}"
+    return f"{about}{used.input:,} tokens in{cached}, {used.output:,} out{cost}"
 
 
 async def _asked(context: CommandContext) -> list[str]:
