@@ -43,10 +43,10 @@ class QuestionPrompt:
         for line in described(question):
             self._printer.line(f"    {line}")
         while self._is_open(id):
-            line = self._read(id, f"{hint(question)} ? ")
-            if line is None:
+            reply = self._read(id, f"{hint(question)} ? ")
+            if reply is None:
                 break
-            if line and self._answer(question, line):
+            if reply and self._answer(question, reply):
                 return True
         return False
 
