@@ -14,7 +14,7 @@ import click
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
 from tidegate.cli.options import home_option
-from tidegate.cli.output import at_terminal, plain
+from tidegate.cli.output import at_terminal, strip_controls
 from tidegate.cli.terminal.greeting import greeting, last_exchange
 from tidegate.cli.terminal.interrupts import InterruptHandler, LeftTurn
 from tidegate.cli.terminal.printer import Printer
@@ -184,7 +184,7 @@ def _pipe(chat: _Chat) -> int:
             raise  # the remaining lines would fail as well
         except (TidegateError, UnicodeDecodeError) as error:
             why = error.message if isinstance(error, TidegateError) else _NOT_UTF_8
-            print(plain(f"tidegate: line {number}: {why}"), file=sys.stderr)
+            print(strip_controls(f"tidegate: line {number}: {why}"), file=sys.stderr)
             code = 1
     return code
 
@@ -210,4 +210,4 @@ def _converse(chat: _Chat, home: Path) -> int:
         except KeyboardInterrupt:
             print("(Ctrl-D leaves)")
         except TidegateError as error:  # a refusal ends the message, not the conversation
-            print(plain(f"tidegate: {error.message}"), file=sys.stderr)
+            print(strip_controls(f"tidegate: {error.message}"), file=sys.stderr)

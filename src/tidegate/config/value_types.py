@@ -247,7 +247,7 @@ class Duration:
         span = value
         if isinstance(value, str) and len(value) <= QUOTED_AT_MOST and (found := DURATION.fullmatch(value)):
             span = float(found[1]) * SECONDS[found[2]]
-        if isinstance(span, bool) or not isinstance(span, int | float) or not math.isfinite(_bounded(span)):
+        if isinstance(span, bool) or not isinstance(span, int | float) or not math.isfinite(_clamp(span)):
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if span < self.at_least or span < 0:
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
@@ -264,7 +264,7 @@ class Duration:
         return str(int(value)) if value == int(value) else repr(value)
 
 
-def _bounded(number: int | float) -> float:
+def _clamp(number: int | float) -> float:
     return min(number, LONGEST * 2) if isinstance(number, int) else number
 
 
