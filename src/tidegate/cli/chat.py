@@ -76,7 +76,7 @@ def _check_session(api: GatewayClient, home: Path, session: str, agent: str | No
 
 
 def _last(api: GatewayClient, agent: str | None) -> str | None:
-    """The most recently used live conversation of this channel."""
+    """The most recently used live conversation that was started in a terminal."""
     for view in api.call("GET", "/api/sessions", query={"limit": 50})["sessions"]:
         if view["channel"] == _CHANNEL and not view.get("ended") and agent in (None, view["agent"]):
             return str(view["id"])

@@ -172,12 +172,12 @@ def bar(share: float, width: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 conversation`, `2 conversations`."""
+    """A number with its noun: `1 conversation`, `2 conversations`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def join_words(things: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """A list of words as text: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
 
 

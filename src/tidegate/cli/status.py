@@ -121,7 +121,7 @@ def _compactions(counts: dict[str, int]) -> str:
 
 
 def _model_state(state: ModelStatus) -> str:
-    """Empty for a model with one key and no failures."""
+    """The state of a model's keys and its failures, or an empty string if there is nothing to report."""
     parts = []
     if state.keys > 1:
         parts.append(f"{state.keys} keys, {state.keys_resting} resting")

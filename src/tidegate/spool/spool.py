@@ -57,8 +57,8 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """The spool of a gateway. `cores` are the CPU cores that child processes, which scale pictures and search results,
-    may use."""
+    """The spool of a gateway. `cores` are the CPU cores available to the child processes that scale pictures and search
+    results."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ _BITRATES = (
 """Bit rates of layer III in kilobits per second, for MPEG 1 and for MPEG 2 and 2.5."""
 _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _SLOWEST, _FASTEST = 8_000, 320_000
-"""Bits per second of layer III."""
+"""The lowest and highest bit rates of layer III, in bits per second."""
 
 # Each is long enough that no text starts with it.
 _OTHERS = (
@@ -126,7 +126,7 @@ def _wav(read: Read, size: int) -> float:
 
 
 def _format(data: bytes) -> int:
-    """Bytes per second."""
+    """Parses the sample format of a WAV and returns its bytes per second."""
     if len(data) < 16:
         raise UnknownAudio("ends within its header")
     tag, channels, rate, _, block, bits = (
