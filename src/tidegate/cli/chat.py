@@ -16,7 +16,7 @@ from tidegate.cli.client import GatewayClient, GatewayUnreachable
 from tidegate.cli.options import home_option
 from tidegate.cli.output import at_terminal, strip_controls
 from tidegate.cli.terminal.greeting import greeting, last_exchange
-from tidegate.cli.terminal.interrupts import InterruptHandler, LeftTurn
+from tidegate.cli.terminal.interrupts import InterruptHandler, LeaveRequested
 from tidegate.cli.terminal.printer import Printer
 from tidegate.cli.terminal.questions import QuestionPrompt
 from tidegate.cli.terminal.turn_follower import TurnFollower
@@ -205,7 +205,7 @@ def _converse(chat: _Chat, home: Path) -> int:
                 chat.send_message(line)
         except EOFError:
             return 0
-        except LeftTurn:
+        except LeaveRequested:
             raise
         except KeyboardInterrupt:
             print("(Ctrl-D leaves)")
