@@ -18,7 +18,7 @@ def check_target(target: Path, *, force: bool) -> Path:
     if place.is_dir():
         raise TidegateError(f"{target} is a folder: choose a file in it.")
     if not place.parent.is_dir():
-        raise TidegateError(f"{target} cannot be created because {place.parent} is not a folder: create it first.")
+        raise TidegateError(f"{target} cannot be created because there is no folder {place.parent}: create it first.")
     if place.exists() and not place.is_file():
         raise TidegateError(f"{target} is not a regular file: choose another, or omit -o and redirect the output.")
     if place.exists() and not force:

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 BLOCK = 256 * 1024
 
 OVERLAP = 4 * 1024
-"""Bytes of the previous piece that are searched again. A match across two pieces of a line is found if it is not longer
-than this."""
+"""Bytes by which consecutive pieces of a line overlap. A match across two pieces is found if it is not longer."""
 
 AROUND = 120
 """Bytes of context before and after a match."""
