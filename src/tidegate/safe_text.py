@@ -1,8 +1,9 @@
 """Sanitizing untrusted text for display.
 
-The results of `plain` and `shown` contain no control characters except newline and tab, and no characters that change
-the direction or order of the text around them. `plain` removes such characters, which is enough for a terminal. `shown`
-escapes them, along with all other invisible characters, for users who have to approve what they see.
+The results of `strip_controls` and `escape_invisible` contain no control characters except newline and tab, and no
+characters that change the direction or order of the text around them. `strip_controls` removes such characters, which
+is enough for a terminal. `escape_invisible` escapes them, along with all other invisible characters, for users who have
+to approve what they see.
 """
 
 import re
@@ -12,7 +13,7 @@ _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _BREAKS = "\u2028\u2029"
 CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
 _CONTROL_IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of characters that are invisible, or that reverse or break the surrounding text."""
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0d\uffa0\U000e0000-\U000e0fff]"
@@ -21,29 +22,29 @@ _BLANK = re.compile(
 """Other invisible characters: fillers, and variation selectors that do not follow an emoji."""
 
 
-def plain(text: str) -> str:
+def strip_controls(text: str) -> str:
     return _CONTROL_IN_TEXT.sub("", text)
 
 
-def shown(text: str, *, one_line: bool = False) -> str:
+def escape_invisible(text: str, *, one_line: bool = False) -> str:
     blank = {found.start() for found in _BLANK.finditer(text)}
     if text.isprintable() and not blank:
         return text
     kept = "" if one_line else "\n\t"
     return "".join(
-        each if each in kept or (_is_seen(each) and place not in blank) else _written_out(each)
+        each if each in kept or (_is_visible(each) and place not in blank) else _escape(each)
         for place, each in enumerate(text)
     )
 
 
-def escaped_json(text: str) -> str:
+def escape_json(text: str) -> str:
     """Escapes control characters in a JSON document. They only occur inside strings, so the document stays equal."""
     return _CONTROL_IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _is_seen(character: str) -> bool:
-    return unicodedata.category(character) not in _UNSEEN
+def _is_visible(character: str) -> bool:
+    return unicodedata.category(character) not in _INVISIBLE
 
 
-def _written_out(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()

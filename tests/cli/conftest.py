@@ -1,4 +1,4 @@
-"""One gateway for all tests of the command line; each test makes conversations of its own."""
+"""One gateway for all tests of the command line. Each test creates its own conversations."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 @pytest.fixture
 def nobody(tmp_path: Path) -> Path:
-    """A home folder in which no gateway runs."""
+    """A home folder without a running gateway."""
     home = tmp_path / "nobody"
     home.mkdir(mode=0o700)
     return home

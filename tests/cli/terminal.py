@@ -1,4 +1,4 @@
-"""A person at a terminal, for tests of the command line."""
+"""A simulated user at a terminal, for tests of the command line."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ CTRL_D = "\x04"
 
 
 class Terminal:
-    """A person at a terminal."""
+    """A simulated user at a terminal."""
 
     def __init__(self, master: int) -> None:
         self._master = master
@@ -35,7 +35,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def leave(self, process: "subprocess.Popen[bytes]") -> int:
-        """Ctrl-D, again if it came while the terminal was between two prompts, as a person would."""
+        """Presses Ctrl-D, and again if the first press came between two prompts."""
         deadline = time.monotonic() + WAIT
         while process.poll() is None and time.monotonic() < deadline:
             self.type(CTRL_D)
@@ -47,8 +47,8 @@ class Terminal:
         return process.wait(WAIT)
 
     def press(self, key: str, pattern: str) -> None:
-        """Press a key until it is answered, as a person would: one that comes while a prompt is being drawn is seen
-        only with the next."""
+        """Presses a key until there is a reaction, since a key pressed while a prompt is drawn is read only with the
+        next one."""
         deadline = time.monotonic() + WAIT
         while re.search(pattern, self.seen) is None and time.monotonic() < deadline:
             self.type(key)
@@ -59,7 +59,7 @@ class Terminal:
         self.until(pattern)
 
     def until(self, pattern: str) -> str:
-        """Read until what came since the last match matches."""
+        """Reads until the output since the last match matches the pattern."""
         deadline = time.monotonic() + WAIT
         while (found := re.search(pattern, self.seen)) is None:
             ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
@@ -78,7 +78,7 @@ class Terminal:
 def at_terminal(
     home: Path, *arguments: str, command: tuple[str, ...] = ("chat",), **env: str
 ) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
-    """The program on a terminal of its own; whatever happens, it is gone afterwards."""
+    """Runs the program on its own terminal, and ends it in any case."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (50, 300))  # so wide that no sentence a test looks for is broken
     process = subprocess.Popen(

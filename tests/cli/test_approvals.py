@@ -1,4 +1,4 @@
-"""What an agent asks, at a terminal and from outside it."""
+"""Questions of agents, in the terminal client and with `tidegate approvals`."""
 
 import json
 import re
@@ -27,7 +27,7 @@ QUESTION = 'call ask_user {"question": "Which one?", "choices": ["red", "blue"]}
 
 @pytest.fixture(scope="module")
 def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway whose agent asks before it looks at a European clock."""
+    """A gateway whose agent asks before it reads a European clock."""
     home = tmp_path_factory.mktemp("careful") / "home"
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text(CAREFUL)
@@ -41,7 +41,7 @@ def waiting(running: GatewayProcess, session: str | None = None) -> list[dict[st
 
 
 def begin(running: GatewayProcess, text: str) -> dict[str, Any]:
-    """A waiting turn of a terminal; returns its question."""
+    """Starts a turn in the terminal that waits for an answer; returns its question."""
     accepted = running.call("POST", "/api/messages", {"text": text})
     return open_question(running, accepted["session"])
 
@@ -61,7 +61,8 @@ def answer_of(running: GatewayProcess, turn: str) -> str:
 
 
 def test_a_person_is_asked_at_the_terminal(careful: GatewayProcess) -> None:
-    """S29: shown in full; an ambiguous reply is asked again; a denial takes a reason, a choice its number."""
+    """S29: the question is shown in full; after an ambiguous reply it is asked again; a denial accepts a reason, and a
+    choice its number."""
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
         terminal.type(f"{CLOCK}\r")
@@ -93,8 +94,8 @@ def test_a_person_is_asked_at_the_terminal(careful: GatewayProcess) -> None:
     assert waiting(careful) == []
 
 
-def test_an_answer_from_elsewhere_ends_the_asking(careful: GatewayProcess) -> None:
-    """S29: whichever client is first; the terminal says so and goes on."""
+def test_an_answer_from_another_client_ends_the_prompt(careful: GatewayProcess) -> None:
+    """S29: the first client to answer wins, and the terminal reports it and continues."""
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
         terminal.type(f"{CLOCK}\r")
@@ -107,8 +108,8 @@ def test_an_answer_from_elsewhere_ends_the_asking(careful: GatewayProcess) -> No
         assert terminal.leave(process) == 0
 
 
-def test_ctrl_c_and_stop_cancel_what_is_asked(careful: GatewayProcess) -> None:
-    """S30: the asking ends with the turn, and the conversation goes on."""
+def test_ctrl_c_and_stop_cancel_the_question(careful: GatewayProcess) -> None:
+    """S30: the question is closed with the turn, and the conversation continues."""
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
         for stop in (CTRL_C, "/stop\r"):
@@ -124,8 +125,8 @@ def test_ctrl_c_and_stop_cancel_what_is_asked(careful: GatewayProcess) -> None:
     assert waiting(careful) == []
 
 
-def test_who_joins_a_conversation_that_waits_is_asked(careful: GatewayProcess) -> None:
-    """S29: at once, and follows the turn to its answer; leaving leaves the question open."""
+def test_a_user_who_joins_a_waiting_conversation_is_asked(careful: GatewayProcess) -> None:
+    """S29: the user is asked immediately and follows the turn to its answer; leaving keeps the question open."""
     question = begin(careful, CLOCK)
     for leaves in (True, False):
         with at_terminal(careful.home, "--session", question["session"]) as (terminal, process):
@@ -141,7 +142,7 @@ def test_who_joins_a_conversation_that_waits_is_asked(careful: GatewayProcess) -
 
 
 def test_the_commands_answer_from_another_conversation(careful: GatewayProcess) -> None:
-    """S29: by the id."""
+    """S29: with the id of the question."""
     question = begin(careful, QUESTION)
     with at_terminal(careful.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -152,8 +153,8 @@ def test_the_commands_answer_from_another_conversation(careful: GatewayProcess) 
     assert "red" in answer_of(careful, question["turn"])
 
 
-def test_who_waits_behind_a_question_can_answer_it(careful: GatewayProcess) -> None:
-    """S29: a message that is queued behind a turn that asks brings its question here."""
+def test_a_user_whose_message_is_queued_behind_a_question_can_answer_it(careful: GatewayProcess) -> None:
+    """S29: the terminal shows the question of the turn that its message is queued behind."""
     question = begin(careful, CLOCK)
     behind = careful.call("POST", "/api/messages", {"text": "say behind", "session": question["session"]})
     assert behind["how"] == "queued"
@@ -166,7 +167,7 @@ def test_who_waits_behind_a_question_can_answer_it(careful: GatewayProcess) -> N
 
 
 def test_approvals_are_listed_and_answered_from_outside(careful: GatewayProcess) -> None:
-    """S29: in full, for people and for programs; the wrong words are refused with the right ones."""
+    """S29: in full, as text and as JSON; a wrong answer is refused with the valid ones."""
     run = tidegate("approvals", "list", home=careful.home)
     assert (run.returncode, run.stdout) == (0, "Nothing is waiting for an answer.\n")
     approval, question = begin(careful, CLOCK), begin(careful, QUESTION)
@@ -196,8 +197,8 @@ def test_approvals_are_listed_and_answered_from_outside(careful: GatewayProcess)
     assert "not now" in answer_of(careful, approval["turn"]) and "red" in answer_of(careful, question["turn"])
 
 
-def test_a_pipe_is_nobody(careful: GatewayProcess) -> None:
-    """X11: an action that needs approval is not run, and a script does not hang."""
+def test_nobody_is_asked_in_a_pipe(careful: GatewayProcess) -> None:
+    """X11: an action that needs approval is not run, and the script does not hang."""
     run = tidegate("chat", home=careful.home, input=f"{CLOCK}\n{QUESTION}\n")
     assert run.returncode == 0
     assert "nobody can be asked" in run.stdout and "Nobody was asked" in run.stdout
@@ -205,8 +206,8 @@ def test_a_pipe_is_nobody(careful: GatewayProcess) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_question_outlives_the_gateway_and_the_terminal_goes_on(tmp_path: Path, how: signal.Signals) -> None:
-    """S29, S31: asked, stopped or killed, started again, answered in the terminal that was left open."""
+def test_a_question_survives_a_restart_and_the_terminal_continues(tmp_path: Path, how: signal.Signals) -> None:
+    """S29, S31: after a stop or a kill and a restart, it can be answered in the terminal that stayed open."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text(CAREFUL)

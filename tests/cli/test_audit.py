@@ -8,7 +8,7 @@ from tests.gateway.process import GatewayProcess, tidegate
 
 
 def test_the_log_is_a_table_with_the_latest_last(running: GatewayProcess) -> None:
-    """X24: by kind, by principal, by name or id; the same as JSON, with whole digests."""
+    """X24: filtered by kind and by principal (name or id); JSON has the same rows with complete digests."""
     made = running.call("POST", "/api/keys", {"name": "auditor", "label": "x"})
     running.call("DELETE", f"/api/keys/{made['id']}")
     found = json.loads(tidegate("audit", "--principal", "auditor", "--json", home=running.home).stdout)
@@ -29,8 +29,8 @@ def test_the_log_is_a_table_with_the_latest_last(running: GatewayProcess) -> Non
     assert nothing == "Nothing was recorded in this period.\n"
 
 
-def test_a_limit_is_told(running: GatewayProcess) -> None:
-    """X24: the latest are shown, however many pages they take."""
+def test_a_limit_is_reported(running: GatewayProcess) -> None:
+    """X24: the latest events are shown, however many pages that takes."""
     for _ in range(3):
         tidegate("status", "--link", home=running.home)
     everything = json.loads(tidegate("audit", "--limit", "5000", "--json", home=running.home).stdout)
@@ -39,8 +39,8 @@ def test_a_limit_is_told(running: GatewayProcess) -> None:
     assert some.stderr == "There are more than 2: raise --limit, or narrow the search.\n"
 
 
-def test_a_wrong_question_is_one_sentence(running: GatewayProcess, nobody: Path) -> None:
-    """F3: which kinds there are, what a time is, that nobody has that name, that no gateway runs."""
+def test_invalid_arguments_are_reported_in_one_sentence(running: GatewayProcess, nobody: Path) -> None:
+    """F3: for an unknown kind, an invalid time, an unknown name, and without a gateway."""
     wrong = tidegate("audit", "--kind", "colour", home=running.home)
     assert wrong.returncode == 2 and "'colour' is not one of 'sign_in', 'sign_out', 'key'" in wrong.stderr
     assert "since must be a time span like 7d" in one_sentence(tidegate("audit", "--since", "soon", home=running.home))

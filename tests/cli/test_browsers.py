@@ -1,4 +1,4 @@
-"""`tidegate browsers`: where people are signed in, and signing them out."""
+"""`tidegate browsers`: lists browsers that are signed in, and signs them out."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from tests.gateway.process import GatewayProcess, tidegate
 
 
 def sign_in(running: GatewayProcess, browser: str) -> str:
-    """Signs a browser in; its page token."""
+    """Signs a browser in and returns its page token."""
     code = json.loads(tidegate("status", "--link", "--json", home=running.home).stdout)["link"].partition("#code=")[2]
     return str(running.call("POST", "/api/login", {"code": code, "browser": browser})["page_token"])
 
@@ -19,8 +19,8 @@ def browsers(running: GatewayProcess) -> list[dict[str, Any]]:
     return found
 
 
-def test_browsers_are_listed_and_signed_out_one_by_one_or_all(running: GatewayProcess) -> None:
-    """X05: in a table and in JSON; none of their secrets is shown."""
+def test_browsers_are_listed_and_signed_out_individually_or_all_at_once(running: GatewayProcess) -> None:
+    """X05: as a table and as JSON, without their secrets."""
     tokens = [sign_in(running, name) for name in ("Chrome on Linux", "Safari on iPhone", "Firefox on Windows")]
     table = tidegate("browsers", "list", home=running.home).stdout
     assert [line.split("  ")[0] for line in table.splitlines()[1:]] == [each["id"] for each in browsers(running)]
@@ -44,10 +44,8 @@ def test_browsers_are_listed_and_signed_out_one_by_one_or_all(running: GatewayPr
         (["k_nothing", "--all"], 2, "--all"),
     ],
 )
-def test_what_cannot_be_signed_out_is_said(
-    running: GatewayProcess, arguments: list[str], status: int, told: str
-) -> None:
-    """H20: and where to look."""
+def test_an_unknown_browser_is_reported(running: GatewayProcess, arguments: list[str], status: int, told: str) -> None:
+    """H20: with the command that lists the browsers."""
     run = tidegate("browsers", "revoke", *arguments, home=running.home)
     assert (run.returncode, run.stdout) == (status, "")
     assert told in run.stderr

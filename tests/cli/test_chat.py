@@ -27,7 +27,7 @@ PASTE = "\x1b[200~{}\x1b[201~"
 
 
 def _without_prompt_toolkit(folder: Path) -> str:
-    """A PYTHONPATH on which it is not installed."""
+    """A PYTHONPATH without prompt_toolkit."""
     (folder / "prompt_toolkit.py").write_text("raise ImportError('not installed')\n")
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -37,7 +37,7 @@ def _live(running: GatewayProcess) -> dict[str, dict[str, object]]:
 
 
 def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: GatewayProcess) -> None:
-    """A12: the terminal client uses the common API; only answers go to standard output."""
+    """A12: the terminal client uses the common API, and only answers go to standard output."""
     before = set(_live(running))
     run = tidegate("chat", home=running.home, input="say alpha\n\nsay beta\n")
     assert run.returncode == 0, run.stderr
@@ -48,8 +48,8 @@ def test_each_line_of_a_pipe_is_a_message_of_one_conversation(running: GatewayPr
     assert [row["message"]["text"] for row in rows if row["message"]["role"] == "user"] == ["say alpha", "say beta"]
 
 
-def test_a_pipe_can_go_on_with_a_conversation_and_use_tools(running: GatewayProcess) -> None:
-    """A12: only the answer is on standard output."""
+def test_a_pipe_can_continue_a_conversation_and_use_tools(running: GatewayProcess) -> None:
+    """A12: only the answer goes to standard output."""
     tidegate("chat", "--new", home=running.home, input="say first\n")
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
     run = tidegate("chat", "--session", session, home=running.home, input="what time is it\n")
@@ -60,7 +60,7 @@ def test_a_pipe_can_go_on_with_a_conversation_and_use_tools(running: GatewayProc
 
 
 def test_slash_commands_go_to_the_gateway(running: GatewayProcess) -> None:
-    """S13: the same commands as on the page; /new begins another conversation."""
+    """S13: they are the same as on the page; /new starts another conversation."""
     before = set(_live(running))
     run = tidegate("chat", home=running.home, input="/help\nsay one\n/title Tides\n/new\nsay two\n")
     assert run.returncode == 0, run.stderr
@@ -71,8 +71,8 @@ def test_slash_commands_go_to_the_gateway(running: GatewayProcess) -> None:
     assert "Tides" in [view["title"] for view in ended]
 
 
-def test_going_back_to_a_conversation_says_which_one(running: GatewayProcess) -> None:
-    """S13: its title, its agent and its last exchange, beside the answers."""
+def test_returning_to_a_conversation_shows_which_one_it_is(running: GatewayProcess) -> None:
+    """S13: with its title, its agent and its last exchange, apart from the answers."""
     tidegate("chat", home=running.home, input="say neap tide\n/title Moon\n")
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
     run = tidegate("chat", home=running.home, input=f"say other\n/resume {session}\n")
@@ -84,8 +84,8 @@ def test_going_back_to_a_conversation_says_which_one(running: GatewayProcess) ->
     ]
 
 
-def test_a_turn_that_fails_is_told_and_is_the_exit_code_of_a_pipe(running: GatewayProcess) -> None:
-    """F3: one sentence on standard error; the next line still goes."""
+def test_a_failed_turn_is_reported_and_sets_the_exit_code_of_a_pipe(running: GatewayProcess) -> None:
+    """F3: in one sentence on standard error; the next line is still sent."""
     run = tidegate("chat", home=running.home, input="fail\nsay after all\n")
     assert run.returncode == 1
     assert "after all" in run.stdout
@@ -96,7 +96,8 @@ def test_a_turn_that_fails_is_told_and_is_the_exit_code_of_a_pipe(running: Gatew
 
 
 def test_a_person_talks_stops_an_answer_and_leaves(running: GatewayProcess) -> None:
-    """A12, S13: Ctrl-C stops the turn and not the client; Ctrl-D leaves; typed lines are in the history next time."""
+    """A12, S13: Ctrl-C stops the turn but not the client, Ctrl-D leaves, and typed lines are in the history next
+    time."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
         terminal.type("say good tide\r")
@@ -118,8 +119,8 @@ def test_a_person_talks_stops_an_answer_and_leaves(running: GatewayProcess) -> N
     assert "+count to 100000" in history.read_text()
 
 
-def test_without_the_extra_package_the_terminal_works_by_readline(running: GatewayProcess, tmp_path: Path) -> None:
-    """S13: and the last conversation goes on without being asked for."""
+def test_without_the_extra_package_the_terminal_uses_readline(running: GatewayProcess, tmp_path: Path) -> None:
+    """S13: the last conversation continues by default."""
     bare = _without_prompt_toolkit(tmp_path)
     with at_terminal(running.home, "--new", PYTHONPATH=bare) as (terminal, process):
         terminal.until("> ")
@@ -146,7 +147,7 @@ def test_without_the_extra_package_the_terminal_works_by_readline(running: Gatew
 
 
 def _latest(running: GatewayProcess) -> tuple[str, dict[str, object]]:
-    """The conversation last used, and its last message once nothing runs there."""
+    """The conversation used last and its last message, once no turn is running there."""
     deadline = time.monotonic() + WAIT
     while (view := running.call("GET", "/api/sessions?limit=1")["sessions"][0]).get("running"):
         assert time.monotonic() < deadline
@@ -155,7 +156,7 @@ def _latest(running: GatewayProcess) -> tuple[str, dict[str, object]]:
 
 
 def test_ctrl_c_twice_leaves_at_once_and_the_gateway_stops_the_turn(running: GatewayProcess) -> None:
-    """F4: the client's end is not the conversation's, which has what was said and takes the next message."""
+    """F4: the conversation stays open, with the text so far, and accepts the next message."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
         terminal.type("count to 100000\r")
@@ -177,7 +178,7 @@ def test_ctrl_c_twice_leaves_at_once_and_the_gateway_stops_the_turn(running: Gat
 
 
 def test_ctrl_c_at_a_pipe_stops_the_turn_and_not_the_client(running: GatewayProcess) -> None:
-    """F4: which goes on to the end of its input."""
+    """F4: the client continues to the end of its input."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tidegate", "chat", "--home", str(running.home)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
@@ -194,8 +195,8 @@ def test_ctrl_c_at_a_pipe_stops_the_turn_and_not_the_client(running: GatewayProc
     assert _latest(running)[1]["finish"] == "stopped"
 
 
-def test_what_a_model_says_cannot_move_the_cursor(running: GatewayProcess) -> None:
-    """X19: control characters of an answer are not passed on to the terminal."""
+def test_a_models_answer_cannot_move_the_cursor(running: GatewayProcess) -> None:
+    """X19: control characters in an answer are not sent to the terminal."""
     run = tidegate("chat", home=running.home, input="say red \x1b[31malert\x07\n")
     assert "\x1b" not in run.stdout
     assert "\x07" not in run.stdout
@@ -213,7 +214,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
 
 
 def _begun(running: GatewayProcess, **fields: str) -> str:
-    """A conversation with one answered turn; its id."""
+    """Starts a conversation with one answered turn; returns its id."""
     accepted = running.call("POST", "/api/messages", {"text": "say begun", **fields})
     deadline = time.monotonic() + WAIT
     while running.call("GET", f"/api/turns/{accepted['turn']}")["state"] != "answered":
@@ -222,7 +223,7 @@ def _begun(running: GatewayProcess, **fields: str) -> str:
 
 
 def _refused(running: GatewayProcess, *arguments: str, code: int = 1) -> str:
-    """What `chat` says when it refuses to begin, at a pipe and at a terminal alike."""
+    """The error of `chat` if it refuses to start, which must be the same in a pipe and at a terminal."""
     run = tidegate("chat", *arguments, home=running.home, input="say hello\n")
     assert (run.returncode, run.stdout) == (code, "")
     with at_terminal(running.home, *arguments) as (terminal, process):
@@ -232,8 +233,8 @@ def _refused(running: GatewayProcess, *arguments: str, code: int = 1) -> str:
     return str(run.stderr)
 
 
-def test_an_agent_that_is_not_there_is_told_at_the_start(two: GatewayProcess) -> None:
-    """F3: before anything is typed, with the nearest name."""
+def test_an_unknown_agent_is_reported_at_the_start(two: GatewayProcess) -> None:
+    """F3: before anything is typed, with the closest name."""
     before = set(_live(two))
     said = _refused(two, "--agent", "writr")
     assert said == "tidegate: There is no agent 'writr'; did you mean 'writer'?\n"
@@ -245,8 +246,8 @@ def test_an_agent_that_is_not_there_is_told_at_the_start(two: GatewayProcess) ->
     assert _live(two)[made]["agent"] == "writer"
 
 
-def test_a_conversation_that_one_cannot_talk_in_is_told_at_the_start(two: GatewayProcess) -> None:
-    """F3: one that is not there, has ended, has another agent, or is somebody else's."""
+def test_a_conversation_that_accepts_no_messages_is_reported_at_the_start(two: GatewayProcess) -> None:
+    """F3: if it does not exist, has ended, has another agent, or belongs to somebody else."""
     session = _begun(two)
     assert "There is no session" in _refused(two, "--session", "a/b?c")
     assert "is with agent main" in _refused(two, "--session", session, "--agent", "writer")
@@ -258,8 +259,8 @@ def test_a_conversation_that_one_cannot_talk_in_is_told_at_the_start(two: Gatewa
     assert "another user's" in _refused(two, "--session", theirs)
 
 
-def test_a_line_that_is_refused_does_not_keep_the_next_ones_of_a_pipe(running: GatewayProcess) -> None:
-    """F3: each is told in a sentence, with its number, and is the exit code."""
+def test_a_refused_line_does_not_stop_the_following_lines_of_a_pipe(running: GatewayProcess) -> None:
+    """F3: each refusal is reported in one sentence with its line number, and sets the exit code."""
     lines = b"/nope\nsay one\nsay \xff\xfe\nsay two\n"
     run = subprocess.run(
         [sys.executable, "-m", "tidegate", "chat", "--home", str(running.home)],
@@ -276,7 +277,7 @@ def test_a_line_that_is_refused_does_not_keep_the_next_ones_of_a_pipe(running: G
 def test_a_paste_of_several_lines_is_one_message_and_one_entry_of_the_history(
     running: GatewayProcess, tmp_path: Path, bare: bool
 ) -> None:
-    """A12, S13: whichever way lines are read; the next time it is there whole."""
+    """A12, S13: with both line readers; the next time, the entry is complete."""
     path = _without_prompt_toolkit(tmp_path) if bare else os.environ.get("PYTHONPATH", "")
     (running.home / "chat-history").unlink(missing_ok=True)
     for keys in (PASTE.format("say first\nsecond\nthird"), ARROW_UP):
@@ -295,14 +296,14 @@ def test_a_paste_of_several_lines_is_one_message_and_one_entry_of_the_history(
 
 
 def _until_unread(running: GatewayProcess) -> None:
-    """Until a request lies at a gateway that has been made to pause."""
+    """Waits until a request has arrived at a gateway that was paused."""
     deadline = time.monotonic() + WAIT
     while not _unread(int(running.address.rpartition(":")[2])):
         assert time.monotonic() < deadline
 
 
 def _unread(port: int) -> bool:
-    """Whether a request lies at this port that nobody has read yet."""
+    """True if a request at this port has not been read yet."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, state, queues, *_ = line.split()
         if int(local.split(":")[1], 16) == port and state == "01" and int(queues.split(":")[1], 16):
@@ -311,7 +312,7 @@ def _unread(port: int) -> bool:
 
 
 def test_ctrl_c_before_the_gateway_has_answered_stops_the_turn_and_not_the_client(running: GatewayProcess) -> None:
-    """A12, S13: the message is on its way; its turn is stopped as soon as it is known."""
+    """A12, S13: while the message is being sent; the turn is stopped as soon as its id is known."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
         running.signal(signal.SIGSTOP)
@@ -330,8 +331,8 @@ def test_ctrl_c_before_the_gateway_has_answered_stops_the_turn_and_not_the_clien
         assert terminal.leave(process) == 0
 
 
-def test_a_chat_goes_on_after_the_gateway_was_restarted_elsewhere(tmp_path: Path) -> None:
-    """E1: the next message finds it; while there is none, that is said."""
+def test_a_chat_continues_after_the_gateway_restarts_on_another_port(tmp_path: Path) -> None:
+    """E1: the next message reaches it at its new address; while no gateway is running, the client says so."""
     home = tmp_path / "home"
     with gateway(home) as first, at_terminal(home, "--new") as (terminal, process):
         terminal.until("> ")

@@ -1,4 +1,4 @@
-"""The commands that ask a running gateway, or say that there is none."""
+"""Commands that query a running gateway, or report that there is none."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def _session(running: GatewayProcess, name: str, text: str = "say hello") -> str
 
 
 def test_version_is_light(nobody: Path) -> None:
-    """L22: a light question loads nothing heavy."""
+    """L22: a simple command imports no large module."""
     assert tidegate("version").stdout == f"tidegate {__version__}\n"
     assert json.loads(tidegate("version", "--json").stdout) == {"version": __version__}
     program = "import sys, tidegate.cli.root; print(*sys.modules)"
@@ -74,8 +74,8 @@ def test_help_names_every_command_and_wrong_usage_is_exit_code_2() -> None:
         ("keys", "revoke", "k_x"),
     ],
 )
-def test_without_a_gateway_each_says_so_and_how_to_start_one(nobody: Path, arguments: tuple[str, ...]) -> None:
-    """F3: one sentence, exit code 1."""
+def test_without_a_gateway_each_command_says_how_to_start_one(nobody: Path, arguments: tuple[str, ...]) -> None:
+    """F3: in one sentence, with exit code 1."""
     run = tidegate(*arguments, home=nobody, input="")
     assert run.returncode == 1
     assert run.stdout == ""
@@ -84,8 +84,8 @@ def test_without_a_gateway_each_says_so_and_how_to_start_one(nobody: Path, argum
     )
 
 
-def test_status_says_what_it_does_and_what_it_holds(running: GatewayProcess) -> None:
-    """L99: memory is explained by kind and by owner, from one command."""
+def test_status_shows_activity_and_memory(running: GatewayProcess) -> None:
+    """L99: one command explains memory by kind and by owner."""
     _session(running, "status")
     status = _json("status", "--memory", home=running.home)
     assert status["pid"] == running.pid
@@ -107,7 +107,7 @@ def test_status_says_what_it_does_and_what_it_holds(running: GatewayProcess) -> 
 
 
 def test_status_makes_a_new_link_that_signs_in_once(running: GatewayProcess) -> None:
-    """X04: the code stands in the fragment and dies at first use."""
+    """X04: the code is in the fragment and is used up by the first sign-in."""
     run = tidegate("status", "--link", home=running.home)
     address, _, code = run.stdout.strip().partition("/#code=")
     assert address == running.address
@@ -120,7 +120,7 @@ def test_status_makes_a_new_link_that_signs_in_once(running: GatewayProcess) -> 
 
 
 def test_sessions_are_listed_shown_exported_ended_and_deleted(running: GatewayProcess, tmp_path: Path) -> None:
-    """X06: the owner's own way to conversations, in tables and in JSON."""
+    """X06: by the owner, as tables and as JSON."""
     home = running.home
     session = _session(running, "kept", "say a word that is rare: bramble")
     assert session in [view["id"] for view in _json("sessions", "list", home=home)]
@@ -144,8 +144,8 @@ def test_sessions_are_listed_shown_exported_ended_and_deleted(running: GatewayPr
     assert session in gone.stderr
 
 
-def test_the_owner_lists_everybodys_conversations_when_he_asks_for_them(running: GatewayProcess) -> None:
-    """X06: the user's own; with --all everybody's, with their names."""
+def test_the_owner_can_list_the_conversations_of_all_users(running: GatewayProcess) -> None:
+    """X06: by default only the owner's own; with --all those of all users, with their names."""
     home = running.home
     made = _json("keys", "add", "carla", home=home)
     accepted = running.call("POST", "/api/messages", {"text": "hi"}, Authorization=f"Bearer {made['key']}")
@@ -159,7 +159,7 @@ def test_the_owner_lists_everybodys_conversations_when_he_asks_for_them(running:
 
 
 def test_settings_of_conversations_are_listed_and_cleared(running: GatewayProcess) -> None:
-    """S06: by the operator, in a table and in JSON."""
+    """S06: by the operator, as a table and as JSON."""
     home = running.home
     session = _session(running, "thinking")
     running.call("POST", "/api/messages", {"text": "/reasoning high", "session": session})
@@ -172,8 +172,9 @@ def test_settings_of_conversations_are_listed_and_cleared(running: GatewayProces
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
 
 
-def test_conversations_take_the_configuration_as_it_is_now(tmp_path: Path) -> None:
-    """A4, P18: one, or every live one; it says how many changed and which could not, and asks for one or the other."""
+def test_reload_applies_the_current_configuration_to_conversations(tmp_path: Path) -> None:
+    """A4, P18: one conversation or all live ones; the result says how many changed and which could not; one of the two
+    options is required."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     settings = '[models.main]\napi = "demo"\n[agents.main]\nmodel = "main"\nprompt = "You are old."\n'
@@ -197,15 +198,15 @@ def test_conversations_take_the_configuration_as_it_is_now(tmp_path: Path) -> No
         assert tidegate("sessions", "reload", first, "--all", home=home).returncode == 2
 
 
-def test_an_export_of_nothing_makes_no_file(running: GatewayProcess, tmp_path: Path) -> None:
-    """F3: a refusal comes before the file."""
+def test_an_export_of_an_unknown_conversation_creates_no_file(running: GatewayProcess, tmp_path: Path) -> None:
+    """F3: the request is refused before the file is created."""
     target = tmp_path / "none.jsonl"
     assert tidegate("sessions", "export", "s_none", "-o", str(target), home=running.home).returncode == 1
     assert not target.exists()
 
 
-def test_a_key_is_made_listed_used_and_revoked(running: GatewayProcess) -> None:
-    """X01, X06: a second principal has its own conversations, and none with a revoked key."""
+def test_a_key_is_created_listed_used_and_revoked(running: GatewayProcess) -> None:
+    """X01, X06: a second user has separate conversations, and a revoked key has access to none."""
     home = running.home
     made = _json("keys", "add", "anna", "--label", "phone", home=home)
     assert made["key"].startswith("tg_")
@@ -254,8 +255,8 @@ MODEL = '[models.main]\napi = "openai-chat"\nbase_url = "https://models.example.
         ("[limits]\nresidnts = 1\n", "residents"),
     ],
 )
-def test_what_the_start_would_refuse_is_found_before_it(nobody: Path, text: str, words: str) -> None:
-    """F3, X22: `config check` and `doctor` look at the same things as the start, with the same sentence."""
+def test_config_check_and_doctor_find_what_prevents_a_start(nobody: Path, text: str, words: str) -> None:
+    """F3, X22: `config check` and `doctor` check the same things as the start, with the same messages."""
     (nobody / "tidegate.toml").write_text(text)
     start = tidegate("up", "--port", "0", home=nobody)
     check = tidegate("config", "check", home=nobody)
@@ -275,7 +276,7 @@ def test_what_the_start_would_refuse_is_found_before_it(nobody: Path, text: str,
 
 
 def test_a_configured_workspace_that_is_missing_is_a_warning_everywhere(nobody: Path) -> None:
-    """F3: it does not prevent a start, and the folder is not created."""
+    """F3: the gateway still starts, and the folder is not created."""
     (nobody / "tidegate.toml").write_text('[agents.main]\nworkspace = "papers"\n')
     folder = nobody / "papers"
     check = tidegate("config", "check", home=nobody)
@@ -291,8 +292,8 @@ def test_a_configured_workspace_that_is_missing_is_a_warning_everywhere(nobody: 
     assert not folder.exists()
 
 
-def test_the_start_and_status_say_which_model_answers(nobody: Path) -> None:
-    """F3: by agent, with the endpoint's host."""
+def test_the_start_and_status_show_the_model_of_each_agent(nobody: Path) -> None:
+    """F3: for each agent, with the host of the endpoint."""
     (nobody / "tidegate.toml").write_text(
         MODEL + '[models.toy]\napi = "demo"\n[agents.main]\n[agents.test]\nmodel = "toy"\n'
     )
@@ -305,7 +306,7 @@ def test_the_start_and_status_say_which_model_answers(nobody: Path) -> None:
 
 
 def test_commands_in_hints_can_be_copied(nobody: Path) -> None:
-    """F2: they name the home folder unless it is the default one."""
+    """F2: they contain the home folder unless it is the default."""
     with gateway(nobody) as running:
         running.until("Ctrl-C stops")
         assert running.link == next(line for line in running.said if "#code=" in line).removeprefix("chat ")
@@ -317,8 +318,8 @@ def test_commands_in_hints_can_be_copied(nobody: Path) -> None:
         assert f"`tidegate up --replace --home {nobody}`" in refused
 
 
-def test_the_home_folder_comes_from_the_environment_too(running: GatewayProcess) -> None:
-    """F3: `--home`, then TIDEGATE_HOME, then the default."""
+def test_the_home_folder_can_be_set_in_the_environment(running: GatewayProcess) -> None:
+    """F3: first `--home`, then TIDEGATE_HOME, then the default."""
     run = subprocess.run(
         [sys.executable, "-m", "tidegate", "status", "--json"],
         capture_output=True, text=True, timeout=WAIT, check=True, env=environment(TIDEGATE_HOME=str(running.home)),
@@ -327,7 +328,7 @@ def test_the_home_folder_comes_from_the_environment_too(running: GatewayProcess)
 
 
 def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: GatewayProcess) -> None:
-    """L18: the database is checked by the gateway that holds it."""
+    """L18: the gateway that has the database open checks it."""
     findings = {finding["name"]: finding for finding in _json("doctor", home=running.home)}
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
     assert str(running.pid) in findings["gateway"]["text"]
@@ -336,7 +337,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: GatewayP
     assert running.say("say well") != ""
 
 
-def test_status_and_doctor_warn_of_a_gateway_that_is_root(running: GatewayProcess) -> None:
+def test_status_and_doctor_warn_if_the_gateway_runs_as_root(running: GatewayProcess) -> None:
     """X12: with the level of isolation."""
     [finding] = [finding for finding in _json("doctor", home=running.home) if finding["name"] == "commands"]
     shown = tidegate("status", home=running.home).stdout
@@ -345,8 +346,8 @@ def test_status_and_doctor_warn_of_a_gateway_that_is_root(running: GatewayProces
     assert os.geteuid() != 0 or finding["state"] == "warn"
 
 
-def test_the_doctor_looks_at_a_database_itself_when_no_gateway_runs(tmp_path: Path) -> None:
-    """L18: and it leaves the folder as it found it; damage and wrong rights are found."""
+def test_the_doctor_checks_the_database_itself_if_no_gateway_is_running(tmp_path: Path) -> None:
+    """L18: it leaves the folder unchanged, and finds damage and wrong permissions."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text("[server]\nport = 0\n")  # whatever else runs on this machine
@@ -374,8 +375,8 @@ def test_the_doctor_looks_at_a_database_itself_when_no_gateway_runs(tmp_path: Pa
         assert f"fail  {name}: " in run.stdout
 
 
-def test_the_doctor_names_a_port_that_another_program_uses(nobody: Path) -> None:
-    """F3: before the start would; any free port is always fine."""
+def test_the_doctor_reports_a_port_that_another_program_uses(nobody: Path) -> None:
+    """F3: before a start would fail; port 0 is always fine."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         (nobody / "tidegate.toml").write_text(f"[server]\nport = {port}\n")
@@ -386,8 +387,8 @@ def test_the_doctor_names_a_port_that_another_program_uses(nobody: Path) -> None
         assert "ok    port: any free port on 127.0.0.1" in tidegate("doctor", home=nobody).stdout
 
 
-def test_the_doctor_finds_a_home_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """F3: before the start would."""
+def test_the_doctor_reports_a_home_folder_that_cannot_be_created(tmp_path: Path) -> None:
+    """F3: before a start would fail."""
     (tmp_path / "file").write_text("")
     home = tmp_path / "file" / "home"
     run = tidegate("doctor", home=home)
@@ -396,7 +397,7 @@ def test_the_doctor_finds_a_home_folder_that_cannot_be_made(tmp_path: Path) -> N
 
 
 def test_stop_waits_until_the_gateway_is_gone(tmp_path: Path) -> None:
-    """F1: when it returns, the folder is free; with no gateway it says so."""
+    """F1: when it returns, the folder is free; without a gateway, it says so."""
     home = tmp_path / "home"
     with gateway(home) as running:
         answer = _json("stop", home=home)
@@ -407,8 +408,8 @@ def test_stop_waits_until_the_gateway_is_gone(tmp_path: Path) -> None:
     assert "No gateway is running" in tidegate("stop", home=home).stdout
 
 
-def test_output_that_nobody_reads_is_no_error_worth_a_traceback(running: GatewayProcess) -> None:
-    """F3: `tidegate … | head -0` ends quietly."""
+def test_a_closed_pipe_causes_no_traceback(running: GatewayProcess) -> None:
+    """F3: `tidegate … | head -0` ends without a traceback."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tidegate", "status", "--json", "--home", str(running.home)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
@@ -420,8 +421,8 @@ def test_output_that_nobody_reads_is_no_error_worth_a_traceback(running: Gateway
     assert complaint == b""
 
 
-def test_a_gateway_that_starts_is_told_apart_from_one_that_is_not_there(nobody: Path) -> None:
-    """F2: the holder of the lock that has no address yet is starting."""
+def test_a_starting_gateway_is_distinguished_from_a_missing_one(nobody: Path) -> None:
+    """F2: a process that holds the lock but has no address yet is still starting."""
     from tidegate.gateway import HomeLock
 
     lock = HomeLock(nobody)

@@ -26,7 +26,7 @@ def is_there(running: GatewayProcess, session: str) -> bool:
 
 
 def one_sentence(run: Any) -> str:
-    """What it said, having failed with one sentence and nothing else."""
+    """The error of a command that failed with one sentence and no other output."""
     assert run.returncode == 1
     assert run.stdout == ""
     assert run.stderr.startswith("tidegate: ")
@@ -34,8 +34,8 @@ def one_sentence(run: Any) -> str:
     return str(run.stderr)
 
 
-def test_nothing_is_deleted_where_nobody_can_be_asked_unless_told_to(running: GatewayProcess) -> None:
-    """F3: a script says --yes."""
+def test_nothing_is_deleted_without_a_terminal_unless_yes_is_given(running: GatewayProcess) -> None:
+    """F3: scripts have to use --yes."""
     session = conversation(running)
     for options in ((), ("--json",)):
         said = one_sentence(tidegate("sessions", "delete", session, *options, home=running.home, input="y\n"))
@@ -45,8 +45,8 @@ def test_nothing_is_deleted_where_nobody_can_be_asked_unless_told_to(running: Ga
     assert not is_there(running, session)
 
 
-def test_a_person_is_asked_before_a_conversation_is_deleted(running: GatewayProcess) -> None:
-    """F3: by its title; any answer but yes leaves it."""
+def test_deleting_a_conversation_requires_confirmation(running: GatewayProcess) -> None:
+    """F3: the prompt shows its title; any answer except yes keeps it."""
     session = conversation(running, "say low water")
     command = ("sessions", "delete", session)
     for answer, code in (("n\r", 1), ("\r", 1), ("y\r", 0)):
@@ -62,8 +62,8 @@ def test_a_person_is_asked_before_a_conversation_is_deleted(running: GatewayProc
         assert process.wait(WAIT) == 1
 
 
-def test_an_end_says_whether_it_was_this_one(running: GatewayProcess) -> None:
-    """S02: a second one changes nothing."""
+def test_end_says_if_the_conversation_had_already_ended(running: GatewayProcess) -> None:
+    """S02: ending a conversation again changes nothing."""
     session = conversation(running)
     run = tidegate("sessions", "end", session, "--json", home=running.home)
     assert json.loads(run.stdout) == {"ended": session, "changed": True}
@@ -81,7 +81,7 @@ NOT_THERE = [
 
 
 @pytest.mark.parametrize(("arguments", "session"), NOT_THERE)
-def test_a_conversation_that_is_not_there_is_told_with_where_to_look(
+def test_an_unknown_conversation_is_reported_with_the_command_that_lists_them(
     running: GatewayProcess, arguments: tuple[str, ...], session: str
 ) -> None:
     """F3: for any text as its id."""
@@ -91,8 +91,8 @@ def test_a_conversation_that_is_not_there_is_told_with_where_to_look(
     assert f"`tidegate sessions list --all --home {running.home}`" in said
 
 
-def test_an_export_never_overwrites_unless_forced_to(running: GatewayProcess, tmp_path: Path) -> None:
-    """F3: the file that was there stays as it was."""
+def test_an_export_overwrites_a_file_only_with_force(running: GatewayProcess, tmp_path: Path) -> None:
+    """F3: the existing file is left unchanged."""
     session = conversation(running)
     target = tmp_path / "talk.jsonl"
     target.write_text("mine")
@@ -106,8 +106,8 @@ def test_an_export_never_overwrites_unless_forced_to(running: GatewayProcess, tm
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
 
-def test_an_export_to_where_no_file_can_be_is_one_sentence(running: GatewayProcess, tmp_path: Path) -> None:
-    """F3: a missing folder, a folder, a device, a folder that is a file."""
+def test_an_export_to_an_invalid_target_is_reported_in_one_sentence(running: GatewayProcess, tmp_path: Path) -> None:
+    """F3: into a missing folder, onto a folder or device, or below a file."""
     session = conversation(running)
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
@@ -119,8 +119,8 @@ def test_an_export_to_where_no_file_can_be_is_one_sentence(running: GatewayProce
     assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}
 
 
-def test_a_forced_export_goes_through_a_link_to_the_file_behind_it(running: GatewayProcess, tmp_path: Path) -> None:
-    """F3: the link stays a link."""
+def test_a_forced_export_follows_a_link(running: GatewayProcess, tmp_path: Path) -> None:
+    """F3: the link itself is kept."""
     session = conversation(running)
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
@@ -132,7 +132,7 @@ def test_a_forced_export_goes_through_a_link_to_the_file_behind_it(running: Gate
 
 @contextmanager
 def half_an_answer(home: Path, answer: bytes) -> Iterator[None]:
-    """Something at the gateway's address that gives this answer to the first request and breaks off."""
+    """A server at the gateway's address that sends this response to the first request and breaks off."""
     lock = HomeLock(home)
     lock.take()
     (home / "api-key").write_text("tg_x")
@@ -157,7 +157,7 @@ def half_an_answer(home: Path, answer: bytes) -> Iterator[None]:
 
 
 def test_an_export_that_breaks_off_leaves_no_file(nobody: Path, tmp_path: Path) -> None:
-    """F3, E1: a file is whole or not there, and the failure is told."""
+    """F3, E1: a file is complete or absent, and the failure is reported."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
     target = tmp_path / "out" / "talk.jsonl"
     target.parent.mkdir()
@@ -170,8 +170,8 @@ def test_an_export_that_breaks_off_leaves_no_file(nobody: Path, tmp_path: Path) 
     assert run.returncode == 1 and run.stderr.count("\n") == 1
 
 
-def test_the_operator_sees_when_a_setting_ends_and_clears_it_before(running: GatewayProcess) -> None:
-    """S06: in the list, in JSON and with the conversation itself."""
+def test_the_operator_sees_when_a_setting_expires_and_can_clear_it(running: GatewayProcess) -> None:
+    """S06: in the list, as JSON, and with the conversation."""
     home, session = running.home, conversation(running)
     running.call("POST", "/api/messages", {"text": "/reasoning high for 2h", "session": session})
     listed = json.loads(tidegate("sessions", "settings", "--json", home=home).stdout)
@@ -187,8 +187,8 @@ def test_the_operator_sees_when_a_setting_ends_and_clears_it_before(running: Gat
     assert "`tidegate sessions settings" in said
 
 
-def test_what_fills_a_window_is_shown_by_part(running: GatewayProcess) -> None:
-    """F3: as a table and as JSON; of a conversation that is not there, one sentence."""
+def test_context_shows_what_fills_the_window_by_part(running: GatewayProcess) -> None:
+    """F3: as a table and as JSON; an unknown conversation is reported in one sentence."""
     running.say("say hello", "full of water")
     (session,) = (
         view["id"] for view in running.call("GET", "/api/sessions")["sessions"] if view["name"] == "full of water"

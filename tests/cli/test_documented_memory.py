@@ -1,4 +1,4 @@
-"""The page about memory says what is so: its examples, run one after the other against one gateway."""
+"""The examples on the page about memory work, run one after the other with one gateway."""
 
 import re
 import shutil

@@ -10,7 +10,7 @@ from tests.gateway.process import GatewayProcess, gateway, tidegate
 
 
 def add(running: GatewayProcess, *arguments: str) -> tuple[str, str]:
-    """The key on standard output, and what was said beside it."""
+    """Returns the key from standard output, and the text on standard error."""
     run = tidegate("keys", "add", *arguments, home=running.home)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip(), run.stderr
@@ -21,8 +21,8 @@ def keys(running: GatewayProcess) -> list[dict[str, Any]]:
     return found
 
 
-def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: GatewayProcess) -> None:
-    """X01, X06: beside the key, which is alone on standard output."""
+def test_adding_a_key_describes_its_user_and_permissions(running: GatewayProcess) -> None:
+    """X01, X06: on standard error; standard output contains only the key."""
     key, said = add(running, "dora", "--agent", "main")
     assert key.startswith("tg_") and "\n" not in key
     assert said.count("\n") == 1
@@ -36,8 +36,8 @@ def test_making_a_key_says_for_whom_it_is_and_what_it_may(running: GatewayProces
     assert (made["name"], made["role"], made["agents"], made["new"]) == ("emil", "member", None, True)
 
 
-def test_a_key_of_the_owner_is_made_only_by_that_name(running: GatewayProcess) -> None:
-    """X01: it may do everything, so one has to say so."""
+def test_another_key_for_the_owner_requires_an_option(running: GatewayProcess) -> None:
+    """X01: it has all permissions, so --owner is required."""
     before = len(keys(running))
     refused = tidegate("keys", "add", "owner", home=running.home)
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
@@ -51,8 +51,8 @@ def test_a_key_of_the_owner_is_made_only_by_that_name(running: GatewayProcess) -
     assert "frida" not in [row["name"] for row in keys(running)]
 
 
-def test_a_key_that_was_revoked_before_is_said_to_be(running: GatewayProcess) -> None:
-    """X01: and one that never was is not there."""
+def test_revoking_a_key_twice_is_reported(running: GatewayProcess) -> None:
+    """X01: an unknown key is reported as such."""
     made = json.loads(tidegate("keys", "add", "gerd", "--json", home=running.home).stdout)
     assert tidegate("keys", "revoke", made["id"], home=running.home).returncode == 0
     again = tidegate("keys", "revoke", made["id"], home=running.home)
@@ -67,15 +67,15 @@ def test_a_key_that_was_revoked_before_is_said_to_be(running: GatewayProcess) ->
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\nb", "a\x1bb"])
-def test_a_name_that_cannot_be_is_refused_with_what_it_may_be(running: GatewayProcess, name: str) -> None:
+def test_an_invalid_name_is_refused_with_the_rule(running: GatewayProcess, name: str) -> None:
     """F3: in words."""
     run = tidegate("keys", "add", name, home=running.home)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
     assert "1 to 100 printable characters" in run.stderr
 
 
-def test_an_agent_that_is_not_there_is_answered_with_the_nearest(running: GatewayProcess) -> None:
-    """F3: and no key is made."""
+def test_an_unknown_agent_is_answered_with_the_closest_name(running: GatewayProcess) -> None:
+    """F3: and no key is created."""
     run = tidegate("keys", "add", "hugo", "--agent", "mian", home=running.home)
     assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
     assert "did you mean 'main'" in run.stderr
@@ -83,7 +83,7 @@ def test_an_agent_that_is_not_there_is_answered_with_the_nearest(running: Gatewa
 
 
 def test_revoking_the_command_lines_own_key_says_how_to_get_another(tmp_path: Path) -> None:
-    """X01, F3: so does every command after it."""
+    """X01, F3: so does every later command."""
     home = tmp_path / "home"
     with gateway(home) as running:
         (own,) = keys(running)

@@ -1,4 +1,4 @@
-"""`tidegate memory`: notes, listed and edited as text."""
+"""`tidegate memory`: lists notes, and edits them as text."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def number_of(said: str) -> str:
 
 
 def test_notes_are_added_listed_and_forgotten(here: GatewayProcess) -> None:
-    """F3, X20: with who wrote each, and as JSON."""
+    """F3, X20: with the author of each note, and as JSON."""
     assert memory(here, "list") == "There are no notes.\n"
     number = number_of(memory(here, "add", "I", "like", "tea"))
     here.say("remember that I live in Ghent")
@@ -65,8 +65,8 @@ def test_notes_are_added_listed_and_forgotten(here: GatewayProcess) -> None:
     assert f"no note {number}" in said and "memory list" in said
 
 
-def test_the_owner_sees_and_edits_everybodys(here: GatewayProcess) -> None:
-    """X20: by name, and what agents know of their work."""
+def test_the_owner_sees_and_edits_everybodys_notes(here: GatewayProcess) -> None:
+    """X20: by user name, and the notes about agents' work."""
     tidegate("keys", "add", "anna", home=here.home)
     memory(here, "add", "likes cake", "--principal", "anna")
     memory(here, "add", "deploy on Tuesdays", "--agent", "main")
@@ -78,7 +78,7 @@ def test_the_owner_sees_and_edits_everybodys(here: GatewayProcess) -> None:
 
 
 def test_notes_are_edited_in_a_file_or_from_standard_input(here: GatewayProcess, tmp_path: Path) -> None:
-    """F3: one per line; a refused text changes nothing."""
+    """F3: one note per line; refused text changes nothing."""
     number = number_of(memory(here, "add", "one"))
     text = json.loads(memory(here, "list", "--json"))["text"]
     file = tmp_path / "notes.txt"
@@ -110,10 +110,10 @@ sys.exit(int(os.environ.get("CODE", "0")))
 """
 
 
-def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(
+def test_notes_are_edited_in_the_users_editor_and_a_conflict_loses_nothing(
     here: GatewayProcess, tmp_path: Path
 ) -> None:
-    """F3: the slower editor is told so, and keeps their text."""
+    """F3: the user who saves last is told, and their text is kept."""
     editor = tmp_path / "my editor.py"
     editor.write_text(EDITOR)
     command = {"command": ("memory", "edit")}
@@ -142,8 +142,8 @@ def test_notes_are_edited_in_the_persons_editor_and_a_conflict_loses_nothing(
         assert process.wait(WAIT) == 0
 
 
-def test_where_no_agent_has_a_memory_it_is_one_sentence(tmp_path: Path, nobody: Path) -> None:
-    """F3: as is a gateway that does not run."""
+def test_without_memory_the_command_says_so_in_one_sentence(tmp_path: Path, nobody: Path) -> None:
+    """F3: as is a gateway that is not running."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text('[server]\nport = 0\n[agents.main]\ntools = ["clock"]\n')

@@ -1,4 +1,4 @@
-"""`tidegate models`, and what the doctor says of models that nobody knows; both without a gateway."""
+"""`tidegate models`, and the doctor's warnings about unknown models; both without a gateway."""
 
 import json
 from pathlib import Path
@@ -37,8 +37,8 @@ def listed(home: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(run.stdout)}
 
 
-def test_models_are_listed_with_what_is_known_and_who_uses_them(nobody: Path) -> None:
-    """F3: the configuration and the catalogue together, without asking anybody."""
+def test_models_are_listed_with_their_properties_and_agents(nobody: Path) -> None:
+    """F3: from the configuration and the catalogue, without calling an endpoint."""
     (nobody / "tidegate.toml").write_text(SETTINGS)
     main, spare, toy = listed(nobody).values()
     assert (main["api"], main["model"], main["window"], main["known"]) == (
@@ -66,8 +66,8 @@ def test_models_are_listed_with_what_is_known_and_who_uses_them(nobody: Path) ->
     )
 
 
-def test_of_keys_only_the_number_is_told(nobody: Path) -> None:
-    """X15: neither what they are nor where."""
+def test_only_the_number_of_keys_is_shown(nobody: Path) -> None:
+    """X15: neither the keys nor their sources."""
     (nobody / "tidegate.toml").write_text(SETTINGS)
     (nobody / "canary-two").write_text("canary-secret")
     rows = listed(nobody)
@@ -87,7 +87,7 @@ def test_a_long_request_of_a_model_is_told_apart(nobody: Path) -> None:
     assert listed(nobody)["main"]["prices"]["long"] == {"over": 100_000, "input_times": 5, "output_times": 5}
 
 
-def test_a_wrong_configuration_is_told_in_its_own_words(nobody: Path) -> None:
+def test_an_invalid_configuration_is_reported(nobody: Path) -> None:
     """F3: one sentence with the file's path, exit code 1."""
     (nobody / "tidegate.toml").write_text("[models.main]\napi = 'anthropic'\nmodel = 'm'\n")
     run = tidegate("models", home=nobody)
@@ -99,8 +99,8 @@ def findings(home: Path) -> dict[str, dict[str, str]]:
     return {finding["name"]: finding for finding in json.loads(tidegate("doctor", "--json", home=home).stdout)}
 
 
-def test_the_doctor_says_what_is_assumed_of_a_model_that_nobody_knows(nobody: Path) -> None:
-    """F3: a line for each, with the defaults that hold and how to set others; not of what is set already."""
+def test_the_doctor_shows_the_assumptions_about_an_unknown_model(nobody: Path) -> None:
+    """F3: one line per model, with the assumed values and the settings for them, except those already set."""
     (nobody / "tidegate.toml").write_text(SETTINGS)
     found = findings(nobody)
     told = found["model spare"]
@@ -120,8 +120,8 @@ def test_the_doctor_says_what_is_assumed_of_a_model_that_nobody_knows(nobody: Pa
 
 
 @pytest.mark.parametrize("model", ["qwen3:8b", "gpt-oss:20b"])
-def test_the_doctor_asks_for_the_window_of_a_server_of_ones_own(nobody: Path, model: str) -> None:
-    """Which is what it was started with, whatever the model could do."""
+def test_the_doctor_suggests_setting_the_window_of_a_local_server(nobody: Path, model: str) -> None:
+    """A local server's window depends on how it was started and not on the model."""
     text = f'[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "{model}"\n'
     (nobody / "tidegate.toml").write_text(text)
     assert "set context_window to the server's value" in findings(nobody)["model main"]["text"]
@@ -129,7 +129,7 @@ def test_the_doctor_asks_for_the_window_of_a_server_of_ones_own(nobody: Path, mo
     assert findings(nobody)["models"]["state"] == "ok"
 
 
-def test_the_doctor_goes_on_when_the_configuration_is_wrong(nobody: Path) -> None:
+def test_the_doctor_continues_if_the_configuration_is_invalid(nobody: Path) -> None:
     (nobody / "tidegate.toml").write_text("[models.main]\napi = 'telepathy'\n")
     found = findings(nobody)
     assert (found["configuration"]["state"], found["models"]["state"]) == ("fail", "warn")

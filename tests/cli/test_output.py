@@ -1,4 +1,4 @@
-"""What a command says when the place it says it to is a poor one, and when it was not understood."""
+"""Output of commands on a full disk, a closed pipe or a limited terminal, and after mistyped commands."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from tests.gateway.process import WAIT, GatewayProcess, environment, tidegate
 
 @pytest.mark.parametrize("command", [("status",), ("sessions", "list", "--json"), ("version",), ("--help",)])
 def test_a_full_disk_behind_standard_output_is_one_sentence(running: GatewayProcess, command: tuple[str, ...]) -> None:
-    """F3: and no success."""
+    """F3: and the exit code is not 0."""
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(
             [sys.executable, "-m", "tidegate", *command],
@@ -26,7 +26,7 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(running: GatewayProc
     assert run.stderr == "tidegate: The output cannot be written (No space left on device): free some disk space.\n"
 
 
-def test_a_closed_standard_output_is_no_reason_for_a_traceback(running: GatewayProcess) -> None:
+def test_a_closed_standard_output_causes_no_traceback(running: GatewayProcess) -> None:
     """F3: the command itself succeeds."""
     run = subprocess.run(
         ["/bin/sh", "-c", f"exec {sys.executable} -m tidegate status --home {running.home} >&-"],
@@ -35,8 +35,8 @@ def test_a_closed_standard_output_is_no_reason_for_a_traceback(running: GatewayP
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_a_terminal_without_unicode_gets_what_it_can_show(running: GatewayProcess) -> None:
-    """F3: nothing is lost on the way in, and nothing fails on the way out."""
+def test_a_terminal_without_unicode_gets_escaped_characters(running: GatewayProcess) -> None:
+    """F3: no input is lost, and no output fails."""
     run = subprocess.run(
         [sys.executable, "-m", "tidegate", "chat", "--home", str(running.home)],
         input="say Übergröße\n".encode(), capture_output=True, timeout=WAIT, check=False,
@@ -48,8 +48,8 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(running: GatewayProces
     assert view["title"] == "say Übergröße"
 
 
-def test_what_was_not_understood_is_answered_with_the_nearest() -> None:
-    """F3: commands, commands of commands, and an option that stands too early."""
+def test_a_mistyped_command_is_answered_with_the_closest_one() -> None:
+    """F3: for commands, subcommands, and options in the wrong place."""
     assert "Did you mean 'status'?" in tidegate("statsu").stderr
     assert "Did you mean 'list'?" in tidegate("sessions", "lst").stderr
     early = tidegate("--home", "/tmp", "status")
@@ -57,14 +57,14 @@ def test_what_was_not_understood_is_answered_with_the_nearest() -> None:
     assert "after the command" in early.stderr
 
 
-def test_facts_of_status_stand_under_each_other_whatever_agents_are_called(running: GatewayProcess) -> None:
-    """F3: the names end at one column."""
+def test_status_is_aligned_whatever_the_agents_are_called(running: GatewayProcess) -> None:
+    """F3: names are aligned in one column."""
     lines = tidegate("status", home=running.home).stdout.splitlines()
     assert len({line.index(": ") for line in lines}) == 1
 
 
 def folded(columns: int, *arguments: str, home: Path) -> list[str]:
-    """What a command prints on a terminal of that width."""
+    """The output of a command on a terminal of this width."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (50, columns))
     run = subprocess.Popen(
@@ -82,7 +82,7 @@ def folded(columns: int, *arguments: str, home: Path) -> list[str]:
 
 @pytest.mark.parametrize("columns", [80, 130])
 def test_a_table_fits_the_terminal_and_breaks_no_word(nobody: Path, columns: int) -> None:
-    """F3: cells go on in the next line, or each row becomes a list; nothing is lost."""
+    """F3: cells wrap, or each row becomes a list; nothing is lost."""
     (nobody / "tidegate.toml").write_text(
         '[models.main]\napi = "openai-responses"\nbase_url = "https://models.example.org/v1"\n'
         'model = "gpt-5-mini"\nkey = "env:NOT_NEEDED"\n[agents.main]\n[agents.another]\n[agents.third]\n'
@@ -95,8 +95,8 @@ def test_a_table_fits_the_terminal_and_breaks_no_word(nobody: Path, columns: int
     assert sorted(words) == sorted(whole.split())
 
 
-def test_a_reply_that_is_wider_than_the_terminal_goes_on_in_its_own_column(running: GatewayProcess) -> None:
-    """F3: no word is broken at the edge."""
+def test_a_long_line_of_a_reply_wraps_in_its_column(running: GatewayProcess) -> None:
+    """F3: lines wrap between words."""
     with at_terminal(running.home, "--new", COLUMNS="80") as (terminal, process):
         terminal.until("> ")
         terminal.type("/help\r")

@@ -1,4 +1,4 @@
-"""What a running tool puts out, at a terminal."""
+"""The output of a running tool in the terminal client."""
 
 import re
 from pathlib import Path
@@ -20,8 +20,8 @@ __all__ = ["home", "model"]
 pytestmark = pytest.mark.anyio
 
 
-async def test_progress_is_shown_as_it_comes_and_bounded(home: Path, model: ScriptedModel) -> None:
-    """D6: before the tool has ended, nothing that moves the cursor, no more than some screens; none of it in a pipe."""
+async def test_progress_is_shown_as_it_arrives_up_to_a_limit(home: Path, model: ScriptedModel) -> None:
+    """D6: before the tool has ended, without cursor movements, and up to a limit; not at all in a pipe."""
     goes_on = anyio.Event()
 
     @tool(effect="read", timeout=None)

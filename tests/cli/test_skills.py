@@ -28,8 +28,8 @@ def write(home: Path, tmp_path: Path) -> Path:
     return project
 
 
-def test_skills_are_listed_with_where_they_are_from_and_what_is_left_out(nobody: Path, tmp_path: Path) -> None:
-    """What a session that begins now would have."""
+def test_skills_are_listed_with_their_sources_and_what_is_left_out(nobody: Path, tmp_path: Path) -> None:
+    """The list contains the skills that a new session would have."""
     project = write(nobody, tmp_path)
     run = tidegate("skills", "--json", home=nobody)
     assert run.returncode == 0, run.stderr
@@ -66,7 +66,7 @@ def test_skills_are_listed_with_where_they_are_from_and_what_is_left_out(nobody:
     assert not any("\x1b" in row for row in rows)
 
 
-def test_one_agent_can_be_asked_for_and_what_is_missing_is_said(nobody: Path, tmp_path: Path) -> None:
+def test_the_list_can_be_limited_to_one_agent_and_missing_parts_are_named(nobody: Path, tmp_path: Path) -> None:
     write(nobody, tmp_path)
     assert "main" not in tidegate("skills", "--agent", "narrow", home=nobody).stdout.split()
     assert tidegate("skills", "--agent", "plain", home=nobody).stdout == (

@@ -1,4 +1,4 @@
-"""A user at the terminal whose agent delegates a task: what is shown, and that questions arrive."""
+"""A user at the terminal whose agent delegates a task sees its progress and is asked its questions."""
 
 import re
 import time
@@ -20,7 +20,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         yield running
 
 
-def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: GatewayProcess) -> None:
+def test_a_user_who_follows_a_turn_sees_its_tasks_and_their_questions(running: GatewayProcess) -> None:
     """S29, H11: under the name of the agent that asks."""
     with at_terminal(running.home, "--new") as (terminal, process):
         terminal.until("> ")
@@ -38,8 +38,8 @@ def test_who_follows_a_turn_sees_its_tasks_and_is_asked_by_them(running: Gateway
         assert terminal.leave(process) == 0
 
 
-def test_who_joins_a_conversation_whose_task_waits_is_asked(running: GatewayProcess) -> None:
-    """S29: and then sees how the turn goes on."""
+def test_a_user_who_joins_a_conversation_with_a_waiting_task_is_asked(running: GatewayProcess) -> None:
+    """S29: and then sees how the turn continues."""
     begun = running.call("POST", "/api/messages", {"text": ASKING_TASK})
     deadline = time.monotonic() + WAIT
     while not (found := running.call("GET", f"/api/approvals?session={begun['session']}")["approvals"]):

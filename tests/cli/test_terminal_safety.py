@@ -1,4 +1,4 @@
-"""What others wrote gives no orders to a terminal and turns no text around there."""
+"""Untrusted text cannot control a terminal or change the direction of the text around it."""
 
 import json
 import re
@@ -15,7 +15,7 @@ FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u
 
 
 def said(running: GatewayProcess, text: str) -> str:
-    """A conversation in which somebody has said this and a model has repeated it."""
+    """A conversation in which the user has sent this text and the model has repeated it."""
     begun = running.call("POST", "/api/messages", {"text": f"say {text}", "attended": False})
     deadline = time.monotonic() + WAIT
     while running.call("GET", f"/api/turns/{begun['turn']}")["state"] in ("queued", "running"):
@@ -40,8 +40,9 @@ def said(running: GatewayProcess, text: str) -> str:
     ],
     ids=lambda command: " ".join(word for word in command if word.isprintable()),
 )
-def test_a_command_sends_a_terminal_no_order(running: GatewayProcess, command: tuple[str, ...]) -> None:
-    """X14: OSC 52, CSI, C1 and bidi characters from models, users and arguments; newline and tab stay."""
+def test_commands_print_no_control_characters(running: GatewayProcess, command: tuple[str, ...]) -> None:
+    """X14: OSC 52, CSI, C1 and bidi characters from models, users and arguments are removed; newline and tab are
+    kept."""
     session = said(running, EVIL)
     given = tuple(session if word == "SESSION" else word for word in command)
     with at_terminal(running.home, command=given, NO_COLOR="1") as (terminal, process):
@@ -51,8 +52,8 @@ def test_a_command_sends_a_terminal_no_order(running: GatewayProcess, command: t
         assert terminal.seen.strip() and FORBIDDEN.search(terminal.seen) is None, terminal.seen
 
 
-def test_a_chat_sends_a_terminal_no_order(running: GatewayProcess) -> None:
-    """X14: neither the conversation that goes on nor what comes while one looks."""
+def test_the_chat_prints_no_control_characters(running: GatewayProcess) -> None:
+    """X14: neither from the previous conversation nor from new messages."""
     session = said(running, EVIL)
     with at_terminal(running.home, "--session", session) as (terminal, process):
         shown = terminal.until("> ")
@@ -66,8 +67,8 @@ def test_a_chat_sends_a_terminal_no_order(running: GatewayProcess) -> None:
     assert "tide" in shown
 
 
-def test_json_for_programs_keeps_what_was_said(running: GatewayProcess) -> None:
-    """X14: as escapes, which mean the same."""
+def test_json_output_keeps_control_characters_as_escapes(running: GatewayProcess) -> None:
+    """X14: as escape sequences with the same meaning."""
     session = said(running, EVIL)
     with at_terminal(running.home, command=("sessions", "export", session), NO_COLOR="1") as (terminal, process):
         process.wait(WAIT)

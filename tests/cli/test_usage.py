@@ -7,8 +7,8 @@ from tests.cli.test_conversations import one_sentence
 from tests.gateway.process import GatewayProcess, tidegate
 
 
-def test_what_was_used_is_a_table_with_its_total(running: GatewayProcess) -> None:
-    """F3, X22: by model, unless asked otherwise; the same as JSON."""
+def test_usage_is_a_table_with_its_total(running: GatewayProcess) -> None:
+    """F3, X22: by model unless another grouping is requested; JSON has the same numbers."""
     running.say("say hello")
     found = json.loads(tidegate("usage", "--json", home=running.home).stdout)
     (row,) = found["rows"]
@@ -25,8 +25,8 @@ def test_what_was_used_is_a_table_with_its_total(running: GatewayProcess) -> Non
     assert nothing == "No model was called in this period.\n"
 
 
-def test_a_wrong_time_is_one_sentence(running: GatewayProcess, nobody: Path) -> None:
-    """F3: as is a gateway that does not run."""
+def test_an_invalid_time_is_reported_in_one_sentence(running: GatewayProcess, nobody: Path) -> None:
+    """F3: as is a gateway that is not running."""
     assert "since must be a time span like 7d" in one_sentence(tidegate("usage", "--since", "soon", home=running.home))
     assert "until" in one_sentence(tidegate("usage", "--until", "9x", home=running.home))
     assert "No gateway is running" in one_sentence(tidegate("usage", home=nobody))
@@ -34,8 +34,8 @@ def test_a_wrong_time_is_one_sentence(running: GatewayProcess, nobody: Path) -> 
     assert wrong.returncode == 2 and "'colour' is not one of 'model'" in wrong.stderr
 
 
-def test_budgets_are_shown_with_what_is_spent_of_them(running: GatewayProcess) -> None:
-    """X22: those of the whole gateway by `status` too."""
+def test_budgets_are_shown_with_their_spending(running: GatewayProcess) -> None:
+    """X22: those of the whole gateway are also shown by `status`."""
     found = json.loads(tidegate("usage", "--budgets", "--json", home=running.home).stdout)
     assert [budget["setting"] for budget in found["budgets"]] == ["limits.day_tokens"]
     line = tidegate("usage", "--budgets", home=running.home).stdout.splitlines()[1]

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from tidegate.cli.output import bar
-from tidegate.cli.usage import print_usage, spending, without_gaps
+from tidegate.cli.usage import fill_gaps, print_usage, spending
 from tidegate.status_report import BudgetView
 
 
@@ -45,12 +45,12 @@ def test_the_numbers_of_a_table_line_up(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_periods_without_usage_are_shown_too(by: str, given: list[str], shown: list[str]) -> None:
-    assert [row["key"] for row in without_gaps(by, [used(key=key) for key in given])] == shown
+    assert [row["key"] for row in fill_gaps(by, [used(key=key) for key in given])] == shown
 
 
 def test_a_long_gap_is_not_filled_for_ever() -> None:
     rows = [used(key="1999-01-01 00:00"), used(key="2026-01-01 00:00")]
-    assert len(list(without_gaps("hour", rows))) == 1002
+    assert len(list(fill_gaps("hour", rows))) == 1002
 
 
 def test_a_small_share_has_a_visible_bar() -> None:

@@ -22,9 +22,9 @@ async def session_of(gateway: Core, turn: str) -> str:
     return (await gateway.service.outcome(turn)).session
 
 
-async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedModel) -> None:
-    """S29, V19: in mid-turn, and without an id if one question is open; the reply names the turn, so that it can be
-    followed."""
+async def test_approve_continues_the_waiting_turn(home: Path, model: ScriptedModel) -> None:
+    """S29, V19: also during a turn, and without an id if one question is open; the reply contains the turn, so that it
+    can be followed."""
     deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         turn, [question] = await ask(gateway)
@@ -41,8 +41,8 @@ async def test_approve_lets_the_waiting_turn_go_on(home: Path, model: ScriptedMo
         assert question.id not in (await run(gateway, "/status", session)).text
 
 
-async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: ScriptedModel) -> None:
-    """S29: everything but the id is the reason."""
+async def test_deny_accepts_a_reason_with_and_without_an_id(home: Path, model: ScriptedModel) -> None:
+    """S29: everything except the id is the reason."""
     deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         for named in (False, True):
@@ -54,8 +54,8 @@ async def test_deny_takes_a_reason_with_and_without_an_id(home: Path, model: Scr
         assert deeds.done == []
 
 
-async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: ScriptedModel) -> None:
-    """S29: and repeats the answer."""
+async def test_answer_accepts_a_choice_its_number_or_free_text(home: Path, model: ScriptedModel) -> None:
+    """S29: and the reply repeats the answer."""
     deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         cases = (('"choices": ["red", "blue"]', "2", "blue"), ('"choices": []', "as you  like", "as you  like"))
@@ -71,8 +71,8 @@ async def test_answer_takes_a_choice_its_number_or_free_text(home: Path, model: 
             assert results(gateway)[-1] == wanted
 
 
-async def test_one_of_several_questions_must_be_named_and_others_are_listed(home: Path, model: ScriptedModel) -> None:
-    """X14: nothing is guessed; an id works from any conversation, for those who may answer it."""
+async def test_with_several_open_questions_the_id_is_required(home: Path, model: ScriptedModel) -> None:
+    """X14: nothing is guessed; an id works from any conversation, for users who may answer it."""
     deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         accepted = await gateway.accept('[together push {"what": "a"} push {"what": "b"}] [say done]', channel="page")
@@ -97,7 +97,7 @@ async def test_one_of_several_questions_must_be_named_and_others_are_listed(home
 
 
 async def test_the_answering_commands_are_in_the_help_and_cost_nothing(home: Path, model: ScriptedModel) -> None:
-    """P18: what they do in mid-turn too."""
+    """P18: with what they do during a turn."""
     deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         overview = (await run(gateway, "/help", None)).text

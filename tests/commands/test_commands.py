@@ -18,7 +18,7 @@ async def run(gateway: Core, line: str, session: str | None) -> CommandReply:
 
 
 async def test_new_ends_this_conversation_and_the_next_message_begins_another(home: Path, model: ScriptedModel) -> None:
-    """V19, S02, S04: in mid-turn it stops the turn first."""
+    """V19, S02, S04: during a turn, it stops the turn first."""
     async with core(home, model=model) as gateway:
         accepted = await gateway.accept("[hang]")
         reply = await run(gateway, "/new", accepted.session)
@@ -28,7 +28,7 @@ async def test_new_ends_this_conversation_and_the_next_message_begins_another(ho
         assert (await run(gateway, "/reset", None)).session is None
 
 
-async def test_new_takes_no_words_and_then_ends_nothing(home: Path, model: ScriptedModel) -> None:
+async def test_new_with_arguments_is_refused_and_ends_nothing(home: Path, model: ScriptedModel) -> None:
     """H20: arguments are refused with a sentence."""
     async with core(home, model=model) as gateway:
         first = await gateway.say("one")
@@ -39,7 +39,8 @@ async def test_new_takes_no_words_and_then_ends_nothing(home: Path, model: Scrip
 
 
 async def test_model_states_when_it_applies_and_its_cost(home: Path, model: ScriptedModel) -> None:
-    """S05, S06, P18, V19: in mid-turn from the next turn; shown in /status with its precedence; cleared by default."""
+    """S05, S06, P18, V19: during a turn, it applies from the next turn; /status shows what it overrides; `default`
+    clears it."""
     async with core(home, model=model) as gateway:
         first = await gateway.say("one")
         assert "main, other" in (await run(gateway, "/model", first.session)).text
@@ -70,13 +71,13 @@ async def test_status_shows_the_usage_of_this_conversation(home: Path, model: Sc
         first, second = await gateway.say("one"), await gateway.say("two")
         used = first.usage + second.usage
         line = next(line for line in (await run(gateway, "/status", first.session)).text.splitlines() if "used" in line)
-        share = f" ({used.cached / used.input:.0%} of the former cached)"
-        assert line == f"used          {used.input:,} tokens in, {used.output:,} out{share}"
+        share = f" ({used.cached / used.input:.0%} cached)"
+        assert line == f"used          {used.input:,} tokens in{share}, {used.output:,} out"
         assert used.cached > 0
 
 
 async def test_reasoning_rebuilds_nothing(home: Path, model: ScriptedModel) -> None:
-    """A3: the reply says so, and it is true."""
+    """A3: the reply says so, and the next request confirms it."""
     async with core(home, model=model) as gateway:
         first = await gateway.say("one")
         assert "Nothing is rebuilt" in (await run(gateway, "/reasoning high", first.session)).text
@@ -143,7 +144,7 @@ async def test_commands_that_rebuild_are_refused_in_mid_turn(home: Path, model: 
 
 
 async def test_conversations_are_listed_titled_found_and_resumed(home: Path, model: ScriptedModel) -> None:
-    """V16, X06: by number in the plain list or by id, one's own only; a search shows ids, never numbers."""
+    """V16, X06: by number in the plain list or by id, only the user's own; a search shows ids, never numbers."""
     async with core(home, model=model) as gateway:
         first = await gateway.say("about marmalade", name="a")
         second = await gateway.say("about bread", name="b")

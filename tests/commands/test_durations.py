@@ -35,7 +35,7 @@ async def answering_model(gateway: Core) -> str:
 
 
 async def test_a_model_chosen_for_a_time_survives_a_kill_and_ends_at_its_time(home: Path, model: ScriptedModel) -> None:
-    """S05, S06: to the second, without anything running at that moment."""
+    """S05, S06: exactly on time, although nothing runs at that moment."""
     clock = Clock()
     async with core(home, model=model, clock=clock, drain=None) as gateway:
         first = await gateway.say("one")
@@ -83,8 +83,8 @@ async def test_status_shows_the_source_precedence_and_expiry_of_settings(home: P
         assert "low" in (await run(gateway, "/reasoning", first.session)).text
 
 
-async def test_a_changed_configuration_holds_when_the_time_is_over(home: Path, model: ScriptedModel) -> None:
-    """S06, S07: the choice overrides it until then, and the status names what follows."""
+async def test_a_changed_configuration_applies_when_the_time_is_over(home: Path, model: ScriptedModel) -> None:
+    """S06, S07: until then the choice overrides it, and the status shows what applies afterwards."""
     clock = Clock()
     async with core(home, model=model, clock=clock) as gateway:
         first = await gateway.say("one")
@@ -146,9 +146,7 @@ async def test_a_choice_for_a_time_can_be_cleared_before_it_by_its_user_and_by_t
         ("/reasoning lots for 2h", "off, minimal, low"),
     ],
 )
-async def test_a_time_that_cannot_be_read_changes_nothing(
-    home: Path, model: ScriptedModel, line: str, sentence: str
-) -> None:
+async def test_an_invalid_time_changes_nothing(home: Path, model: ScriptedModel, line: str, sentence: str) -> None:
     """H20: one sentence shows the format."""
     async with core(home, model=model) as gateway:
         first = await gateway.say("one")

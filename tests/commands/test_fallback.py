@@ -30,7 +30,7 @@ async def lines(gateway: Core, line: str, session: str) -> str:
 
 
 async def test_status_shows_the_fallback_its_reason_and_its_end(home: Path, server: Moody) -> None:
-    """S05: and nothing of it when it is over."""
+    """S05: and nothing about it once it is over."""
     clock = Clock()
     server.moods["first"] = "[status 402]"
     async with falling(home, server, clock) as gateway:

@@ -1,4 +1,4 @@
-"""Whatever a file holds, the answer is a configuration or `Misconfigured`, and no secret in it is repeated."""
+"""Whatever a file contains, the result is a configuration or `Misconfigured`, and no secret in it is repeated."""
 
 import json
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(canary: str, table: str) ->
 
 @pytest.mark.parametrize("canary", [*CANARIES, "short", "env:not a name", "env:", "file:", "FILE:x", "hunter2"])
 def test_a_literal_secret_is_refused_wherever_a_reference_belongs(canary: str) -> None:
-    """X15, X22: a key is referred to, never written down, and the refusal does not echo it."""
+    """X15, X22: keys are given by reference, and the error does not repeat the secret."""
     base = "[models.main]\napi = 'openai-chat'\nbase_url = 'http://h/v1'\nmodel = 'm'\n"
     quoted = json.dumps(canary)
     for line in (f"key = {quoted}", f"keys = ['env:A', {quoted}]", f"headers = {{ Authorization = {quoted} }}"):
@@ -154,15 +154,15 @@ def test_a_literal_secret_is_refused_wherever_a_reference_belongs(canary: str) -
         "https://h/sk-hunter2-0123456789abc/v1",
     ],
 )
-def test_an_address_can_hold_no_secret(address: str) -> None:
-    """X15: an address is shown and logged."""
+def test_an_address_must_not_contain_a_secret(address: str) -> None:
+    """X15: addresses are shown and logged."""
     result = attempt(f"[models.main]\napi = 'openai-chat'\nmodel = 'm'\nbase_url = {json.dumps(address)}")
     assert isinstance(result, str)
     assert "models.main.base_url must" in result
     assert "hunter2" not in result
 
 
-def test_no_credential_is_taken_from_the_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credential_is_taken_from_the_environment_implicitly(monkeypatch: pytest.MonkeyPatch) -> None:
     """X22: a key in the environment is not used unless the configuration names it."""
     monkeypatch.setenv("OPENAI_API_KEY", CANARIES[0])
     config = read("[models.main]\napi = 'openai-chat'\nbase_url = 'http://h/v1'\nmodel = 'm'", HOME)

@@ -1,4 +1,4 @@
-"""What `[budgets.NAME]` may say, and what is said about one that is wrong."""
+"""Valid and invalid `[budgets.NAME]` tables."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ HOME = Path("/srv/gate")
 
 
 def test_a_budget_is_read() -> None:
-    """X22: of tokens, of money or of both, for all or for some."""
+    """X22: in tokens, in money or in both, for everybody or for some."""
     config = read(
         """
         [agents.main]
@@ -60,7 +60,7 @@ def test_a_budget_is_read() -> None:
         ('per = "gateway"\neach = "day"\ntoken = 1', "has no key 'token'; did you mean 'tokens'?"),
     ],
 )
-def test_a_budget_that_is_wrong_is_refused_with_what_would_be_right(lines: str, fault: str) -> None:
-    """X22: a budget that stops nobody would be worse than none."""
+def test_an_invalid_budget_is_refused_with_the_valid_values(lines: str, fault: str) -> None:
+    """X22: a budget that limits nothing would be worse than none."""
     said = complaint(MODEL + "[agents.main]\n[budgets.b]\n" + lines)
     assert said.startswith("tidegate.toml: ") and "budgets.b" in said and fault in said

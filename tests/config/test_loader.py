@@ -1,4 +1,4 @@
-"""What `tidegate.toml` may say, and what is said about one that is wrong."""
+"""Valid and invalid `tidegate.toml` files."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def complaint(text: str) -> str:
     return line
 
 
-def test_without_a_file_every_setting_has_its_default_and_the_demo_model_stands_in(tmp_path: Path) -> None:
+def test_without_a_file_every_setting_has_its_default_and_the_demo_model_is_used(tmp_path: Path) -> None:
     config = load(tmp_path)
     assert config.demo
     assert config.models["main"].api == "demo"
@@ -272,7 +272,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
     ],
 )
-def test_a_fault_is_one_sentence_with_the_file_the_key_and_what_would_be_right(text: str, said: str) -> None:
+def test_an_error_is_one_sentence_with_the_file_the_key_and_the_valid_values(text: str, said: str) -> None:
     assert complaint(text) == said
 
 
@@ -285,11 +285,11 @@ def test_a_fault_is_one_sentence_with_the_file_the_key_and_what_would_be_right(t
         ("[server]\nport = 1\nport = 2", "line 3, column 9: "),
     ],
 )
-def test_a_fault_of_syntax_has_its_line_and_column(text: str, place: str) -> None:
+def test_a_syntax_error_has_its_line_and_column(text: str, place: str) -> None:
     assert complaint(text).startswith("tidegate.toml: " + place)
 
 
-def test_several_faults_are_reported_together_and_no_more_than_ten() -> None:
+def test_up_to_ten_errors_are_reported_together() -> None:
     lines = complaints("[limits]\nresidents = 0\nturns = 0\n[log]\nlevel = 'loud'")
     assert [line.split()[1] for line in lines] == ["limits.residents", "limits.turns", "log.level"]
     many = complaints("[limits]\n" + "".join(f"wrong{n} = 1\n" for n in range(25)))
@@ -297,20 +297,20 @@ def test_several_faults_are_reported_together_and_no_more_than_ten() -> None:
     assert many[-1] == "tidegate.toml: and 16 more errors"
 
 
-def test_a_refused_model_does_not_make_its_agents_wrong_as_well() -> None:
+def test_an_invalid_model_causes_no_errors_for_its_agents() -> None:
     assert complaint("[models.main]\napi = 'demo'\nretries = -1").startswith("tidegate.toml: models.main.retries")
 
 
 @pytest.mark.parametrize("models", ["3", "[]", "[1]", "'x'", "{}", "{ main = 3 }"])
 @pytest.mark.parametrize("agents", ["3", "[]", "[1]", "'x'", "{}", "{ main = 3 }"])
-def test_groups_of_a_wrong_kind_are_each_refused_once(models: str, agents: str) -> None:
+def test_groups_of_the_wrong_type_are_each_reported_once(models: str, agents: str) -> None:
     if models == agents == "{}":
         return
     lines = complaints(f"models = {models}\nagents = {agents}")
     assert len(lines) == (models != "{}") + (agents != "{}")
 
 
-def test_what_is_said_of_a_model_and_of_who_stands_in_for_it_is_read() -> None:
+def test_the_settings_of_models_and_fallbacks_are_read() -> None:
     config = read(
         """
         [models.main]
@@ -356,12 +356,12 @@ def test_what_is_said_of_a_model_and_of_who_stands_in_for_it_is_read() -> None:
     assert (bare.agents["main"].fallback, bare.agents["main"].reasoning) == ((), None)
 
 
-def test_a_refused_fallback_is_not_refused_a_second_time_for_its_name() -> None:
+def test_an_invalid_fallback_model_is_reported_once() -> None:
     said = complaint(MODEL + "[models.b]\napi = 'demo'\nretries = -1\n[agents.a]\nfallback = ['b']")
     assert said.startswith("tidegate.toml: models.b.retries")
 
 
-def test_the_first_model_serves_when_there_is_no_agent_and_no_model_named_main() -> None:
+def test_the_default_agent_uses_the_first_model_if_none_is_named_main() -> None:
     config = read("[models.big]\napi = 'demo'", HOME)
     assert config.agents["main"].model == "big"
     assert not config.demo
@@ -370,7 +370,7 @@ def test_the_first_model_serves_when_there_is_no_agent_and_no_model_named_main()
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "LOCALHOST.example.org", "::ffff:10.0.0.1"]
 )
-def test_listening_beyond_loopback_needs_tls_or_an_explicit_word(host: str) -> None:
+def test_listening_beyond_loopback_requires_tls_or_an_explicit_setting(host: str) -> None:
     """X01, X03: nothing listens beyond the machine by accident."""
     assert not is_loopback(host)
     said = complaint(f"[server]\nhost = {msgspec.json.encode(host).decode()}")
@@ -388,7 +388,7 @@ def test_loopback_needs_neither(host: str) -> None:
     assert read(f"[server]\nhost = '{host}'", HOME).server.host == host
 
 
-def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tidegate.toml").mkdir()
     with pytest.raises(Misconfigured, match="is not a file"):
         load(tmp_path)
@@ -405,12 +405,12 @@ def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "tidegate.toml").write_bytes(b"\xef\xbb\xbf[server]\nport = 1\n")
     assert load(tmp_path).server.port == 1
 
 
-def test_the_home_folder_is_the_given_one_then_the_variable_then_the_default() -> None:
+def test_the_home_folder_is_the_option_then_the_variable_then_the_default() -> None:
     env = {"TIDEGATE_HOME": "/b"}
     assert home_folder("/a", env) == Path("/a")
     assert home_folder(None, env) == Path("/b")
@@ -432,7 +432,7 @@ def test_paths_start_at_the_home_folder() -> None:
 @pytest.mark.parametrize("secret", ['key = "env:A"', 'keys = ["env:A", "env:B"]', 'headers = { x-key = "file:b" }'])
 @pytest.mark.parametrize("host", ["10.0.0.1", "example.org", "[2001:db8::1]:8080", "localhost.example.org"])
 def test_no_key_is_sent_over_plain_http_to_another_machine(secret: str, host: str) -> None:
-    """X15: others on the way could read it. Without a key, over https and on this machine it may be."""
+    """X15: others could read it on the way. Without a key, over https or on this machine, it is allowed."""
     model = '[models.main]\napi = "openai-chat"\nmodel = "m"\nbase_url = "{}"\n'
     with pytest.raises(Misconfigured) as told:
         read(model.format(f"http://{host}/v1") + secret, HOME)
@@ -447,7 +447,7 @@ def test_no_key_is_sent_over_plain_http_to_another_machine(secret: str, host: st
 
 
 def test_no_key_of_a_search_engine_is_sent_over_plain_http_to_another_machine() -> None:
-    """X15: a search engine without a key may be asked so."""
+    """X15: a search engine without a key may use plain http."""
     web = '[web]\nsearch = "searxng"\nsearch_url = "http://{}"\n'
     with pytest.raises(Misconfigured, match="search_url would send 'search_key' to another machine over plain http"):
         read(web.format("10.0.0.1") + 'search_key = "env:A"', HOME)

@@ -67,13 +67,13 @@ def test_what_is_shown_reads_back_as_the_same_configuration(text: str) -> None:
 
 
 def test_show_names_secrets_only_by_reference() -> None:
-    """X15: the file never held one, so nothing made of it can."""
+    """X15: the file never contained the secret itself."""
     shown = show(read(FULL, HOME))
     assert 'key = "file:keys/one"' in shown
     assert '"Authorization" = "env:TOKEN"' in shown
 
 
-def test_show_says_when_the_demo_model_stands_in() -> None:
+def test_show_says_if_the_demo_model_is_used() -> None:
     assert "demo model is used" in show(read("", HOME))
     assert "demo model is used" not in show(read(FULL, HOME))
 
@@ -85,7 +85,7 @@ def test_the_example_is_a_valid_configuration_with_a_real_model() -> None:
 
 
 def test_every_setting_has_a_doc_line_and_a_default_that_its_own_rule_accepts() -> None:
-    """Else a default could be something that no file may say."""
+    """Otherwise a default could be a value that cannot be written in a file."""
     for kind in (*SINGLE.values(), *NAMED.values()):
         settings = settings_of(kind)
         assert list(settings) == list(kind.__struct_fields__)
@@ -103,7 +103,7 @@ def test_the_page_of_settings_is_up_to_date_and_complete() -> None:
             assert f"| `{name}` |" in page
 
 
-def test_a_stale_page_is_named_and_mended(tmp_path: Path) -> None:
+def test_an_outdated_page_is_reported_and_updated(tmp_path: Path) -> None:
     pages = {"docs/a.md": lambda: "new\n", "docs/b.md": lambda: "same\n"}
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/a.md").write_text("old\n")
@@ -114,7 +114,7 @@ def test_a_stale_page_is_named_and_mended(tmp_path: Path) -> None:
 
 
 def test_the_settings_need_no_heavy_module() -> None:
-    """Idle memory: reading the configuration brings in neither pydantic nor an editor of TOML."""
+    """Idle memory: reading the configuration imports neither pydantic nor a TOML writer."""
     import subprocess
     import sys
 

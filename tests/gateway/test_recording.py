@@ -288,4 +288,4 @@ def test_the_page_names_every_field_every_end_and_both_limits() -> None:
     } - {"id"}
     ends = {name for part in get_args(End) for name in get_args(part) or (part,)}
     assert {name for name in fields | ends if f"`{name}`" not in PAGE} == set()
-    assert f"more than {BODY_BYTES // MiB} MiB is left out" in PAGE and f"ends at {FILE_BYTES // MiB} MiB" in PAGE
+    assert f"more than {BODY_BYTES // MiB} MiB are left out" in PAGE and f"stops at {FILE_BYTES // MiB} MiB" in PAGE

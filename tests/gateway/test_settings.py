@@ -162,7 +162,7 @@ async def test_residents_beyond_the_configured_bytes_are_unloaded(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("agent", "words"),
-    [('delegates = ["other"]', "delegates has no effect"), ('tools = ["delegate"]', "delegates contains 'other'")],
+    [('delegates = ["other"]', "delegates has no effect"), ('tools = ["delegate"]', "delegates names no agent")],
 )
 def test_delegates_without_the_toolset_and_the_toolset_without_delegates_are_warnings(
     tmp_path: Path, agent: str, words: str

@@ -72,7 +72,7 @@ async def test_residents_over_their_cap_during_turns_are_logged_and_counted(home
     assert warned["level"] == "warning" and warned["cap"] == 2
 
 
-@pytest.mark.parametrize(("extra", "said"), [("", "only by /new"), ('[expiry]\nnamed_idle = "1h"', "after 1 hour")])
+@pytest.mark.parametrize(("extra", "said"), [("", "only with /new"), ('[expiry]\nnamed_idle = "1h"', "after 1 hour")])
 async def test_the_expiry_policy_is_shown_to_the_user(home: Path, model: ScriptedModel, extra: str, said: str) -> None:
     """S04: the policy in plain words, in the status of the conversation."""
     async with core(home, extra, model=model) as gateway:

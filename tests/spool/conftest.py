@@ -1,4 +1,4 @@
-"""A spool with small bounds over a real store, and one session in it."""
+"""A spool with low limits over a real store, and one session in it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

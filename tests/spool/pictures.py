@@ -1,4 +1,4 @@
-"""Pictures for tests, made on the spot."""
+"""Pictures for tests, generated on the fly."""
 
 import io
 import struct
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def noise(width: int, height: int, *, mode: str = "RGB", seed: int = 1) -> Image.Image:
-    """A picture that does not pack."""
+    """A picture that cannot be compressed."""
     import random
 
     channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
@@ -31,7 +31,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few kilobytes that says to be that large, and is: black, packed as well as can be."""
+    """A PNG of a few kilobytes that really has this size: it is black, and compressed as well as possible."""
     packer = zlib.compressobj(9)
     rows = b"".join(packer.compress(bytes((width + 7) // 8 + 1)) for _ in range(height)) + packer.flush()
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)

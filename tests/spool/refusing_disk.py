@@ -31,7 +31,7 @@ def descriptors() -> int:
 
 
 def peak() -> int:
-    """The most memory that was resident since the last `forget`, in bytes."""
+    """The peak resident memory since the last `forget`, in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
@@ -126,7 +126,8 @@ pathlib.Path(sys.argv[1]).write_bytes(saved(noise(1200, 1200), "PNG"))
 
 
 def make_picture(path: Path) -> None:
-    """A file of 100 MB that has to be made smaller. Another process makes it, so as not to be in the peak of this."""
+    """A file of 100 MB that has to be scaled down. Another process creates it, so that it is not part of this process's
+    peak."""
     subprocess.run([sys.executable, "-c", MAKE, str(path)], check=True)
     os.truncate(path, 100_000_000)
 

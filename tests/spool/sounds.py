@@ -1,4 +1,4 @@
-"""Sounds for tests, made on the spot."""
+"""Sounds for tests, generated on the fly."""
 
 import io
 import math
@@ -54,7 +54,7 @@ def frame(payload: bytes = b"", *, bitrate: int = 9, rate: int = 0, version: int
 
 
 def xing(frames: int, *, name: bytes = b"Xing", mono: bool = False) -> bytes:
-    """The payload of a first frame of MPEG 1 that says how many follow."""
+    """The payload of a first MPEG 1 frame that states the number of frames."""
     return bytes(17 if mono else 32) + name + struct.pack(">II", 1, frames)
 
 

@@ -31,12 +31,12 @@ async def recorded(recorder: OutputRecorder, pieces: Iterable[bytes]) -> str:
 
 
 def files(spool: Spool) -> dict[str, bytes]:
-    """The files of the spool, by name."""
+    """The files of the spool by name."""
     return {path.name: path.read_bytes() for path in spool.root.rglob("*") if path.is_file()}
 
 
 def in_child(*arguments: str, namespace: bool = False) -> dict[str, str]:
-    """The result of `tests.spool.refusing_disk` in a child process; in a namespace it may mount file systems."""
+    """Runs `tests.spool.refusing_disk` in a child process. In a namespace, the child may mount file systems."""
     wrapped = ["unshare", "--user", "--map-root-user", "--mount"] if namespace else []
     done = subprocess.run(
         [*wrapped, sys.executable, "-m", "tests.spool.refusing_disk", *arguments],

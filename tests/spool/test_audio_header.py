@@ -1,4 +1,4 @@
-"""Sounds: recognised by their headers, within the limits for models, inline or spooled, unchanged."""
+"""Sounds are recognised by their headers and passed unchanged, inline or spooled, within the limits for models."""
 
 import os
 import struct
@@ -33,7 +33,7 @@ def spool(store: Store, tmp_path: Path) -> Spool:
 
 
 class Reads:
-    """A file that is read at places, and how often and how much."""
+    """A file that counts reads and bytes read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -64,8 +64,8 @@ def heard(data: bytes) -> AudioHeader:
     st.integers(1, 6),
     st.sampled_from([1, 2, 3, 4]),
 )
-def test_how_long_a_wav_lasts_is_in_its_header(frames: int, rate: int, channels: int, width: int) -> None:
-    """D3: as Python's own library writes it."""
+def test_the_duration_of_a_wav_is_read_from_its_header(frames: int, rate: int, channels: int, width: int) -> None:
+    """D3: as written by Python's standard library."""
     data = wav(frames / rate, rate=rate, channels=channels, width=width)
     if frames == 0:
         with pytest.raises(UnknownAudio, match="contains no sound"):
@@ -75,8 +75,8 @@ def test_how_long_a_wav_lasts_is_in_its_header(frames: int, rate: int, channels:
         assert found.media_type == "audio/wav" and found.seconds == pytest.approx(frames / rate)
 
 
-def test_a_wav_may_have_other_parts_and_need_not_know_its_length() -> None:
-    """D3: what recorders, editors and pipes write."""
+def test_a_wav_may_have_other_chunks_and_an_unknown_length() -> None:
+    """D3: as written by recorders, editors and pipes."""
     pcm = bytes(RATE * 2)
     assert heard(riff(chunk(b"LIST", b"odd"), form(), chunk(b"fact", bytes(4)), chunk(b"data", pcm))).seconds == 1
     for unknown in (0, 0xFFFFFFFF):
@@ -112,13 +112,13 @@ def test_a_wav_may_have_other_parts_and_need_not_know_its_length() -> None:
     ],
 )
 def test_invalid_headers_are_refused_with_the_reason(data: bytes, why: str) -> None:
-    """D3: hostile files give a sentence."""
+    """D3: malicious files are refused with one sentence."""
     with pytest.raises(UnknownAudio, match=why):
         heard(data)
 
 
-def test_how_long_an_mp3_lasts_is_counted_or_reckoned() -> None:
-    """D3: from Xing, Info or VBRI; else from its size and rate. Tags of any kind are stepped over."""
+def test_the_duration_of_an_mp3_is_stated_or_computed() -> None:
+    """D3: from Xing, Info or VBRI, else from its size and bit rate. Tags of any kind are skipped."""
     steady = pytest.approx(100 * FRAME_SECONDS, rel=0.01)
     assert heard(mp3(100)).media_type == "audio/mpeg" and heard(mp3(100)).seconds == steady
     assert heard(tag(5000) + tag(10, version=3) + bytes(100) + mp3(100)).seconds == steady
@@ -137,7 +137,7 @@ def test_how_long_an_mp3_lasts_is_counted_or_reckoned() -> None:
 
 @pytest.mark.parametrize("lie", [1, 0xFFFFFFFF])
 def test_a_count_that_contradicts_the_size_is_ignored(lie: int) -> None:
-    """D3: or the bound in seconds could be lied away, or hit by a small file."""
+    """D3: otherwise the time limit could be evaded, or a small file refused."""
     assert heard(frame(xing(lie)) + mp3(400)).seconds == pytest.approx(401 * FRAME_SECONDS, rel=0.01)
 
 
@@ -160,7 +160,8 @@ GOOD = [
 def test_any_header_is_a_sound_or_an_error_of_one_sentence(
     data: bytes, changes: list[tuple[int, bytes]], cut: int, added: bytes
 ) -> None:
-    """D3: mutated, cut and lengthened; a bounded number of reads, never longer than its bytes can be."""
+    """D3: mutated, cut and extended, with a bounded number of reads; the duration never exceeds what the bytes
+    allow."""
     for place, piece in changes:
         data = data[:place] + piece + data[place + len(piece) :]
     data = data[:cut] + added
@@ -184,7 +185,7 @@ def test_any_bytes_are_a_sound_or_a_sentence(data: bytes) -> None:
 
 @given(st.text(min_size=1))
 def test_text_is_not_a_sound(text: str) -> None:
-    """D3: neither UTF-8 nor UTF-16 begins as one, nor does a text about ID3."""
+    """D3: neither UTF-8 nor UTF-16, nor a text about ID3."""
     for begun in (text, "ID3 tags are explained here", "RIFF, an introduction", "OggS", "fLaC, lossless", "caff"):
         assert kind(begun.encode("utf-8", "replace")[:32]) == ""
     assert kind(text.encode("utf-16", "replace")[:32]) == ""
@@ -193,10 +194,10 @@ def test_text_is_not_a_sound(text: str) -> None:
 # -- into the spool ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_sound_goes_as_it_is_inline_up_to_the_threshold_and_spooled_above_it(
+async def test_a_sound_is_unchanged_and_inline_up_to_the_threshold_and_spooled_above_it(
     mine: SessionSpool, spool: Spool, store: Store
 ) -> None:
-    """D2, D3: byte for byte, with how long it lasts."""
+    """D2, D3: byte for byte, with its duration."""
     for data, media_type, seconds in ((wav(1.5), "audio/wav", 1.5), (mp3(100), "audio/mpeg", 2.612)):
         media = await mine.media("a sound", data)
         assert media == Media(media_type=media_type, data=data, seconds=media.seconds)
@@ -216,8 +217,8 @@ async def test_a_sound_goes_as_it_is_inline_up_to_the_threshold_and_spooled_abov
         await mine.page(media.spooled)
 
 
-async def test_the_first_bytes_decide_what_it_is_and_never_the_name(mine: SessionSpool) -> None:
-    """D3, D8: one interface for whoever brings something."""
+async def test_the_type_is_detected_from_the_first_bytes_and_never_the_name(mine: SessionSpool) -> None:
+    """D3, D8: with the same interface for all sources."""
     assert (await mine.media("song.png", wav(0.1))).media_type == "audio/wav"
     assert (await mine.media("song.wav", mp3(4))).media_type == "audio/mpeg"
     assert (await mine.media("song.mp3", saved(plain(6, 4), "PNG"))).media_type == "image/png"
@@ -226,7 +227,7 @@ async def test_the_first_bytes_decide_what_it_is_and_never_the_name(mine: Sessio
 async def test_the_largest_sound_is_accepted_and_one_byte_more_is_not(
     mine: SessionSpool, spool: Spool, tmp_path: Path
 ) -> None:
-    """D2, D3: from a file, through a child; what is kept can be loaded again."""
+    """D2, D3: from a file, through a child process; stored sounds can be loaded again."""
     head = riff(form(rate=44_100, channels=2), chunk(b"data", b""))
     path = tmp_path / "large.wav"
     path.write_bytes(head[:-4] + struct.pack("<I", SOUND_BYTES - len(head)))
@@ -245,7 +246,7 @@ async def test_the_largest_sound_is_accepted_and_one_byte_more_is_not(
 
 
 async def test_a_sound_that_lasts_too_long_is_refused(mine: SessionSpool) -> None:
-    """D2: an hour of it is taken, and no second more."""
+    """D2: an hour is accepted, and a second more is not."""
 
     def lasting(seconds: int) -> bytes:
         return riff(form(rate=100, bits=8), chunk(b"data", bytes(100 * seconds)))
@@ -265,14 +266,16 @@ async def test_a_sound_that_lasts_too_long_is_refused(mine: SessionSpool) -> Non
         (b"FORM\0\0\0\x40AIFF" + bytes(50), "AIFF"),
     ],
 )
-async def test_other_sounds_are_named_and_how_to_convert_them(mine: SessionSpool, data: bytes, name: str) -> None:
-    """D3: one sentence."""
+async def test_other_audio_formats_are_named_with_advice_for_converting_them(
+    mine: SessionSpool, data: bytes, name: str
+) -> None:
+    """D3: in one sentence."""
     with pytest.raises(ToolFailed, match=f'^The sound "x" cannot be sent: it is .*{name}.*ffmpeg -i') as failure:
         await mine.media("x", data)
     assert failure.value.message.endswith(".")
 
 
-async def test_a_large_sound_that_cannot_be_kept_is_refused_with_the_reason(store: Store, tmp_path: Path) -> None:
+async def test_a_large_sound_that_cannot_be_stored_is_refused_with_the_reason(store: Store, tmp_path: Path) -> None:
     """D4, D5: it cannot be made smaller, and nothing is left behind."""
     full = spool_of(tmp_path / "spool", store, quota=100_000)
     with pytest.raises(

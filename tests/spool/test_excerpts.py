@@ -12,7 +12,7 @@ from tidegate.spool import bound_text
 NOTICE = re.compile(r"^\[… (\d+) of (\d+) bytes left out, (\d+) of (\d+) lines; (.*) …\]$", re.MULTILINE)
 
 
-def test_text_at_the_threshold_is_shown_whole_and_one_byte_more_is_cut() -> None:
+def test_text_at_the_limit_is_complete_and_one_byte_more_is_cut() -> None:
     text = "x" * 1000
     assert bound_text(text, 1000, 10) == text
     shown = bound_text(text + "y", 1000, 10)
@@ -21,7 +21,7 @@ def test_text_at_the_threshold_is_shown_whole_and_one_byte_more_is_cut() -> None
     assert shown.endswith("xy")
 
 
-def test_lines_at_the_threshold_are_shown_whole_and_one_more_is_cut() -> None:
+def test_lines_at_the_limit_are_complete_and_one_more_is_cut() -> None:
     text = "line\n" * 40
     assert bound_text(text, 10_000, 40) == text
     shown = bound_text(text + "last", 10_000, 40)
@@ -51,7 +51,7 @@ def test_it_says_how_much_was_left_out_and_how_to_get_it() -> None:
     st.integers(min_value=2, max_value=60),
 )
 @settings(max_examples=example_count(150), deadline=None)
-def test_any_text_comes_out_within_both_bounds_and_no_character_in_two(text: str, most: int, lines: int) -> None:
+def test_any_text_is_cut_to_both_limits_and_between_characters(text: str, most: int, lines: int) -> None:
     shown = bound_text(text, most, lines)
     size, count = len(text.encode()), text.count("\n") + (not text.endswith("\n") and bool(text))
     if size <= most and count <= lines:
@@ -68,7 +68,7 @@ def test_any_text_comes_out_within_both_bounds_and_no_character_in_two(text: str
 
 
 @pytest.mark.parametrize("most", [0, 1, 50])
-def test_bounds_too_small_for_the_notice_give_the_notice_alone(most: int) -> None:
+def test_limits_too_small_for_the_notice_return_only_the_notice(most: int) -> None:
     assert NOTICE.fullmatch(bound_text("x" * 1000, most, 5))
     assert NOTICE.fullmatch(bound_text("x\n" * 1000, 10_000, 1))
 

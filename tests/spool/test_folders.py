@@ -36,7 +36,7 @@ def stray(spool: Spool, session: str, name: str) -> Path:
 
 
 async def test_orphans_are_swept_and_the_rest_stays(spool: Spool, store: Store) -> None:
-    """D4, L16, L19: folders of sessions that are gone, files without a row; by the store, not by memory."""
+    """D4, L16, L19: folders of deleted sessions and files without a row, according to the store."""
     await store.write(new_session, "s_2")
     mine, other = await kept(spool), await kept(spool, "s_2")
     orphan = stray(spool, SESSION, new_id("sp"))
@@ -50,7 +50,7 @@ async def test_orphans_are_swept_and_the_rest_stays(spool: Spool, store: Store) 
 
 
 async def test_a_spool_is_deleted_with_the_transcript_and_not_before(spool: Spool, store: Store) -> None:
-    """D4, B3: an end keeps it; a delete takes rows and, at the next sweep, the files."""
+    """D4, B3: ending a session keeps it; deleting the session removes its rows and, at the next sweep, its files."""
     path = await kept(spool)
     await store.write(lambda db: sessions.end(db, SESSION, reason="test", hooks=(), now=2.0))
     age(path, path.parent)
@@ -63,15 +63,15 @@ async def test_a_spool_is_deleted_with_the_transcript_and_not_before(spool: Spoo
 
 
 async def test_a_deleted_sessions_spool_can_be_removed_at_once(spool: Spool) -> None:
-    """D4, L19: and a second time, and of one that never had any."""
+    """D4, L19: also a second time, and for a session that never had one."""
     path = await kept(spool)
     for session in (SESSION, SESSION, "s_never"):
         await spool.remove(session)
     assert not path.parent.exists()
 
 
-async def test_only_generated_ids_are_names_in_the_spool(spool: Spool, tmp_path: Path) -> None:
-    """X07, X08: a path is none, wherever it leads."""
+async def test_only_generated_ids_are_accepted_as_names(spool: Spool, tmp_path: Path) -> None:
+    """X07, X08: paths are refused, wherever they lead."""
     path = await kept(spool)
     outside = tmp_path / "secret"
     outside.write_text("not for you")
@@ -82,7 +82,7 @@ async def test_only_generated_ids_are_names_in_the_spool(spool: Spool, tmp_path:
 
 
 async def test_young_files_and_files_being_written_are_not_swept(spool: Spool, store: Store) -> None:
-    """D4, L09: its row may be about to be written; a long recording has none for hours."""
+    """D4, L09: their row may be about to be written; a long recording has none for hours."""
     young = stray(spool, SESSION, new_id("sp"))
     fresh = stray(spool, new_id("s"), new_id("sp"))
     async with spool.of(SESSION, None).record("tool") as recorder:
@@ -99,7 +99,7 @@ async def test_young_files_and_files_being_written_are_not_swept(spool: Spool, s
 
 
 async def test_the_output_of_a_process_stays_while_the_process_is_known(spool: Spool, store: Store) -> None:
-    """D4, L16: it lies in the same folder, under the name of the process."""
+    """D4, L16: it is in the same folder, under the id of the process."""
     known, unknown = new_id("pr"), new_id("pr")
     await store.write(
         lambda db: processes.begin(
@@ -122,7 +122,7 @@ async def test_the_output_of_a_process_stays_while_the_process_is_known(spool: S
 
 
 async def test_foreign_files_are_not_touched(spool: Spool, tmp_path: Path) -> None:
-    """D4: what an operator or a file system keeps there; links are not followed."""
+    """D4: files of an operator or a file system are kept, and links are not followed."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "sp_1").write_text("precious")
@@ -135,8 +135,8 @@ async def test_foreign_files_are_not_touched(spool: Spool, tmp_path: Path) -> No
     assert (outside / "sp_1").read_text() == "precious"
 
 
-async def test_later_sweeps_look_only_where_something_came_or_went(spool: Spool, store: Store) -> None:
-    """L16, L20: a sweep costs by what is new; yet what was too young last time is found the next."""
+async def test_later_sweeps_read_only_folders_that_changed(spool: Spool, store: Store) -> None:
+    """L16, L20: a sweep costs as much as has changed, and finds files that were too young the last time."""
     young = stray(spool, SESSION, new_id("sp"))
     assert await spool.sweep() == 0
     age(young)
@@ -147,8 +147,8 @@ async def test_later_sweeps_look_only_where_something_came_or_went(spool: Spool,
     assert await spool_of(spool.root, store).sweep() == 1
 
 
-async def test_many_are_asked_for_in_batches_and_an_empty_spool_is_no_error(spool: Spool, store: Store) -> None:
-    """L24: the store is never asked for all at once."""
+async def test_names_are_looked_up_in_batches_and_an_empty_spool_is_no_error(spool: Spool, store: Store) -> None:
+    """L24: the store is never asked for all names at once."""
     assert await spool.sweep() == 0
     paths = [stray(spool, SESSION, new_id("sp")) for _ in range(BATCH + 5)]
     folders = [stray(spool, f"s_gone{number}", "sp_1") for number in range(BATCH + 5)]

@@ -1,4 +1,4 @@
-"""The type and size of a picture, by its header."""
+"""Reading the type and size of a picture from its header."""
 
 import io
 
@@ -28,12 +28,12 @@ MADE = [
 
 @pytest.mark.parametrize(("kind", "data"), MADE)
 def test_kind_and_size_are_read_from_the_header(kind: str, data: bytes) -> None:
-    """D2, D8: without decoding, and past what a camera puts before it."""
+    """D2, D8: without decoding, and after the metadata that cameras write."""
     assert sniff(reading(data)) == ImageHeader(kind, 301, 17)
 
 
 def test_the_stated_size_is_returned_however_large() -> None:
-    """D7: a bomb is known by it."""
+    """D7: so that a decompression bomb is recognised."""
     assert sniff(reading(bomb(30_000, 30_000))) == ImageHeader("image/png", 30_000, 30_000)
 
 
@@ -63,7 +63,7 @@ def test_other_formats_are_not_recognised(data: bytes) -> None:
     st.lists(st.tuples(st.integers(0, 399), st.integers(0, 255)), max_size=8),
 )
 def test_any_bytes_are_a_picture_or_nothing(data: bytes, length: int, changes: list[tuple[int, int]]) -> None:
-    """D7: cut off or changed at will, within a bounded number of reads."""
+    """D7: cut or modified in any way, with a bounded number of reads."""
     changed = bytearray(data[:length])
     for place, value in changes:
         if place < len(changed):

@@ -21,7 +21,7 @@ def children() -> list[int]:
 
 
 def endless(path: Path) -> dict[str, object]:
-    """An order that takes for ever."""
+    """An order that never finishes."""
     path.write_text("a" * 5000 + "!")
     rest = {"offset": 0, "byte": 0, "limit": 1, "bytes": 1000, "seconds": 60}
     return {"path": str(path), "pattern": "(a+)+$", "regex": True, **rest}
@@ -30,7 +30,7 @@ def endless(path: Path) -> dict[str, object]:
 async def test_a_child_gets_an_empty_environment_no_descriptors_and_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D7, L26: the gateway's secrets never reach it; it may use every core that the gateway was given."""
+    """D7, L26: the gateway's secrets never reach it; it may use all cores of the gateway."""
     monkeypatch.setenv("CANARY", "a secret")
     cores = frozenset(os.sched_getaffinity(0))
     order = endless(tmp_path / "file")
@@ -50,8 +50,8 @@ async def test_a_child_gets_an_empty_environment_no_descriptors_and_limits(
     assert children() == []
 
 
-async def test_only_so_many_run_at_once_and_all_are_gone_when_their_time_is_over(tmp_path: Path) -> None:
-    """D7, L15: the others wait; nobody is left, waited for or not."""
+async def test_few_jobs_run_at_once_and_all_end_at_their_deadline(tmp_path: Path) -> None:
+    """D7, L15: further jobs wait; no process is left, even if the caller is cancelled."""
     workers = JobRunner()
     order = endless(tmp_path / "file")
     most = 0
@@ -80,7 +80,7 @@ async def test_only_so_many_run_at_once_and_all_are_gone_when_their_time_is_over
 async def test_a_child_that_cannot_start_or_crashes_is_reported_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L09: nothing of it is left."""
+    """L09: and leaves nothing behind."""
     order = endless(tmp_path / "file")
     with pytest.raises(ToolFailed, match="The search job crashed"):
         await JobRunner().run("search_job", order, within=WAIT, memory=1)

@@ -1,4 +1,4 @@
-"""Pictures: within the limits for models, inline or spooled, and never in the gateway's memory."""
+"""Pictures are within the limits for models, inline or spooled, and never in the gateway's memory."""
 
 import io
 import os
@@ -56,8 +56,8 @@ async def decoded(spool: Spool, media: Media) -> Image.Image:
     return image
 
 
-async def test_a_small_picture_goes_as_it_is(mine: SessionSpool, spool: Spool) -> None:
-    """D2: each of the four kinds, inline, byte for byte."""
+async def test_a_small_picture_is_unchanged(mine: SessionSpool, spool: Spool) -> None:
+    """D2: each of the four formats, inline, byte for byte."""
     for format in ("PNG", "JPEG", "GIF", "WEBP"):
         data = saved(plain(60, 40), format)
         media = await mine.media("a picture", data)
@@ -68,7 +68,7 @@ async def test_a_small_picture_goes_as_it_is(mine: SessionSpool, spool: Spool) -
 async def test_at_the_threshold_a_picture_is_inline_and_one_byte_more_is_spooled(
     mine: SessionSpool, spool: Spool, store: Store
 ) -> None:
-    """D2: 256 KiB are held with the message, and no more."""
+    """D2: at most 256 KiB are stored with the message."""
     data = saved(plain(60, 40), "PNG")
     at = data + bytes(INLINE_BYTES - len(data))
     assert (await mine.media("at", at)).data == at
@@ -82,8 +82,8 @@ async def test_at_the_threshold_a_picture_is_inline_and_one_byte_more_is_spooled
         await mine.page(media.spooled)
 
 
-async def test_a_large_picture_is_scaled_and_says_so(mine: SessionSpool, spool: Spool) -> None:
-    """D2: at most 2,000 pixels a side, in proportion; drawings stay without loss."""
+async def test_a_large_picture_is_scaled_with_a_note(mine: SessionSpool, spool: Spool) -> None:
+    """D2: to at most 2,000 pixels per side, in proportion; lossless formats stay lossless."""
     media = await mine.media("wide", saved(plain(6000, 4000), "PNG"))
     assert (media.width, media.height, media.note, media.media_type) == (
         2000,
@@ -99,8 +99,8 @@ async def test_a_large_picture_is_scaled_and_says_so(mine: SessionSpool, spool: 
     assert (await mine.media("exact", exact)).data == exact
 
 
-async def test_a_heavy_picture_is_made_light_enough(mine: SessionSpool, spool: Spool) -> None:
-    """D2: at most 4.5 MB go to a model."""
+async def test_a_picture_with_too_many_bytes_is_compressed(mine: SessionSpool, spool: Spool) -> None:
+    """D2: at most 4.5 MB are sent to a model."""
     data = saved(noise(1500, 1500), "PNG")
     assert len(data) > SHOWN_BYTES
     media = await mine.media("noise", data)
@@ -109,7 +109,7 @@ async def test_a_heavy_picture_is_made_light_enough(mine: SessionSpool, spool: S
 
 
 async def test_rotated_and_animated_pictures_are_shown_upright_and_still(mine: SessionSpool, spool: Spool) -> None:
-    """D2: what a provider would show wrongly or refuse."""
+    """D2: since providers would show them wrongly or refuse them."""
     exif = Image.Exif()
     exif[0x0112] = 6
     media = await mine.media("turned", saved(plain(60, 40), "JPEG", exif=exif))
@@ -125,7 +125,7 @@ async def test_rotated_and_animated_pictures_are_shown_upright_and_still(mine: S
 
 
 async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool: Spool) -> None:
-    """D7: by the size in its header; one that keeps within it is decoded in bounded memory."""
+    """D7: according to the size in its header; one below the limit is decoded in bounded memory."""
     data = bomb(30_000, 30_000)
     assert len(data) < 1_000_000
     with pytest.raises(ToolFailed, match="has 30000 x 30000 pixels, and at most 50000000"):
@@ -149,7 +149,7 @@ async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool:
     ],
 )
 async def test_damaged_and_other_files_are_refused_with_the_reason(mine: SessionSpool, data: bytes, why: str) -> None:
-    """D8: a provider would refuse it, and with it every later request of the conversation."""
+    """D8: a provider would refuse every later request of the conversation as well."""
     with pytest.raises(ToolFailed, match=f'^The picture "a/b.png" cannot be shown: it {why}') as failure:
         await mine.media("a/b.png", data)
     assert failure.value.message.endswith(".")
@@ -158,7 +158,7 @@ async def test_damaged_and_other_files_are_refused_with_the_reason(mine: Session
 async def test_a_local_file_and_bytes_from_a_server_obey_the_same_limits(
     mine: SessionSpool, spool: Spool, tmp_path: Path
 ) -> None:
-    """D8: the same picture by a descriptor."""
+    """D8: also when the same picture is read from a descriptor."""
     for data in (saved(plain(60, 40), "GIF"), saved(plain(3000, 30), "PNG")):
         with described(tmp_path / "file", data) as fd:
             assert await mine.media("x", fd) == await mine.media("x", data)
@@ -173,8 +173,8 @@ async def test_a_local_file_and_bytes_from_a_server_obey_the_same_limits(
         await mine.media("x", fd)
 
 
-async def test_over_the_quota_a_picture_goes_with_its_message(store: Store, tmp_path: Path) -> None:
-    """D4, D5: as it is, and when it is too large for that, made smaller; a note says why. So too when the disk
+async def test_over_the_quota_a_picture_is_stored_in_its_message(store: Store, tmp_path: Path) -> None:
+    """D4, D5: unchanged or, if it is too large for that, scaled down, with a note. The same applies if the disk
     refuses."""
     data, large = saved(noise(600, 600), "PNG"), saved(noise(1000, 1000), "PNG")
     assert INLINE_BYTES < len(data) < UNSPOOLED_BYTES < len(large)
@@ -200,11 +200,11 @@ CASES = [("full", "No space left on device"), ("read-only", "Read-only file syst
 
 @pytest.mark.parametrize("pillow", [True, False], ids=["with Pillow", "without"])
 @pytest.mark.parametrize(("how", "why"), CASES)
-async def test_media_that_the_spool_refuses_goes_inline_up_to_a_limit(
+async def test_media_that_the_spool_refuses_is_stored_inline_up_to_a_limit(
     tmp_path: Path, how: str, why: str, pillow: bool
 ) -> None:
-    """D5, D7: on a real file system that is full or read-only, pictures and sounds; beyond the limit it is said what
-    was left out, why, and what the limit is."""
+    """D5, D7: pictures and sounds, on a real file system that is full or read-only; beyond the limit, the error gives
+    the media, the reason and the limit."""
     if not await to_thread.run_sync(can_mount):
         pytest.skip("this machine allows no mounts of one's own")
     arguments = (f"media-{how}", str(tmp_path), "pillow" if pillow else "none")
@@ -236,14 +236,14 @@ async def test_without_pillow_pictures_that_fit_pass_and_others_are_refused_with
 
 
 async def test_a_picture_that_takes_too_long_is_given_up(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D7, L15: the child is gone."""
+    """D7, L15: and its child process is gone."""
     monkeypatch.setattr("tidegate.spool.media.SECONDS", 0.01)
     with pytest.raises(ToolFailed, match=r"takes longer than 0.01 s"):
         await mine.media("slow", saved(noise(600, 600), "PNG"))
 
 
-async def test_many_at_once_are_worked_two_at_a_time_and_leave_nothing(mine: SessionSpool, spool: Spool) -> None:
-    """D7, L15: memory of children is bounded too; a stop in the middle leaves no child, file or descriptor."""
+async def test_many_pictures_are_processed_two_at_a_time_and_leave_nothing(mine: SessionSpool, spool: Spool) -> None:
+    """D7, L15: the memory of child processes is bounded too; a cancellation leaves no child, file or descriptor."""
     data = saved(noise(700, 700), "PNG")
     kept: list[Media] = []
 
@@ -262,8 +262,8 @@ async def test_many_at_once_are_worked_two_at_a_time_and_leave_nothing(mine: Ses
     assert spool.stats().writing == 0
 
 
-async def test_a_picture_of_a_hundred_megabytes_moves_memory_by_no_more_than_its_bound(tmp_path: Path) -> None:
-    """D7: from a file; a child reads it."""
+async def test_a_picture_of_a_hundred_megabytes_uses_little_memory(tmp_path: Path) -> None:
+    """D7: a child process reads it from its file."""
     found = await to_thread.run_sync(lambda: in_child("picture", str(tmp_path)))
     assert ID.match(found["spooled"])
     assert int(found["grown"]) <= 8 * 1024 * 1024
@@ -274,10 +274,10 @@ async def test_a_picture_of_a_hundred_megabytes_moves_memory_by_no_more_than_its
 DOCUMENT_BYTES = 20_000_000
 
 
-async def test_a_document_goes_as_it_is_inline_or_spooled(
+async def test_a_document_is_unchanged_and_inline_or_spooled(
     mine: SessionSpool, spool: Spool, store: Store, tmp_path: Path
 ) -> None:
-    """D2: from memory and from a file; 256 KiB are held with the message, and no more."""
+    """D2: from memory and from a file; at most 256 KiB are stored with the message."""
     at = b"%PDF-1.7\n" + bytes(INLINE_BYTES - 9)
     media = await mine.media("papers/tides.pdf", at)
     assert media == Media(media_type="application/pdf", data=at, name="tides.pdf", size=INLINE_BYTES)
@@ -295,7 +295,7 @@ async def test_a_document_goes_as_it_is_inline_or_spooled(
 async def test_the_largest_document_is_accepted_and_one_byte_more_is_not(
     mine: SessionSpool, spool: Spool, tmp_path: Path
 ) -> None:
-    """D7: refused by its size, before any of it is copied."""
+    """D7: it is refused by size, before any of it is copied."""
     with described(tmp_path / "a", b"%PDF-1.7\n", size=DOCUMENT_BYTES) as fd:
         media = await mine.media("a", fd)
         assert (media.size, len(await content(spool, media))) == (DOCUMENT_BYTES, DOCUMENT_BYTES)
@@ -305,8 +305,8 @@ async def test_the_largest_document_is_accepted_and_one_byte_more_is_not(
     assert list(files(spool)) == [media.spooled]
 
 
-async def test_a_document_that_the_spool_refuses_goes_inline_up_to_a_limit(store: Store, tmp_path: Path) -> None:
-    """D5: as sounds do; beyond the limit it is said what was left out and why."""
+async def test_a_document_that_the_spool_refuses_is_stored_inline_up_to_a_limit(store: Store, tmp_path: Path) -> None:
+    """D5: like sounds; beyond the limit, the error says what was left out and why."""
     mine = spool_of(tmp_path / "spool", store, quota=1000).of(SESSION, None)
     data = b"%PDF-1.7\n" + bytes(UNSPOOLED_BYTES - 9)
     media = await mine.media("tides.pdf", data)

@@ -31,7 +31,8 @@ MEGABYTES = 256
 
 
 async def test_a_text_at_the_threshold_is_inline_and_one_byte_more_is_spooled(mine: SessionSpool, spool: Spool) -> None:
-    """D1, D2: exactly at the bound nothing is on disk; one byte above it all of it is, and what is shown is bounded."""
+    """D1, D2: at the limit, nothing is written to disk; one byte above it, everything is, and the excerpt is
+    bounded."""
     text = "x" * BYTES
     assert await mine.text("tool", text) == text
     assert not spool.root.exists()
@@ -43,7 +44,7 @@ async def test_a_text_at_the_threshold_is_inline_and_one_byte_more_is_spooled(mi
 
 
 async def test_lines_at_the_threshold_are_inline_and_one_more_is_spooled(mine: SessionSpool, spool: Spool) -> None:
-    """D1, D2: the bound in lines is as exact as that in bytes."""
+    """D1, D2: the limit in lines is as exact as the limit in bytes."""
     text = "line\n" * LINES
     assert await mine.text("tool", text) == text
     assert not spool.root.exists()
@@ -52,10 +53,8 @@ async def test_lines_at_the_threshold_are_inline_and_one_more_is_spooled(mine: S
     assert files(spool) == {ID.findall(shown)[0]: (text + "z").encode()}
 
 
-async def test_streamed_output_has_the_same_threshold_less_what_is_kept_for_its_reader(
-    mine: SessionSpool, spool: Spool
-) -> None:
-    """D2: a tool adds its own line (an exit code, a note) and the result still fits."""
+async def test_streamed_output_has_the_same_limit_minus_a_reserve(mine: SessionSpool, spool: Spool) -> None:
+    """D2: a tool can add a line (an exit code, a note), and the result still fits."""
     assert await recorded(mine.record("terminal"), [b"x" * ROOM]) == "x" * ROOM
     assert await recorded(mine.record("terminal", reserve=0), [b"x" * BYTES]) == "x" * BYTES
     assert await recorded(mine.record("terminal"), [b"\n"] * (LINES - RESERVED_LINES)) == "\n" * (
@@ -70,8 +69,8 @@ async def test_streamed_output_has_the_same_threshold_less_what_is_kept_for_its_
     assert len(files(spool)) == 2
 
 
-async def test_a_kept_result_has_a_row_and_private_files(mine: SessionSpool, spool: Spool, store: Store) -> None:
-    """D1, D4: size, lines, turn and name are in the row; nobody else may read the file."""
+async def test_a_stored_result_has_a_row_and_a_private_file(mine: SessionSpool, spool: Spool, store: Store) -> None:
+    """D1, D4: the row contains size, lines, turn and name; nobody else can read the file."""
     recorder = mine.record("terminal")
     shown = await recorded(recorder, [b"line\n" * 1000, b"end"])
     row = await store.read(spooled.get, recorder.spooled, SESSION)
@@ -90,7 +89,7 @@ async def test_a_kept_result_has_a_row_and_private_files(mine: SessionSpool, spo
 
 
 async def test_invalid_bytes_are_kept_and_shown_as_question_marks(mine: SessionSpool, spool: Spool) -> None:
-    """D1: the excerpt can be sent to any model; the file is what the tool said."""
+    """D1: the excerpt can be sent to any model, and the file contains the exact output."""
     data = bytes(range(256)) * 40
     shown = await recorded(mine.record("terminal"), [data])
     shown.encode()
@@ -104,10 +103,10 @@ pieces = st.lists(st.one_of(st.binary(max_size=700), st.text("aé🌊\n漢", max
 
 @given(pieces, st.lists(st.integers(0, 5000), max_size=6))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_however_output_is_cut_into_pieces_excerpt_and_file_are_the_same(
+async def test_excerpt_and_file_do_not_depend_on_the_pieces_of_the_output(
     mine: SessionSpool, spool: Spool, cut: list[bytes], places: list[int]
 ) -> None:
-    """D1, D7: the same result for one write, for these and for any others; within the bounds, counts true."""
+    """D1, D7: for one write or any number of pieces, within the limits and with correct counts."""
     whole = b"".join(cut)
     places = sorted(min(place, len(whole)) for place in places)
     other = [whole[start:end] for start, end in zip([0, *places], [*places, len(whole)], strict=True)]
@@ -127,7 +126,7 @@ async def test_however_output_is_cut_into_pieces_excerpt_and_file_are_the_same(
 @given(st.lists(st.integers(0, 3 * BUFFER_BYTES), max_size=6))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_memory_is_bounded_whatever_is_written(mine: SessionSpool, sizes: list[int]) -> None:
-    """D7, L24: beginning, end and one buffer."""
+    """D7, L24: to the beginning, the end and one buffer."""
     async with mine.record("tool") as recorder:
         for size in sizes:
             await recorder.write(b"x" * size)
@@ -138,7 +137,7 @@ async def test_memory_is_bounded_whatever_is_written(mine: SessionSpool, sizes: 
 
 
 async def test_over_the_quota_the_excerpt_is_kept_and_says_so(mine: SessionSpool, spool: Spool) -> None:
-    """D4: nothing that was kept before is touched, and what fits is still taken."""
+    """D4: earlier results are kept, and results that fit are still accepted."""
     first = await recorded(mine.record("tool"), [b"a" * (QUOTA - 5000)])
     second = await recorded(mine.record("tool"), [b"b" * 4000] * 2)
     assert "limits.spool_bytes" in second and not ID.search(second)
@@ -150,7 +149,7 @@ async def test_over_the_quota_the_excerpt_is_kept_and_says_so(mine: SessionSpool
 
 
 async def test_no_more_than_the_quota_is_ever_on_disk(mine: SessionSpool, spool: Spool) -> None:
-    """D4, D7: not even while an output streams that is not going to be kept."""
+    """D4, D7: not even while output streams that will not be stored."""
     async with mine.record("tool") as recorder:
         for _ in range(2 * QUOTA // BUFFER_BYTES + 1):
             await recorder.write(b"x" * BUFFER_BYTES)
@@ -159,10 +158,10 @@ async def test_no_more_than_the_quota_is_ever_on_disk(mine: SessionSpool, spool:
     assert files(spool) == {}
 
 
-async def test_side_by_side_results_keep_within_the_quota_together(
+async def test_concurrent_results_stay_within_the_quota_together(
     mine: SessionSpool, spool: Spool, store: Store
 ) -> None:
-    """D4: each sees room when it begins; the rows say who came first."""
+    """D4: each sees enough space when it begins; the first to write its row wins."""
     shown: list[str] = []
 
     async def one() -> None:
@@ -176,8 +175,8 @@ async def test_side_by_side_results_keep_within_the_quota_together(
     assert sum(map(len, files(spool).values())) == await store.read(spooled.total, SESSION) <= QUOTA
 
 
-async def test_a_recorder_that_is_left_leaves_nothing(mine: SessionSpool, spool: Spool, store: Store) -> None:
-    """L06, L09: an error or a cancellation in the middle takes file and descriptor with it."""
+async def test_an_abandoned_recorder_leaves_nothing(mine: SessionSpool, spool: Spool, store: Store) -> None:
+    """L06, L09: an error or a cancellation removes the file and closes the descriptor."""
     with pytest.raises(RuntimeError, match="broke"):
         async with mine.record("tool") as recorder:
             await recorder.write(b"x" * BUFFER_BYTES)
@@ -193,10 +192,10 @@ async def test_a_recorder_that_is_left_leaves_nothing(mine: SessionSpool, spool:
     assert await store.read(spooled.total, SESSION) == 0
 
 
-async def test_a_task_cancelled_at_any_point_leaves_no_descriptor_and_no_file_that_the_sweep_does_not_find(
+async def test_a_task_cancelled_at_any_point_leaves_no_descriptor_and_only_files_that_the_sweep_finds(
     tmp_path: Path, store: Store
 ) -> None:
-    """L06, L09, L10: a thread that was left at work closes what it opens; also when the quota is used up meanwhile."""
+    """L06, L09, L10: a thread left behind closes what it opens, also if the quota is used up in the meantime."""
     spool = spool_of(tmp_path / "spool", store, clock=lambda: time.time() + 3600)
     mine = spool.of(SESSION, None)
 
@@ -216,8 +215,8 @@ async def test_a_task_cancelled_at_any_point_leaves_no_descriptor_and_no_file_th
         assert await store.read(spooled.get, name, SESSION) is not None
 
 
-async def test_an_ended_session_takes_nothing_more(mine: SessionSpool, spool: Spool, store: Store) -> None:
-    """B3, D4: the file goes with the refusal."""
+async def test_an_ended_session_accepts_no_results(mine: SessionSpool, spool: Spool, store: Store) -> None:
+    """B3, D4: the file is removed when its row is refused."""
     async with mine.record("tool") as recorder:
         await recorder.write(b"x" * 5000)
         await store.write(lambda db: sessions.end(db, SESSION, reason="test", hooks=(), now=2.0))
@@ -236,10 +235,8 @@ async def test_if_the_folder_cannot_be_made_the_excerpt_is_kept(store: Store, tm
     assert (spool.stats().refused, spool.stats().writing) == (1, 0)
 
 
-async def test_a_refusal_of_the_disk_is_a_known_problem_until_a_file_can_be_kept_again(
-    store: Store, tmp_path: Path
-) -> None:
-    """D5, L21: called by its name, logged once; resolved by the next result that is kept, or else by the sweep."""
+async def test_a_disk_error_is_an_open_problem_until_a_file_can_be_stored(store: Store, tmp_path: Path) -> None:
+    """D5, L21: it is named and logged once, and resolved by the next stored result or else by the sweep."""
     root = tmp_path / "spool"
     root.write_text("in the way")
     spool = spool_of(root, store)
@@ -258,7 +255,7 @@ async def test_a_refusal_of_the_disk_is_a_known_problem_until_a_file_can_be_kept
 
 
 async def test_if_the_store_is_full_the_excerpt_is_kept(mine: SessionSpool, spool: Spool, store: Store) -> None:
-    """D5: the row could not be written, so the file goes."""
+    """D5: the row could not be written, so the file is removed."""
 
     def full(db: Db) -> None:
         db.execute(f"PRAGMA max_page_count = {int(db.execute('PRAGMA page_count').get)}")
@@ -276,7 +273,7 @@ async def test_if_the_store_is_full_the_excerpt_is_kept(mine: SessionSpool, spoo
 
 
 async def test_if_the_disk_is_full_the_excerpt_is_kept(tmp_path: Path) -> None:
-    """D5, L19: a real file system without room: what was written is given back, and no descriptor is left."""
+    """D5, L19: on a real full file system, the partial file is removed and no descriptor is left."""
     if not await to_thread.run_sync(can_mount):
         pytest.skip("this machine allows no mounts of one's own")
     found = await to_thread.run_sync(lambda: in_child("full", str(tmp_path), namespace=True))
@@ -286,7 +283,7 @@ async def test_if_the_disk_is_full_the_excerpt_is_kept(tmp_path: Path) -> None:
 
 
 async def test_if_the_disk_is_read_only_the_excerpt_is_kept(tmp_path: Path) -> None:
-    """D5: a real file system that was mounted read-only."""
+    """D5: on a real read-only file system."""
     if not await to_thread.run_sync(can_mount):
         pytest.skip("this machine allows no mounts of one's own")
     found = await to_thread.run_sync(lambda: in_child("read-only", str(tmp_path), namespace=True))
@@ -295,14 +292,14 @@ async def test_if_the_disk_is_read_only_the_excerpt_is_kept(tmp_path: Path) -> N
 
 
 async def test_if_the_file_may_not_grow_the_excerpt_is_kept(tmp_path: Path) -> None:
-    """D5: the limit of the process on the size of files, which every machine has."""
+    """D5: because of the process's limit on file sizes, which works on every machine."""
     found = await to_thread.run_sync(lambda: in_child("limited", str(tmp_path)))
     assert "disk refused it (File too large)" in found["text"] and "disk refused" in found["streamed"]
     assert found["files"] == "0" and found["descriptors"] == "0"
 
 
-async def test_very_much_output_moves_memory_by_no_more_than_its_bound(tmp_path: Path) -> None:
-    """D7, L24: the peak of a process that records it, over that of one that does not."""
+async def test_huge_output_uses_little_memory(tmp_path: Path) -> None:
+    """D7, L24: the peak of a process that records it, compared with one that does not."""
     found = await to_thread.run_sync(lambda: in_child("much", str(tmp_path), str(MEGABYTES)))
     assert found["bytes"] == str(MEGABYTES * 1024 * 1024)
     assert int(found["grown"]) <= 16 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Reading spooled results: page by page, and by searching, in this session only."""
+"""Reading spooled results of the same session by page and by search."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ async def spooled(mine: SessionSpool, data: bytes) -> str:
     return recorder.spooled
 
 
-async def test_a_page_says_where_it_is_and_how_to_go_on(mine: SessionSpool) -> None:
+async def test_a_page_gives_its_position_and_how_to_continue(mine: SessionSpool) -> None:
     """D1: by lines, up to the end."""
     id = await spooled(mine, b"".join(b"line %d\n" % number for number in range(1, 101)))
     first = await mine.page(id, lines=3)
@@ -41,7 +41,7 @@ async def test_a_page_says_where_it_is_and_how_to_go_on(mine: SessionSpool) -> N
 
 
 async def test_a_line_longer_than_a_page_can_be_read_to_its_end(mine: SessionSpool) -> None:
-    """D1: no part of a result is out of reach."""
+    """D1: every part of a result can be reached."""
     text = "start\n" + "🌊" * 3000 + "\nend\n"
     id = await spooled(mine, text.encode())
     assert (await mine.page(id, lines=1)).startswith("start\n[line 1 of 3; continue with offset=1]")
@@ -58,7 +58,7 @@ content = st.one_of(st.binary(max_size=9000), st.text("aé🌊\n漢", min_size=7
 async def test_all_pages_together_are_the_complete_result(
     mine: SessionSpool, spool: Spool, data: bytes, lines: int
 ) -> None:
-    """D1: whatever it holds, following what each page says ends, gives every byte, and keeps within the bounds."""
+    """D1: following the instruction on each page returns every byte of any result, within the limits."""
     data += b"\nx" * LINES
     id = await spooled(mine, data)
     where: dict[str, int] = {}
@@ -78,8 +78,10 @@ async def test_all_pages_together_are_the_complete_result(
     await spool.remove(SESSION)
 
 
-async def test_other_sessions_and_unknown_names_are_not_there(mine: SessionSpool, spool: Spool, store: Store) -> None:
-    """X08, X06, L26: an id of another session is as unknown as any other text, paths included."""
+async def test_results_of_other_sessions_and_unknown_names_do_not_exist(
+    mine: SessionSpool, spool: Spool, store: Store
+) -> None:
+    """X08, X06, L26: an id of another session is as unknown as any other text, including paths."""
     await store.write(new_session, "s_2")
     id = await spooled(mine, b"secret\n" * 1000)
     other = spool.of("s_2", None)
@@ -103,8 +105,8 @@ async def test_a_missing_file_is_reported(mine: SessionSpool, spool: Spool) -> N
 # -- searching ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_search_returns_line_byte_and_surroundings(mine: SessionSpool) -> None:
-    """D1: as the text stands, or as a regular expression."""
+async def test_a_search_returns_line_byte_and_context(mine: SessionSpool) -> None:
+    """D1: for plain text and for regular expressions."""
     id = await spooled(mine, b"".join(b"line %d\n" % number for number in range(1, 1001)))
     with anyio.fail_after(WAIT):
         assert await mine.search(id, "line 500") == "500 (byte 4383): line 500\n[1 match; searched to the end]"
@@ -126,8 +128,8 @@ async def test_a_search_returns_line_byte_and_surroundings(mine: SessionSpool) -
                 await mine.search(id, wrong)
 
 
-async def test_all_places_are_found_by_going_on(mine: SessionSpool) -> None:
-    """D1: in one endless line too, and where pieces of it meet; each place once."""
+async def test_all_matches_are_found_by_continuing(mine: SessionSpool) -> None:
+    """D1: also in one endless line and across its pieces; each match once."""
     data = bytearray(b"x" * 300_000)
     places = [0, 5000, 200_000, BLOCK - OVERLAP + 500, BLOCK - 3, 299_994]
     for place in places:
@@ -147,7 +149,7 @@ async def test_all_places_are_found_by_going_on(mine: SessionSpool) -> None:
 
 
 async def test_matches_are_bounded_and_invalid_bytes_do_no_harm(mine: SessionSpool) -> None:
-    """D1, D7: many long lines, binary content, empty matches."""
+    """D1, D7: with many long lines, binary content and empty matches."""
     id = await spooled(mine, (b"\xff" * 500 + b"needle" + b"\xfe" * 500 + b"\n") * 500)
     with anyio.fail_after(WAIT):
         for pattern, regex in (("needle", False), ("n..dle", True)):
@@ -161,7 +163,7 @@ async def test_matches_are_bounded_and_invalid_bytes_do_no_harm(mine: SessionSpo
 
 
 async def test_a_pattern_that_takes_too_long_is_killed(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D7, L15: a child does the work, so that the loop goes on and the time limit is kept."""
+    """D7, L15: it runs in a child process, so the loop continues and the deadline holds."""
     monkeypatch.setattr("tidegate.spool.search.SECONDS", 0.5)
     monkeypatch.setattr("tidegate.spool.search.GRACE", 0.5)
     id = await spooled(mine, b"a" * 5000 + b"!")
@@ -183,7 +185,7 @@ async def test_a_pattern_that_takes_too_long_is_killed(mine: SessionSpool, monke
 
 
 async def test_a_search_that_is_stopped_leaves_no_child(mine: SessionSpool) -> None:
-    """L15: the child is ended and reaped before the caller goes on."""
+    """L15: the child process has ended and is reaped before the caller continues."""
     id = await spooled(mine, b"a" * 5000 + b"!")
     with anyio.move_on_after(0.3) as scope:
         await mine.search(id, "(a+)+$", regex=True)

@@ -13,12 +13,12 @@ pytestmark = pytest.mark.anyio
 
 @tool(effect="read")
 async def talk(ctx: ToolContext) -> str:
-    """Says a lot."""
+    """Prints a lot."""
     return "\n".join(f"line {number} of many" for number in range(5000))
 
 
 async def test_a_resumed_conversation_still_reads_its_long_results(home: Path, model: ScriptedModel) -> None:
-    """D1, D4: also when the old one is gone for good."""
+    """D1, D4: even after the original conversation is deleted."""
     toolsets = {"talk": Toolset((talk,))}
     async with core(home, model=model, tools='"talk", "output"', toolsets=toolsets) as c:
         first = await c.say("[tool talk {}]")

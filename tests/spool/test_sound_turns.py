@@ -1,4 +1,4 @@
-"""Real turns: sounds that tools read or make reach the model as sounds, over unload and restart."""
+"""Real turns: sounds that tools read or create reach the model as sounds, across unload and restart."""
 
 import base64
 import io
@@ -33,7 +33,7 @@ async def hum(ctx: ToolContext, *, large: bool = False) -> Result:
 
 @tool(effect="read", timeout=30)
 async def whistle(ctx: ToolContext) -> Result:
-    """Whistles, and asks nobody."""
+    """Whistles without asking."""
     return Result(text="whistled", media=(Media(media_type="audio/wav", data=SMALL, seconds=0.5),))
 
 
@@ -71,10 +71,10 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_a_model_hears_sounds_and_its_requests_only_grow_over_unload_and_restart(
+async def test_a_model_receives_sounds_and_its_requests_only_grow_over_unload_and_restart(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """D3, B4, S32: the very bytes, spooled and inline, from files and from tools, live and from the store."""
+    """D3, B4, S32: byte for byte, spooled and inline, from files and from tools, live and from the store."""
     async with running(home, model, project) as gateway:
         first = await gateway.say('[together read_file {"path":"speech.txt"} read_file {"path":"song"} whistle {}] one')
         assert first.state == "answered"
@@ -91,7 +91,7 @@ async def test_a_model_hears_sounds_and_its_requests_only_grow_over_unload_and_r
         grows(model)
 
 
-async def test_the_example_of_the_documentation_is_heard(home: Path, model: ScriptedModel) -> None:
+async def test_the_tool_in_the_documentation_works(home: Path, model: ScriptedModel) -> None:
     """D3: a user's own tool, from its file to the model."""
     (code,) = re.findall(r"^```python\n(.*?)^```", RESULTS.read_text(), re.MULTILINE | re.DOTALL)
     (home / "plugins").mkdir(parents=True)
@@ -105,10 +105,10 @@ async def test_the_example_of_the_documentation_is_heard(home: Path, model: Scri
         assert model.stats()["refused"] == 0
 
 
-async def test_a_model_that_cannot_hear_is_told_and_one_that_can_hears_it_later(
+async def test_a_model_without_audio_gets_a_description_and_a_later_one_the_sound(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """D3: a note, not an error; nothing is lost by it."""
+    """D3: with a note and not an error; a later model receives the sound."""
     toml = settings(model, f'workspace = "{project}"\n', tools='"files"')
     async with core(home, model=model, toml=toml.replace("audio = true\n", "")) as gateway:
         outcome = await gateway.say('[tool read_file {"path":"speech.txt"}] one')
@@ -124,7 +124,7 @@ async def test_a_model_that_cannot_hear_is_told_and_one_that_can_hears_it_later(
 async def test_an_unsupported_sound_is_an_error_and_the_turn_continues(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """D3: what it is and what to do."""
+    """D3: the error names the format and what to do."""
     async with running(home, model, project) as gateway:
         outcome = await gateway.say('[tool read_file {"path":"song.ogg"}] one')
         assert outcome.state == "answered"
@@ -135,7 +135,7 @@ async def test_an_unsupported_sound_is_an_error_and_the_turn_continues(
 async def test_a_missing_sound_is_reported_and_cannot_be_fetched(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """D5: what somebody removed by hand does not end the conversation."""
+    """D5: a file removed by hand does not end the conversation."""
     async with running(home, model, project) as gateway:
         outcome = await gateway.say('[tool hum {"large":true}] one')
         row = next(row for row in (await gateway.service.transcript(outcome.session, ANNA)).rows if row.message.media)
@@ -149,7 +149,7 @@ async def test_a_missing_sound_is_reported_and_cannot_be_fetched(
 async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_reported(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
-    """D5: to the model and to the user, with the limit; the turn goes on, and all of it survives a restart."""
+    """D5: to the model and to the user, with the limit; the turn continues, and everything survives a restart."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "spool").write_text("in the way")
     (project / "long.wav").write_bytes(wav(70))

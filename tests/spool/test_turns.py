@@ -1,4 +1,4 @@
-"""Real turns: output and pictures of tools, over unload and restart."""
+"""Real turns: output and pictures of tools, across unload and restart."""
 
 import base64
 import itertools
@@ -31,7 +31,7 @@ async def snap(ctx: ToolContext, *, large: bool = True) -> Result:
 
 @tool(effect="read", timeout=30)
 async def shout(ctx: ToolContext, *, lines: int = 5000) -> str:
-    """Says much."""
+    """Prints a lot."""
     return "".join(f"line {number}\n" for number in range(1, lines + 1))
 
 
@@ -43,7 +43,7 @@ def running(home: Path, model: ScriptedModel) -> Any:
 
 
 async def told(gateway: Core, session: str, until: int) -> list[MessageAdded]:
-    """The messages that a watcher is told of, up to place `until`."""
+    """The messages that a watcher receives, up to position `until`."""
     found: list[MessageAdded] = []
     with anyio.fail_after(WAIT):
         async with aclosing(gateway.service.watch(session, ANNA, 0)) as events:
@@ -86,8 +86,8 @@ async def test_a_model_sees_pictures_and_its_requests_only_grow_over_unload_and_
         grows(model)
 
 
-async def test_events_tell_of_a_picture_and_not_its_bytes(home: Path, model: ScriptedModel) -> None:
-    """D6: live and for who comes later; the model's own result is untouched."""
+async def test_events_describe_a_picture_without_its_bytes(home: Path, model: ScriptedModel) -> None:
+    """D6: live and for later readers; the model's own result is unchanged."""
     async with running(home, model) as gateway:
         accepted = await gateway.accept('[hold there] [tool snap {"large":false}] one')
         with anyio.fail_after(WAIT):
@@ -110,7 +110,7 @@ async def test_events_tell_of_a_picture_and_not_its_bytes(home: Path, model: Scr
 
 
 async def test_the_rest_of_a_result_is_read_with_the_tool_output(home: Path, model: ScriptedModel) -> None:
-    """D1: the excerpt names it; page and search find it, after a restart too."""
+    """D1: the excerpt contains its id; pages and search find it, also after a restart."""
     async with running(home, model) as gateway:
         await gateway.say("[tool shout {}] one")
         excerpt = next(
@@ -129,7 +129,7 @@ async def test_the_rest_of_a_result_is_read_with_the_tool_output(home: Path, mod
 
 
 async def test_a_deleted_conversation_leaves_nothing_in_the_spool(home: Path, model: ScriptedModel) -> None:
-    """D4, L19, V07: an end keeps it with the transcript."""
+    """D4, L19, V07: an ended one keeps its results with the transcript."""
     async with running(home, model) as gateway:
         outcome = await gateway.say("[tool shout {}] [tool snap {}] one")
         folder = gateway.components.spool.root / outcome.session

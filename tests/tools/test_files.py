@@ -195,7 +195,7 @@ async def test_a_sound_is_given_as_one(yard: Yard, spool: SessionSpool, data: by
 async def test_unsupported_and_fake_sounds_are_refused_with_a_sentence(yard: Yard, spool: SessionSpool) -> None:
     """D3: what it is, and how to convert it; text that begins like a sound's name is text."""
     yard.put({"a.mp3": b"OggS\0" + bytes(90), "b.wav": b"RIFF\x04\0\0\0WAVE", "c.mp3": b"\xff\xfb\x90\0" + bytes(20)})
-    for path, why in (("a.mp3", "is Ogg"), ("b.wav", "ends before its sound"), ("c.mp3", "no frame was found")):
+    for path, why in (("a.mp3", "is Ogg"), ("b.wav", "ends before its sound"), ("c.mp3", "it has no frame")):
         message = await refusal(yard, spool, path)
         assert why in message and "ffmpeg" in message and message.endswith(".")
     yard.put({"d.wav": "RIFF, or how WAVE files are made\n", "e.mp3": "ID3: a history\n", "f.ogg": "OggS\n"})

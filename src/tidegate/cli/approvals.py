@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import plain, print_json
+from tidegate.cli.output import print_json, strip_controls
 
 
 @click.group("approvals")
@@ -22,7 +22,7 @@ def command() -> None:
 def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
     """List everything that is waiting for your answer, in full, oldest first."""
     from tidegate.cli.client import GatewayClient
-    from tidegate.cli.terminal.questions import described, heading
+    from tidegate.cli.terminal.questions import heading, question_lines
     from tidegate.gateway import command_hint
 
     found = GatewayClient(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
@@ -33,7 +33,7 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
     else:
         for question in found["approvals"]:
             print(heading(question))
-            print("\n".join(f"    {line}" for line in described(question)))
+            print("\n".join(f"    {line}" for line in question_lines(question)))
         how = command_hint(home, "approvals answer ID ANSWER")
         print(f"Answer with {how}; ANSWER is approve, deny [REASON], or the answer to a question.")
     if found["more"]:
@@ -64,4 +64,5 @@ def answer(id: str, words: tuple[str, ...], home: Path, as_json: bool) -> None:
     if as_json:
         print_json(answered)
     else:
-        print(f"{answered['state'].capitalize()}{': ' + plain(answered['answer']) if answered['answer'] else '.'}")
+        text = strip_controls(answered["answer"] or "")
+        print(f"{answered['state'].capitalize()}{': ' + text if text else '.'}")

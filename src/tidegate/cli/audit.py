@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import print_json, print_table, when
+from tidegate.cli.output import local_time, print_json, print_table
 
 _KINDS = ("sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting")
 _PAGE = 1000  # rows in one response
@@ -69,7 +69,7 @@ def command(
 
 def _print(events: list[dict[str, Any]]) -> None:
     rows = [
-        (event["id"], when(event["at"]), event["kind"], event["outcome"], event["name"] or event["principal"],
+        (event["id"], local_time(event["at"]), event["kind"], event["outcome"], event["name"] or event["principal"],
          event["session"], event["subject"], (event["digest"] or "")[:_DIGEST_CHARACTERS])
         for event in events
     ]  # fmt: skip

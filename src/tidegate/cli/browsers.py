@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import counted, print_json, print_table, when
+from tidegate.cli.output import local_time, plural, print_json, print_table
 
 
 @click.group("browsers")
@@ -25,7 +25,14 @@ def list_(home: Path, as_json: bool) -> None:
         print_json(browsers)
         return
     rows = [
-        (each["id"], each["name"], each["browser"], when(each["created"]), when(each["used"]), when(each["expires"]))
+        (
+            each["id"],
+            each["name"],
+            each["browser"],
+            local_time(each["created"]),
+            local_time(each["used"]),
+            local_time(each["expires"]),
+        )
         for each in browsers
     ]
     heads = ("id", "principal", "browser", "signed in", "last used", "expires")
@@ -52,4 +59,4 @@ def revoke(browser_id: str | None, everyone: bool, home: Path, as_json: bool) ->
     if as_json:
         print_json({"signed_out": count})
     else:
-        print(f"Signed out {counted(count, 'browser')}.")
+        print(f"Signed out {plural(count, 'browser')}.")

@@ -14,9 +14,9 @@ import click
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
 from tidegate.cli.options import home_option
-from tidegate.cli.output import at_terminal, plain
+from tidegate.cli.output import at_terminal, strip_controls
 from tidegate.cli.terminal.greeting import greeting, last_exchange
-from tidegate.cli.terminal.interrupts import InterruptHandler, LeftTurn
+from tidegate.cli.terminal.interrupts import InterruptHandler, LeaveRequested
 from tidegate.cli.terminal.printer import Printer
 from tidegate.cli.terminal.questions import QuestionPrompt
 from tidegate.cli.terminal.turn_follower import TurnFollower
@@ -76,7 +76,7 @@ def _check_session(api: GatewayClient, home: Path, session: str, agent: str | No
 
 
 def _last(api: GatewayClient, agent: str | None) -> str | None:
-    """The most recently used live conversation of this channel."""
+    """The most recently used live conversation that was started in a terminal."""
     for view in api.call("GET", "/api/sessions", query={"limit": 50})["sessions"]:
         if view["channel"] == _CHANNEL and not view.get("ended") and agent in (None, view["agent"]):
             return str(view["id"])
@@ -184,7 +184,7 @@ def _pipe(chat: _Chat) -> int:
             raise  # the remaining lines would fail as well
         except (TidegateError, UnicodeDecodeError) as error:
             why = error.message if isinstance(error, TidegateError) else _NOT_UTF_8
-            print(plain(f"tidegate: line {number}: {why}"), file=sys.stderr)
+            print(strip_controls(f"tidegate: line {number}: {why}"), file=sys.stderr)
             code = 1
     return code
 
@@ -205,9 +205,9 @@ def _converse(chat: _Chat, home: Path) -> int:
                 chat.send_message(line)
         except EOFError:
             return 0
-        except LeftTurn:
+        except LeaveRequested:
             raise
         except KeyboardInterrupt:
             print("(Ctrl-D leaves)")
         except TidegateError as error:  # a refusal ends the message, not the conversation
-            print(plain(f"tidegate: {error.message}"), file=sys.stderr)
+            print(strip_controls(f"tidegate: {error.message}"), file=sys.stderr)

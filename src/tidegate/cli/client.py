@@ -84,7 +84,7 @@ class GatewayClient:
             if response.status >= 400:
                 raise self._refusal(response.status, self._read(response))
             rest = b""
-            while data := self._some(response):
+            while data := self._read_chunk(response):
                 *complete, rest = (rest + data).split(b"\n")
                 yield from (line + b"\n" for line in complete)
             if rest:
@@ -153,22 +153,22 @@ class GatewayClient:
             connection.request(method, target, body=data, headers=headers)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise self._unanswered(error) from error
+            raise self._unreachable(error) from error
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         try:
             return response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._unanswered(error) from error
+            raise self._unreachable(error) from error
 
-    def _some(self, response: http.client.HTTPResponse) -> bytes:
+    def _read_chunk(self, response: http.client.HTTPResponse) -> bytes:
         """The next bytes of a stream, or b"" at its end. (`readline` cannot tell whether a stream was cut off.)"""
         try:
             return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self._unanswered(error) from error
+            raise self._unreachable(error) from error
 
-    def _unanswered(self, error: Exception) -> "GatewayUnreachable":
+    def _unreachable(self, error: Exception) -> "GatewayUnreachable":
         why = "timeout" if isinstance(error, TimeoutError | socket.timeout) else str(error)
         if isinstance(error, http.client.IncompleteRead):
             why = "its response was cut off"

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import enumerated, print_json, size
+from tidegate.cli.output import join_words, print_json, size
 from tidegate.cli.status import commands, read_status
 from tidegate.config import ModelSettings, WorkspaceSettings, is_loopback
 from tidegate.errors import TidegateError
@@ -128,14 +128,14 @@ def _models(home: Path) -> Iterator[Finding]:
     from tidegate.models import Catalog
 
     catalogue = Catalog.shipped()
-    assumed = {name: text for name, model in models.items() if (text := _assumed(model, catalogue.facts_of(model)))}
+    assumed = {name: text for name, model in models.items() if (text := _assumptions(model, catalogue.facts_of(model)))}
     for name, text in assumed.items():
         yield Finding(f"model {name}", "warn", f"{text} in [models.{name}].")
     if not assumed:
         yield Finding("models", "ok", f"their properties are known; {command_hint(home, 'models')} lists them.")
 
 
-def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
+def _assumptions(model: ModelSettings, facts: "Facts") -> str | None:
     if not facts.known:
         guesses = (
             (model.context_window is None, f"a window of {facts.window:,} tokens", ("context_window",)),
@@ -145,7 +145,7 @@ def _assumed(model: ModelSettings, facts: "Facts") -> str | None:
         )
         assumptions = [words for guessed, words, _ in guesses if guessed]
         unset = [name for guessed, _, names in guesses if guessed for name in names]
-        return f"not in the catalogue; assuming {enumerated(assumptions)}: set {enumerated(unset)}"
+        return f"not in the catalogue; assuming {join_words(assumptions)}: set {join_words(unset)}"
     is_local = model.api != "demo" and is_loopback(urlsplit(model.base_url).hostname or "")
     if is_local and model.context_window is None:
         return (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import plain, print_json, print_table, when
+from tidegate.cli.output import local_time, print_json, print_table, strip_controls
 from tidegate.errors import Misconfigured, NotFound, TidegateError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def add(
         print_json({**made, "name": name, "role": holds, "agents": allowed, "new": had is None})
         return
     print(made["key"])
-    print(plain(_description(name, holds, allowed, had is None)), file=sys.stderr)
+    print(strip_controls(_description(name, holds, allowed, had is None)), file=sys.stderr)
 
 
 def _check_agents(api: "GatewayClient", agents: tuple[str, ...]) -> None:
@@ -104,10 +104,10 @@ def list_(home: Path, as_json: bool) -> None:
         return
     rows = [
         (key["id"], key["name"], key["role"], _agents(key["agents"]), key.get("label"),
-         when(key["created"]), when(key.get("used")), "revoked" if key.get("revoked") else "valid")
+         local_time(key["created"]), local_time(key.get("used")), "revoked" if key.get("revoked") else "valid")
         for key in keys
     ]  # fmt: skip
-    print_table(("id", "principal", "role", "agents", "label", "made", "last used", "state"), rows, empty="No keys.")
+    print_table(("id", "principal", "role", "agents", "label", "created", "last used", "state"), rows, empty="No keys.")
 
 
 @command.command("revoke")
@@ -131,11 +131,11 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
         print_json({"revoked": key_id, "changed": changed})
     else:
         print(f"Revoked {key_id}." if changed else f"{key_id} was already revoked.")
-    if not _works(api):
+    if not _is_own_key_valid(api):
         print(f"This was the key of the command line: {another_key(home)}.", file=sys.stderr)
 
 
-def _works(api: "GatewayClient") -> bool:
+def _is_own_key_valid(api: "GatewayClient") -> bool:
     """True if the command line's own key is still valid."""
     try:
         api.call("GET", "/api/agents")

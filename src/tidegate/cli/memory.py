@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import at_terminal, counted, plain, print_json, when
+from tidegate.cli.output import at_terminal, local_time, plural, print_json, strip_controls
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -33,26 +33,26 @@ def command() -> None:
     """List or edit notes about you, another user, or an agent's work."""
 
 
-def _whose(function: F) -> F:
+def _subject_options(function: F) -> F:
     function = click.option("--agent", help="Notes about the work of this agent.")(function)
     return click.option("--principal", help="Notes about the user with this name (default: you).")(function)
 
 
 @command.command("list")
-@_whose
+@_subject_options
 @home_option
 @json_option
 def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
     """List notes, those written by users first, then the newest. New conversations get them in this order."""
     from tidegate.cli.client import GatewayClient
 
-    found = _found(GatewayClient(home), principal, agent)
+    found = _fetch_notes(GatewayClient(home), principal, agent)
     if as_json:
         print_json(found)
         return
     for note in found["notes"]:
-        print(f"[{note['id']}] {plain(note['text'])}")
-        print(f"      {plain(note['by'])}, {_SOURCES[note['source']]}, {when(note['at'])}")
+        print(f"[{note['id']}] {strip_controls(note['text'])}")
+        print(f"      {strip_controls(note['by'])}, {_SOURCES[note['source']]}, {local_time(note['at'])}")
     if not found["notes"]:
         print("There are no notes.")
     else:
@@ -61,7 +61,7 @@ def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -
 
 @command.command("add")
 @click.argument("words", nargs=-1, required=True)
-@_whose
+@_subject_options
 @home_option
 @json_option
 def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
@@ -75,7 +75,7 @@ def add(words: tuple[str, ...], principal: str | None, agent: str | None, home: 
 
 @command.command("forget")
 @click.argument("number", type=click.IntRange(min=1))
-@_whose
+@_subject_options
 @home_option
 @json_option
 def forget(number: int, principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
@@ -87,7 +87,7 @@ def forget(number: int, principal: str | None, agent: str | None, home: Path, as
 
 
 @command.command("edit")
-@_whose
+@_subject_options
 @click.option("--file", "file", help="Read the notes from this file (- is standard input) instead of an editor.")
 @home_option
 @json_option
@@ -99,11 +99,11 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
-    found = _found(api, principal, agent)
+    found = _fetch_notes(api, principal, agent)
     if file is None:
         if not at_terminal():
             raise TidegateError("There is no terminal for an editor: use --file FILE, or --file - for standard input.")
-        text = _edited(found["text"])
+        text = _run_editor(found["text"])
     else:
         text = _read(file)
     if text == found["text"]:
@@ -115,7 +115,7 @@ def edit(principal: str | None, agent: str | None, file: str | None, home: Path,
     except TidegateError as error:
         if file is not None and file != "-":
             raise
-        raise TidegateError(f"{error.message.rstrip('.')}: your text is in {_saved(text)}.") from None
+        raise TidegateError(f"{error.message.rstrip('.')}: your text is in {_save_copy(text)}.") from None
     print_json(changed) if as_json else print(_summary(found["notes"], changed["notes"]))
 
 
@@ -123,10 +123,10 @@ def _summary(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
     old, new = ({note["id"]: note["text"] for note in notes} for notes in (before, after))
     added, forgotten = len(new.keys() - old.keys()), len(old.keys() - new.keys())
     changed = sum(new[id] != old[id] for id in new.keys() & old.keys())
-    return f"{added} added, {changed} changed, {forgotten} deleted; {counted(len(new), 'note')} now."
+    return f"{added} added, {changed} changed, {forgotten} deleted; {plural(len(new), 'note')} now."
 
 
-def _found(api: "GatewayClient", principal: str | None, agent: str | None) -> dict[str, Any]:
+def _fetch_notes(api: "GatewayClient", principal: str | None, agent: str | None) -> dict[str, Any]:
     found: dict[str, Any] = api.call("GET", _PATH, query={"principal": principal, "agent": agent})
     return found
 
@@ -139,7 +139,7 @@ def _read(file: str) -> str:
         raise TidegateError(f"{file} cannot be read ({why}): choose another file.") from None
 
 
-def _edited(text: str) -> str:
+def _run_editor(text: str) -> str:
     """Open the text in an editor and return the result."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
@@ -154,7 +154,7 @@ def _edited(text: str) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
 
 
-def _saved(text: str) -> str:
+def _save_copy(text: str) -> str:
     """Write the text to a new file that only its owner can read, and return its name."""
     descriptor, name = tempfile.mkstemp(prefix="tidegate-notes-", suffix=".txt")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -16,8 +16,8 @@ from io import TextIOWrapper
 from itertools import zip_longest
 from typing import Any
 
-from tidegate.safe_text import escaped_json
-from tidegate.safe_text import plain as plain
+from tidegate.safe_text import escape_json
+from tidegate.safe_text import strip_controls as strip_controls
 
 _CELL_CHARACTERS = 48  # longer cells are cut in tables, but not in JSON
 _GAP = "  "  # between columns
@@ -30,10 +30,10 @@ def at_terminal() -> bool:
 
 
 class TerminalStream(TextIOWrapper):
-    """Standard output or error at a terminal; everything written to it is cleaned by `plain`."""
+    """Standard output or error at a terminal; everything written to it is cleaned by `strip_controls`."""
 
     def write(self, text: str, /) -> int:
-        super().write(plain(text))
+        super().write(strip_controls(text))
         return len(text)
 
 
@@ -53,11 +53,11 @@ def guard_terminal() -> None:
 def write_faint(text: str) -> None:
     """Write faint text. Its control sequences are the only ones sent to the terminal."""
     assert isinstance(sys.stdout, TextIOWrapper)
-    TextIOWrapper.write(sys.stdout, f"\x1b[2m{plain(text)}\x1b[0m")
+    TextIOWrapper.write(sys.stdout, f"\x1b[2m{strip_controls(text)}\x1b[0m")
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+    sys.stdout.write(escape_json(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
 def print_table(
@@ -76,13 +76,13 @@ def print_table(
     cells = [list(heads), *([_cell(value, column in uncut) for column, value in enumerate(row)] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     if (room := terminal_width()) is not None:
-        narrowed = _narrowed(cells, widths, room)
+        narrowed = _fit_widths(cells, widths, room)
         if narrowed is None:
             _print_lists(cells, room)
             return
         widths = narrowed
     for row in cells:
-        folded = (_folded(cell, width) for cell, width in zip(row, widths, strict=True))
+        folded = (_wrap_cell(cell, width) for cell, width in zip(row, widths, strict=True))
         for line in zip_longest(*folded, fillvalue=""):
             placed = (
                 cell.rjust(width) if column in numbers else cell.ljust(width)
@@ -96,16 +96,16 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
-def wrapped(text: str) -> str:
+def wrap_text(text: str) -> str:
     """Wrap long lines between words to fit the terminal. If spaces separate two columns, continuation lines are
     indented to the second one."""
     room = terminal_width()
     if room is None:
         return text
-    return "\n".join(_wrapped(line, room) if len(line) > room else line for line in text.split("\n"))
+    return "\n".join(_wrap_line(line, room) if len(line) > room else line for line in text.split("\n"))
 
 
-def _wrapped(line: str, room: int) -> str:
+def _wrap_line(line: str, room: int) -> str:
     column = _SECOND_COLUMN.match(line)
     indent = column.end() if column is not None and column.end() <= room // 2 else 0
     return textwrap.fill(
@@ -114,7 +114,7 @@ def _wrapped(line: str, room: int) -> str:
     )  # fmt: skip
 
 
-def _narrowed(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
+def _fit_widths(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
     """Column widths that fit into `room` characters, with the widest columns reduced first. None if a word would have
     to be broken."""
     least = [max(len(word) for row in cells for word in row[column].split() or [""]) for column in range(len(widths))]
@@ -129,7 +129,7 @@ def _narrowed(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> l
     return widths
 
 
-def _folded(cell: str, width: int) -> list[str]:
+def _wrap_cell(cell: str, width: int) -> list[str]:
     if len(cell) <= width:
         return [cell]
     return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
@@ -143,15 +143,15 @@ def _print_lists(cells: Sequence[Sequence[str]], room: int) -> None:
             print()
         for head, cell in zip(heads, row, strict=True):
             if cell:
-                print(_wrapped(f"{head.ljust(width)}{_GAP}{cell}", room))
+                print(_wrap_line(f"{head.ljust(width)}{_GAP}{cell}", room))
 
 
 def _cell(value: Any, uncut: bool) -> str:
-    text = "" if value is None else plain(str(value)).replace("\n", " ")
+    text = "" if value is None else strip_controls(str(value)).replace("\n", " ")
     return text if uncut or len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 1] + "…"
 
 
-def when(seconds: float | None) -> str:
+def local_time(seconds: float | None) -> str:
     """A date and time in the local time zone."""
     return "" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
@@ -171,13 +171,13 @@ def bar(share: float, width: int) -> str:
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 conversation`, `2 conversations`."""
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: `1 conversation`, `2 conversations`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def enumerated(things: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+def join_words(things: Sequence[str]) -> str:
+    """A list of words as text: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import at_terminal, plain, print_json, print_table
+from tidegate.cli.output import at_terminal, print_json, print_table, strip_controls
 from tidegate.errors import TidegateError
-from tidegate.safe_text import shown
+from tidegate.safe_text import escape_invisible
 
 if TYPE_CHECKING:
     from tidegate.cli.client import GatewayClient
@@ -58,15 +58,15 @@ def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
     if not yes and not at_terminal():
         raise TidegateError("There is no terminal for a confirmation: read the files, then use --yes.")
     api = GatewayClient(home)
-    chosen = _chosen(_files(api), paths)
-    accepted = [file for file in chosen if yes or _is_accepted(file)]
+    chosen = _select(_files(api), paths)
+    accepted = [file for file in chosen if yes or _confirm(file)]
     if accepted:
         api.call("POST", _PATH, {"files": [{"path": file["path"], "sha256": file["sha256"]} for file in accepted]})
     if as_json:
         print_json([file["path"] for file in accepted])
         return
     for file in accepted:
-        print(f"Accepted: {plain(file['path'])}")
+        print(f"Accepted: {strip_controls(file['path'])}")
     if not accepted:
         print("Nothing was accepted.", file=sys.stderr)
 
@@ -76,23 +76,23 @@ def _files(api: "GatewayClient") -> list[dict[str, Any]]:
     return [{**file, "trusted": file.get("trusted", False)} for file in found]
 
 
-def _chosen(files: list[dict[str, Any]], paths: tuple[str, ...]) -> list[dict[str, Any]]:
+def _select(files: list[dict[str, Any]], paths: tuple[str, ...]) -> list[dict[str, Any]]:
     if not paths:
         return [file for file in files if not file["trusted"]]
     known = {file["path"]: file for file in files}
     chosen = [str(Path(path).resolve()) for path in paths]
     for path in chosen:
         if path not in known:
-            raise TidegateError(f"{plain(path)} is not a prompt file; see `tidegate projects list`.")
+            raise TidegateError(f"{strip_controls(path)} is not a prompt file; see `tidegate projects list`.")
     return [known[path] for path in chosen]
 
 
-def _is_accepted(file: dict[str, Any]) -> bool:
+def _confirm(file: dict[str, Any]) -> bool:
     with Path(file["path"]).open("rb") as opened:
         data = opened.read(_SHOWN_BYTES)
     if hashlib.sha256(data).hexdigest() != file["sha256"]:
-        raise TidegateError(f"{plain(file['path'])} has changed since it was listed; try again.")
-    print(f"--- {plain(file['path'])}")
+        raise TidegateError(f"{strip_controls(file['path'])} has changed since it was listed; try again.")
+    print(f"--- {strip_controls(file['path'])}")
     for line in data.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n"):
-        print(shown(line.removesuffix("\r")))
+        print(escape_invisible(line.removesuffix("\r")))
     return click.confirm("--- Use it in prompts?")

@@ -10,7 +10,7 @@ import click
 
 from tidegate import __version__
 from tidegate.cli.options import json_option
-from tidegate.cli.output import guard_terminal, plain, print_json
+from tidegate.cli.output import guard_terminal, print_json, strip_controls
 from tidegate.errors import TidegateError
 
 COMMANDS = {
@@ -123,5 +123,5 @@ def _discard_output() -> None:
 
 
 def _fail(text: str) -> int:
-    print(f"tidegate: {plain(text)}", file=sys.stderr)
+    print(f"tidegate: {strip_controls(text)}", file=sys.stderr)
     return 1

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import at_terminal, plain, print_json, print_table, when
-from tidegate.safe_text import escaped_json
+from tidegate.cli.output import at_terminal, local_time, print_json, print_table, strip_controls
+from tidegate.safe_text import escape_json
 from tidegate.values import Media
 
 _PAGE = 200  # rows in one request
@@ -43,7 +43,7 @@ def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path
         print_json(found)
         return
     rows: list[tuple[Any, ...]] = [
-        (view["id"], view.get("title") or view.get("name"), view["agent"], view["channel"], when(view["active"]),
+        (view["id"], view.get("title") or view.get("name"), view["agent"], view["channel"], local_time(view["active"]),
          "running" if view.get("running") else view.get("end_reason") or "")
         for view in found
     ]  # fmt: skip
@@ -71,20 +71,21 @@ def show(session: str, home: Path, as_json: bool) -> None:
         print_json({**view, "messages": rows})
         return
     facts = [("id", view["id"]), ("title", view.get("title")), ("name", view.get("name")), ("agent", view["agent"]),
-             ("channel", view["channel"]), ("made", when(view["created"])), ("last used", when(view["active"])),
-             ("ended", when(view.get("ended"))), ("model", view.get("model")),
+             ("channel", view["channel"]), ("created", local_time(view["created"])),
+             ("last used", local_time(view["active"])),
+             ("ended", local_time(view.get("ended"))), ("model", view.get("model")),
              ("fallback", view["fallback"] and _fallback(view["fallback"])),
              *((key, _override(setting)) for key, setting in view["settings"].items())]  # fmt: skip
     for name, value in facts:
         if value:
-            print(f"{name:>10}: {plain(str(value))}")
+            print(f"{name:>10}: {strip_controls(str(value))}")
     for row in rows:
-        print(_said(row["message"]))
+        print(_format_message(row["message"]))
 
 
 def _override(setting: dict[str, Any]) -> str:
     """The value, source and expiry of a setting that overrides the configuration."""
-    ends = f"until {when(setting['expires'])}" if setting.get("expires") else "until it ends"
+    ends = f"until {local_time(setting['expires'])}" if setting.get("expires") else "until it ends"
     return f"{setting['value']} ({setting['source']}, {ends})"
 
 
@@ -92,8 +93,8 @@ def _setting(row: dict[str, Any]) -> tuple[Any, str, str]:
     """The value, source and expiry of a setting. A fallback is set automatically and contains its expiry."""
     value = row["value"]
     if isinstance(value, dict):
-        return _fallback(value), row["source"], when(value["until"])
-    return value, row["source"], when(row["expires"]) or "with the conversation"
+        return _fallback(value), row["source"], local_time(value["until"])
+    return value, row["source"], local_time(row["expires"]) or "with the conversation"
 
 
 def _fallback(fallback: dict[str, Any]) -> str:
@@ -110,12 +111,14 @@ def _transcript(api: Any, session: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _said(message: dict[str, Any]) -> str:
+def _format_message(message: dict[str, Any]) -> str:
     lines = [f"\n{message['role']}:"]
     if message.get("text"):
-        lines.append(plain(message["text"]))
-    lines += [plain(msgspec.convert(media, Media).words) for media in message.get("media", ())]
-    lines += [f"→ {plain(call['name'])} {plain(call['arguments'])}" for call in message.get("calls", ())]
+        lines.append(strip_controls(message["text"]))
+    lines += [strip_controls(msgspec.convert(media, Media).words) for media in message.get("media", ())]
+    lines += [
+        f"→ {strip_controls(call['name'])} {strip_controls(call['arguments'])}" for call in message.get("calls", ())
+    ]
     if message.get("unanswered"):
         lines.append("(not answered: the conversation ended first)")
     return "\n".join(lines)
@@ -148,7 +151,7 @@ def context(session: str, home: Path, as_json: bool) -> None:
         shown = "a summary or list" if usage["summaries"] == 1 else f"{usage['summaries']} summaries or lists"
         print(f"Messages 1 to {usage['summarised']:,} are replaced by {shown}.")
     if usage["resting"]:
-        print(f"Automatic summaries are suspended until {when(usage['rests_until'])}: {usage['resting']}")
+        print(f"Automatic summaries are suspended until {local_time(usage['rests_until'])}: {usage['resting']}")
 
 
 @command.command("end")
@@ -186,7 +189,7 @@ def delete(context: click.Context, session: str, yes: bool, home: Path, as_json:
                 f"{session} was not deleted because there is no terminal for a confirmation: use --yes."
             )
         title = api.call("GET", path).get("title")
-        named = f"“{plain(title)}” ({session})" if title else session
+        named = f"“{strip_controls(title)}” ({session})" if title else session
         if not click.confirm(f"Delete {named} and its transcript?", err=True):
             print("Nothing was deleted.", file=sys.stderr)
             context.exit(1)
@@ -214,7 +217,7 @@ def export(session: str, output: Path | None, force: bool, home: Path) -> None:
         print(f"Wrote {output}.")
         return
     for line in lines:
-        sys.stdout.buffer.write(escaped_json(line.decode()).encode())
+        sys.stdout.buffer.write(escape_json(line.decode()).encode())
 
 
 @command.command("settings")
@@ -312,7 +315,7 @@ def _reload_all(api: Any, as_json: bool) -> None:
     total = len(changed) + unchanged + len(left)
     print(f"Reloaded {len(changed)} of {total} conversations; {unchanged} had not changed.")
     for row in left:
-        print(f"Not reloaded: {row['session']}: {plain(row['reason'])}")
+        print(f"Not reloaded: {row['session']}: {strip_controls(row['reason'])}")
 
 
 def _live(api: Any) -> list[str]:

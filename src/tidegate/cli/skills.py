@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import plain, print_json, print_table, wrapped
+from tidegate.cli.output import print_json, print_table, strip_controls, wrap_text
 from tidegate.config import nearest
 from tidegate.gateway import settings
 
@@ -28,7 +28,7 @@ def command(agent: str | None, home: Path, as_json: bool) -> None:
     config = settings(home)
     if agent is not None and agent not in config.agents:
         raise click.ClickException(f"There is no agent {agent!r}{nearest(agent, config.agents)}")
-    found = list(_found(config, [agent] if agent is not None else list(config.agents)))
+    found = list(_discover(config, [agent] if agent is not None else list(config.agents)))
     if as_json:
         print_json(found)
         return
@@ -37,14 +37,14 @@ def command(agent: str | None, home: Path, as_json: bool) -> None:
         for each in found
         for skill in each["skills"]
     ]
-    print_table(("agent", "skill", "from", "folder", "description"), rows, empty=_nothing(config, agent))
+    print_table(("agent", "skill", "from", "folder", "description"), rows, empty=_empty_message(config, agent))
     for left in dict.fromkeys(
         f"{left['path']} is left out: {left['why']}" for each in found for left in each["left_out"]
     ):
-        print(wrapped(plain(left)))
+        print(wrap_text(strip_controls(left)))
 
 
-def _found(config: "Config", agents: list[str]) -> Iterator[dict[str, Any]]:
+def _discover(config: "Config", agents: list[str]) -> Iterator[dict[str, Any]]:
     from tidegate.skills import SkillDiscovery
 
     discovery = SkillDiscovery(config)
@@ -74,7 +74,7 @@ def _json(skill_set: "SkillSet") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _nothing(config: "Config", agent: str | None) -> str:
+def _empty_message(config: "Config", agent: str | None) -> str:
     agents = [config.agents[agent]] if agent is not None else config.agents.values()
     if any("skills" in each.tools for each in agents):
         return f"There are no skills; to add one, put a folder with a SKILL.md into {config.home / 'skills'}."

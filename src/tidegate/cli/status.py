@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import counted, print_json, print_table, size, span, when
+from tidegate.cli.output import local_time, plural, print_json, print_table, size, span
 from tidegate.cli.usage import spending
 from tidegate.gateway import ask
 from tidegate.status_report import (
@@ -40,7 +40,7 @@ def command(home: Path, as_json: bool, memory: bool, link: bool) -> None:
             print_json(made)
         else:
             print(made["link"])
-            print(f"The link works once, until {when(made['expires'])}.", file=sys.stderr)
+            print(f"The link works once, until {local_time(made['expires'])}.", file=sys.stderr)
         return
     found = ask(home, {"do": "status", "memory": memory})
     if as_json:
@@ -71,11 +71,11 @@ def _print_facts(status: StatusReport) -> None:
                   f"{turns.answered} answered, {turns.failed} failed, {turns.stopped} stopped so far"),
         ("tokens", f"{day.tokens:,} {day_limit} since midnight UTC"),
         *(("budget", f"{spending(budget)} ({budget.setting}), {budget.used:.0%}") for budget in budgets),
-        ("in memory", f"{counted(sessions.residents, 'conversation')}, {size(sessions.resident_bytes)}"),
+        ("in memory", f"{plural(sessions.residents, 'conversation')}, {size(sessions.resident_bytes)}"),
         ("connections", f"{connections.open} of {connections.limit:,}; {connections.descriptors} of "
                         f"{connections.descriptors_limit:,} descriptors"),
         ("process", f"{size(memory.anonymous + memory.swap)} private, {size(memory.rss)} resident"),
-        ("audit log", counted(status.audit.rows, "row")),
+        ("audit log", plural(status.audit.rows, "row")),
         ("commands", commands(status.workspaces)),
     ]  # fmt: skip
     if any(status.context.values()):
@@ -122,7 +122,7 @@ def _compactions(counts: dict[str, int]) -> str:
 
 
 def _model_state(state: ModelStatus) -> str:
-    """Empty for a model with one key and no failures."""
+    """The state of a model's keys and its failures, or an empty string if there is nothing to report."""
     parts = []
     if state.keys > 1:
         parts.append(f"{state.keys} keys, {state.keys_resting} resting")
@@ -133,17 +133,17 @@ def _model_state(state: ModelStatus) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(state.failures.items()))
         parts.append(f"failed requests: {kinds}")
     if state.fallbacks:
-        parts.append(f"used as a fallback {counted(state.fallbacks, 'time')}")
+        parts.append(f"used as a fallback {plural(state.fallbacks, 'time')}")
     return "; ".join(parts)
 
 
 def _recording(recording: RecorderStatus) -> str:
     stopped = f"; stopped: {recording.stopped}" if recording.stopped else ""
-    return f"{recording.file}, {counted(recording.exchanges, 'exchange')}, {size(recording.bytes)}{stopped}"
+    return f"{recording.file}, {plural(recording.exchanges, 'exchange')}, {size(recording.bytes)}{stopped}"
 
 
 def _replay(replay: ReplayerStatus) -> str:
-    exchanges = counted(replay.exchanges, "exchange")
+    exchanges = plural(replay.exchanges, "exchange")
     return f"{replay.file}, {exchanges}; {replay.replayed} replayed, {replay.unknown} requests not in the recording"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tidegate.cli.options import home_option, json_option
-from tidegate.cli.output import counted, print_json
+from tidegate.cli.output import plural, print_json
 from tidegate.errors import TidegateError
 from tidegate.gateway import ControlUnanswered, Holder, ask, holder_of
 
@@ -36,7 +36,7 @@ def command(home: Path, as_json: bool) -> None:
     deadline = began + float(answer.get("within", 0)) + _GRACE_SECONDS
     try:
         if turns := int(answer.get("turns", 0)):
-            waits = f"waiting for {counted(turns, 'turn')}; press Ctrl-C to resume them after a restart"
+            waits = f"waiting for {plural(turns, 'turn')}; press Ctrl-C to resume them after a restart"
             print(waits, file=sys.stderr, flush=True)
         _wait(home, holder, deadline)
     except KeyboardInterrupt:

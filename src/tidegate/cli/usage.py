@@ -48,7 +48,7 @@ def print_usage(found: dict[str, Any]) -> None:
     by, rows = found["by"], found["rows"]
     timed = by in _FORMATS
     if timed and not found["more"]:
-        rows = list(without_gaps(by, rows))
+        rows = list(fill_gaps(by, rows))
     unit = "cost" if found["total"]["cost"] else "tokens"
     longest = max((_amount(row, unit) for row in rows), default=0) or 1
     table = [
@@ -79,7 +79,7 @@ def _amount(row: dict[str, Any], unit: str) -> float:
     return float(row["cost"] if unit == "cost" else row["input"] + row["output"])
 
 
-def without_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def fill_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Fill gaps between the rows with an empty row per hour or day, up to the maximum number of rows."""
     pattern, length = _FORMATS[by], timedelta(hours=1) if by == "hour" else timedelta(days=1)
     before: datetime | None = None

@@ -13,19 +13,19 @@ REBUILDS = "The model reads the whole conversation again (its cached prefix is r
 
 
 async def context(context: CommandContext, words: str) -> CommandReply:
-    _check_alone("context", words)
+    _refuse_arguments("context", words)
     usage = await context.service.window_usage(context.here(), context.principal)
     return CommandReply(text=format_usage(usage), session=context.session)
 
 
 async def compact(context: CommandContext, words: str) -> CommandReply:
-    _check_alone("compact", words)
+    _refuse_arguments("compact", words)
     await context.service.operations.ask_to_compact(context.here(), context.principal)
     text = f"Older messages will be summarised with your next message; nothing is deleted. {REBUILDS}"
     return CommandReply(text=text, session=context.session)
 
 
-def _check_alone(command: str, words: str) -> None:
+def _refuse_arguments(command: str, words: str) -> None:
     if words:
         raise Refused(f"/{command} takes no arguments.", code="bad_argument")
 

@@ -31,7 +31,7 @@ async def _memory(context: CommandContext, words: str) -> CommandReply:
         about_agent = False
     verb, rest = verb.lower(), rest.strip()
     if not verb:
-        return CommandReply(text=await _shown(context, service, about_agent), session=context.session)
+        return CommandReply(text=await _format_all(context, service, about_agent), session=context.session)
     subject = await _subject(context, service, about_agent)
     if verb == "add":
         note = await service.put(context.principal, subject, rest)
@@ -53,15 +53,15 @@ async def _memory(context: CommandContext, words: str) -> CommandReply:
 _WHEN = "New conversations start with it; running ones receive it with their next message."
 
 
-async def _shown(context: CommandContext, service: "Memory", about_agent: bool) -> str:
+async def _format_all(context: CommandContext, service: "Memory", about_agent: bool) -> str:
     subjects = [] if about_agent else [await _subject(context, service, False)]
     agent = await _agent(context)
     if about_agent or (agent is not None and service.serves(agent)):
         subjects.append(await _subject(context, service, True))
-    return "\n\n".join([await _listed(service, subject) for subject in subjects])
+    return "\n\n".join([await _format_notes(service, subject) for subject in subjects])
 
 
-async def _listed(service: "Memory", subject: "NoteSubject") -> str:
+async def _format_notes(service: "Memory", subject: "NoteSubject") -> str:
     book = await service.notebook(subject)
     of = "you" if subject.about == "person" else f"the work of the agent {subject.name}"
     if not book.notes:

@@ -31,12 +31,12 @@ async def model(context: CommandContext, words: str) -> CommandReply:
         for key in ("model", FALLBACK):
             await context.service.operations.clear_setting(session, context.principal, key)
         instead = (await context.service.session(session, context.principal)).fallback
-        when = _when(context) if instead is None else f"once it is back; until then {instead.model} answers"
+        when = _start(context) if instead is None else f"once it is back; until then {instead.model} answers"
         return CommandReply(text=f"The agent's own model again, {when}.", session=session)
     if name not in names:
         raise Refused(f"There is no model {name[:100]!r}{nearest(name, names)}", code="model_not_found")
     ends = await context.service.operations.choose_model(session, context.principal, name, lasts=lasts)
-    when = _from_when(context, ends)
+    when = _period(context, ends)
     again = "" if lasts is None else ", and again when it ends"
     return CommandReply(text=f"{name}, {when}. The cached prefix is rebuilt once{again}.", session=session)
 
@@ -52,23 +52,23 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
         await context.service.operations.clear_setting(session, context.principal, "reasoning")
         view = await context.service.session(session, context.principal)
         return CommandReply(
-            text=f"{_whose(context, view).capitalize()} default again, {_when(context)}.", session=session
+            text=f"{_reasoning_source(context, view).capitalize()} default again, {_start(context)}.", session=session
         )
     if effort not in EFFORTS:
         raise Refused(f"The reasoning effort must be one of {', '.join(EFFORTS)} or default.", code="bad_argument")
     ends = await context.service.operations.set_setting(
         session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
     )
-    when = _from_when(context, ends)
+    when = _period(context, ends)
     return CommandReply(text=f"Reasoning {effort}, {when}. Nothing is rebuilt.", session=session)
 
 
-def _from_when(context: CommandContext, ends: float | None) -> str:
+def _period(context: CommandContext, ends: float | None) -> str:
     """The period in which a setting applies."""
-    return _when(context) if ends is None else f"{_when(context)} {until(ends, context.service.now())}"
+    return _start(context) if ends is None else f"{_start(context)} {until(ends, context.service.now())}"
 
 
-def _when(context: CommandContext) -> str:
+def _start(context: CommandContext) -> str:
     running = context.session is not None and context.service.is_running(context.session)
     return "from the next turn on" if running else "from now on"
 
@@ -81,17 +81,17 @@ async def status(context: CommandContext, _: str) -> CommandReply:
         f"agent         {view.agent}",
         *_model(context, view),
         *_reasoning(context, view),
-        *await _filled(context),
-        f"used          {await _used(context)}",
-        f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only by /new'}",
+        *await _window_lines(context),
+        f"used          {await _usage_text(context)}",
+        f"ends          {'after ' + span(expiry) + ' without a message' if expiry else 'only with /new'}",
         f"running       {view.running or 'nothing'}, {view.waiting} waiting",
-        *await _asked(context),
+        *await _question_lines(context),
         f"since         {time.strftime('%Y-%m-%d %H:%M', time.localtime(view.created))}",
     ]
     return CommandReply(text="\n".join(lines), session=context.session)
 
 
-async def _filled(context: CommandContext) -> list[str]:
+async def _window_lines(context: CommandContext) -> list[str]:
     """The fill level of the model's window, and its largest parts."""
     usage = await context.service.window_usage(context.here(), context.principal)
     about = "" if usage.counted else "about "
@@ -104,16 +104,16 @@ async def _filled(context: CommandContext) -> list[str]:
     ]
 
 
-async def _used(context: CommandContext) -> str:
+async def _usage_text(context: CommandContext) -> str:
     """The usage of this conversation so far."""
     used = await context.service.usage_of(context.here(), context.principal)
-    cached = f" ({used.cached / used.input:.0%} of the former cached)" if used.cached else ""
+    cached = f" ({used.cached / used.input:.0%} cached)" if used.cached else ""
     about = "about " if used.estimated else ""
     cost = f", {dollars(used.cost)}" if used.cost else ""
-    return f"{about}{used.input:,} tokens in, {used.output:,} out{cached}{cost}"
+    return f"{about}{used.input:,} tokens in{cached}, {used.output:,} out{cost}"
 
 
-async def _asked(context: CommandContext) -> list[str]:
+async def _question_lines(context: CommandContext) -> list[str]:
     """The questions in this conversation that the user can answer."""
     found = await context.service.questions.open_for(context.principal, session=context.session, limit=approvals.LISTED)
     return [f"asked         {line}" for line in approvals.listing(found).splitlines()]
@@ -126,7 +126,7 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
     if agent is None:
         return [f"model         none: the agent {view.agent} is no longer configured"]
     if view.fallback is not None:
-        return _instead(context, view.fallback)
+        return _fallback_lines(context, view.fallback)
     if chosen is None:
         return [f"model         {view.model} (the agent's own)"]
     if chosen.value != view.model:
@@ -135,12 +135,12 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
             f"              {chosen.value}, chosen with /model, is no longer configured; /model default clears it",
         ]
     return [
-        f"model         {chosen.value} ({_held(context, view, 'model')})",
+        f"model         {chosen.value} ({_setting_source(context, view, 'model')})",
         f"              it overrides the agent's own, {agent.model}; /model default goes back",
     ]
 
 
-def _instead(context: CommandContext, fallen: FallbackState) -> list[str]:
+def _fallback_lines(context: CommandContext, fallen: FallbackState) -> list[str]:
     """The fallback that currently replaces the agent's own model."""
     now = context.service.now()
     again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
@@ -153,25 +153,25 @@ def _instead(context: CommandContext, fallen: FallbackState) -> list[str]:
 
 def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
     chosen = view.settings.get("reasoning")
-    own = _whose(context, view)
+    own = _reasoning_source(context, view)
     if chosen is None:
         agent = context.service.agent(view.agent)
         given = agent.reasoning if agent is not None else None
         return [f"reasoning     {own}" if given is None else f"reasoning     {given} ({own})"]
     return [
-        f"reasoning     {chosen.value} ({_held(context, view, 'reasoning')})",
+        f"reasoning     {chosen.value} ({_setting_source(context, view, 'reasoning')})",
         f"              it overrides {own}, and is overridden by the reasoning of a call;",
         "              /reasoning default goes back",
     ]
 
 
-def _whose(context: CommandContext, view: SessionView) -> str:
+def _reasoning_source(context: CommandContext, view: SessionView) -> str:
     """The source of the default reasoning effort."""
     agent = context.service.agent(view.agent)
     return "the model's own" if agent is None or agent.reasoning is None else "the agent's own"
 
 
-def _held(context: CommandContext, view: SessionView, key: str) -> str:
+def _setting_source(context: CommandContext, view: SessionView, key: str) -> str:
     """The source of a setting, and its expiry."""
     setting = view.settings[key]
     source = f"chosen with /{key}" if setting.source == SOURCE else f"set by {setting.source}"

@@ -40,7 +40,7 @@ FAULTS_SHOWN = 10
 """Enough to fix a file in one go. Later errors are often caused by the first ones."""
 
 NAMES_AT_MOST = 1000
-"""Entries of each kind in one file: models, agents, budgets."""
+"""Maximum number of entries of each kind in one file: models, agents, budgets."""
 
 PRICES = ("price_input", "price_output", "price_cached", "price_written")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")

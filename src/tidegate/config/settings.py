@@ -101,7 +101,7 @@ class ServerSettings(Frozen, frozen=True):
 
 
 class StoreSettings(Frozen, frozen=True):
-    """How conversations are stored on disk."""
+    """Storage of conversations on disk."""
 
     durability: Annotated[
         Literal["process", "power"],
@@ -344,7 +344,7 @@ class LimitSettings(Frozen, frozen=True):
 
 
 class ContextSettings(Frozen, frozen=True):
-    """How long conversations are reduced to fit the model's window. The transcript is never cut."""
+    """Compaction of long conversations to fit the model's window. The transcript is never cut."""
 
     soft: Annotated[
         float,
@@ -407,7 +407,7 @@ class SkillSettings(Frozen, frozen=True):
 
 
 class WorkspaceSettings(Frozen, frozen=True):
-    """Where agents' commands run, and the limits for the commands of one conversation."""
+    """The environment in which agents' commands run, and the limits for the commands of one conversation."""
 
     backend: Annotated[
         Literal["auto", "bubblewrap", "local", "ssh", "none"],
@@ -459,7 +459,7 @@ class WorkspaceSettings(Frozen, frozen=True):
 
 
 class WebSettings(Frozen, frozen=True):
-    """What agents may access with web tools."""
+    """The addresses and the search engine that agents can use with web tools."""
 
     private: Annotated[
         tuple[str, ...],
@@ -484,7 +484,7 @@ class WebSettings(Frozen, frozen=True):
 
 
 class ExpirySettings(Frozen, frozen=True):
-    """When idle conversations end, and how long ended ones are kept."""
+    """Expiry of idle conversations, and retention of ended ones."""
 
     named_idle: Annotated[float | None, Duration(60, never=True), "Idle time after which a conversation ends."] = None
     ephemeral_idle: Annotated[float, Duration(60), "Idle time after which an unfinished one-shot call ends."] = DAY

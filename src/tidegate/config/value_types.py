@@ -48,7 +48,7 @@ BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 LONGEST = 100 * 366 * 86400.0
 """A century. More is a typing error, and overflows dates."""
 REFERENCES_AT_MOST = 100
-"""Keys for one endpoint."""
+"""Maximum number of keys for one endpoint."""
 HIGHEST_PRICE = 1_000_000
 """Dollars per million tokens. More is a typing error."""
 LARGEST_BUDGET = 1_000_000_000
@@ -56,7 +56,7 @@ LARGEST_BUDGET = 1_000_000_000
 
 
 class InvalidValue(Exception):
-    """The end of a sentence about an invalid value: "must be …"."""
+    """A value is invalid. The message is the end of a sentence: "must be …"."""
 
 
 def is_reference(text: str) -> bool:
@@ -247,7 +247,7 @@ class Duration:
         span = value
         if isinstance(value, str) and len(value) <= QUOTED_AT_MOST and (found := DURATION.fullmatch(value)):
             span = float(found[1]) * SECONDS[found[2]]
-        if isinstance(span, bool) or not isinstance(span, int | float) or not math.isfinite(_bounded(span)):
+        if isinstance(span, bool) or not isinstance(span, int | float) or not math.isfinite(_clamp(span)):
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
         if span < self.at_least or span < 0:
             raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
@@ -264,7 +264,7 @@ class Duration:
         return str(int(value)) if value == int(value) else repr(value)
 
 
-def _bounded(number: int | float) -> float:
+def _clamp(number: int | float) -> float:
     return min(number, LONGEST * 2) if isinstance(number, int) else number
 
 

@@ -101,7 +101,7 @@ class MediaPreparer:
         `place` is the destination of large media. `name` is used in error messages; `filename` is stored with a
         document."""
         named = f'"{name[:NAME_CHARACTERS]}"'
-        async with _described(source) as input:
+        async with _open_source(source) as input:
             head = os.pread(input, audio_header.HEAD_BYTES, 0)
             if head.startswith(_DOCUMENT):
                 return await self._document(input, f"The document {named} cannot be sent", place, filename)
@@ -110,56 +110,56 @@ class MediaPreparer:
             return await self._picture(input, f"The picture {named} cannot be shown", place)
 
     async def _picture(self, input: int, shown: str, place: EntryFolder) -> Media:
-        with _anonymous() as output:
-            made = await self._scaled(input, output, SHOWN_BYTES, shown)
-            kept, lost = await _kept(made, output, place)
+        with _memory_file() as output:
+            made = await self._scale(input, output, SHOWN_BYTES, shown)
+            kept, lost = await _store(made, output, place)
             size = os.fstat(output).st_size
         if not lost:
             return kept
         if not await to_thread.run_sync(_pillow):
-            raise _left_out(shown, lost, size)
+            raise _left_out_error(shown, lost, size)
         # A picture that cannot be stored on disk can still be shown if it is small enough to go into its message.
         space = max(place.unspooled.left, INLINE_BYTES)
-        with _anonymous() as output:
-            made = await self._scaled(input, output, space, f"{shown} ({lost})")
+        with _memory_file() as output:
+            made = await self._scale(input, output, space, f"{shown} ({lost})")
             size = os.fstat(output).st_size
             if size > INLINE_BYTES and not place.unspooled.take(size):
-                raise _left_out(shown, lost, size)  # other media used up the space in the meantime
+                raise _left_out_error(shown, lost, size)  # other media used up the space in the meantime
             return _inline(made, output, size, f"small, since {lost}")
 
     async def _sound(self, input: int, heard: str, place: EntryFolder) -> Media:
         order = {"bytes": SOUND_BYTES, "seconds": SOUND_SECONDS}
-        with _anonymous() as output:
-            made = await self._made("audio_job", order, input, output, heard, f"; {CONVERT}")
-            kept, lost = await _kept(made, output, place)
+        with _memory_file() as output:
+            made = await self._run_job("audio_job", order, input, output, heard, f"; {CONVERT}")
+            kept, lost = await _store(made, output, place)
             size = os.fstat(output).st_size
         if lost:
-            raise _left_out(heard, lost, size)
+            raise _left_out_error(heard, lost, size)
         return kept
 
     async def _document(self, input: int, given: str, place: EntryFolder, filename: str) -> Media:
         size = os.fstat(input).st_size
         if size > DOCUMENT_BYTES:
             raise ToolFailed(f"{given}: it has {size} bytes, and at most {DOCUMENT_BYTES} can be sent to a model.")
-        with _anonymous() as output:
+        with _memory_file() as output:
             # A copy, since the file may change while it is stored.
             for start in range(0, size, CHUNK_BYTES):
                 os.sendfile(output, input, start, min(CHUNK_BYTES, size - start))
                 await lowlevel.checkpoint()
             size = os.fstat(output).st_size
             made = Media(media_type=PDF, name=_printable(filename), size=size)
-            kept, lost = await _kept(made, output, place)
+            kept, lost = await _store(made, output, place)
         if lost:
-            raise _left_out(given, lost, size)
+            raise _left_out_error(given, lost, size)
         return kept
 
-    async def _scaled(self, input: int, output: int, most: int, shown: str) -> Media:
+    async def _scale(self, input: int, output: int, most: int, shown: str) -> Media:
         if os.fstat(input).st_size > SOURCE_BYTES:
             raise ToolFailed(f"{shown}: its file is larger than {SOURCE_BYTES} bytes.")
         order = {"side": SIDE, "bytes": most, "pixels": PIXELS, "pillow": await to_thread.run_sync(_pillow)}
-        return await self._made("image_job", order, input, output, shown)
+        return await self._run_job("image_job", order, input, output, shown)
 
-    async def _made(
+    async def _run_job(
         self, job: str, order: dict[str, Any], input: int, output: int, failed: str, advice: str = ""
     ) -> Media:
         try:
@@ -173,12 +173,12 @@ class MediaPreparer:
         return msgspec.convert(made, Media)
 
 
-async def _kept(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
+async def _store(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
     """Stores the result of a job. Returns the media with its bytes or spool id, and the reason if it was not stored."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
         return _inline(made, output, size), ""
-    entry = await _spooled(output, size, made.media_type, place)
+    entry = await _store_in_spool(output, size, made.media_type, place)
     if entry.lost and place.unspooled.take(size):
         return _inline(made, output, size, f"stored in its message, since {entry.lost}"), ""
     return msgspec.structs.replace(made, spooled=entry.id), entry.lost
@@ -193,14 +193,14 @@ def _printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name[:NAME_CHARACTERS])
 
 
-def _left_out(what: str, lost: str, size: int) -> MediaLeftOut:
+def _left_out_error(what: str, lost: str, size: int) -> MediaLeftOut:
     return MediaLeftOut(
         f"{what}: {lost}, and it is too large ({size} bytes) to be stored in its message instead ({UNSPOOLED_BYTES} "
         "bytes per turn in all); make it smaller, or free some space."
     )
 
 
-async def _spooled(output: int, size: int, media_type: str, place: EntryFolder) -> SpoolEntry:
+async def _store_in_spool(output: int, size: int, media_type: str, place: EntryFolder) -> SpoolEntry:
     """Writes an entry in chunks. They are read here and not in the thread, since a cancelled caller may leave a thread
     behind, which must not use a descriptor that has been closed."""
     entry = SpoolEntry(place)
@@ -215,11 +215,11 @@ async def _spooled(output: int, size: int, media_type: str, place: EntryFolder) 
 
 
 @contextlib.asynccontextmanager
-async def _described(source: bytes | int) -> AsyncIterator[int]:
+async def _open_source(source: bytes | int) -> AsyncIterator[int]:
     if isinstance(source, int):
         yield source
         return
-    with _anonymous() as fd:
+    with _memory_file() as fd:
         view = memoryview(source)
         for start in range(0, len(view), CHUNK_BYTES):
             os.write(fd, view[start : start + CHUNK_BYTES])
@@ -228,7 +228,7 @@ async def _described(source: bytes | int) -> AsyncIterator[int]:
 
 
 @contextlib.contextmanager
-def _anonymous() -> Iterator[int]:
+def _memory_file() -> Iterator[int]:
     """An anonymous file in memory, which disappears when it is closed."""
     fd = os.memfd_create("media")
     try:

@@ -39,7 +39,7 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
         data = os.pread(file.fileno(), wanted.max_bytes + 1, start)
     end, lines = _cut(data, wanted.lines, wanted.max_bytes)
     text = clean(data[:end]).decode()
-    place = _place(wanted, start, start + end, size, lines, total_lines, whole=data[:end].endswith(b"\n"))
+    place = _position(wanted, start, start + end, size, lines, total_lines, whole=data[:end].endswith(b"\n"))
     return f"{text}{'' if text.endswith(chr(10)) else chr(10)}[{place}]"
 
 
@@ -85,7 +85,9 @@ def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
     return end, 1
 
 
-def _place(wanted: PageRequest, start: int, end: int, size: int, lines: int, total_lines: int, *, whole: bool) -> str:
+def _position(
+    wanted: PageRequest, start: int, end: int, size: int, lines: int, total_lines: int, *, whole: bool
+) -> str:
     if wanted.byte is not None:
         where = f"bytes {start} to {end} of {size}"
     else:

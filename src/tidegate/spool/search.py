@@ -65,10 +65,10 @@ async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
         raise FileNotFoundError(path)
     if "wrong" in found:
         raise ToolFailed(f"This is not a valid regular expression: {found['wrong']}.")
-    return _shown(found)
+    return _format_result(found)
 
 
-def _shown(found: dict[str, Any]) -> str:
+def _format_result(found: dict[str, Any]) -> str:
     places = found["places"]
     lines = [f"{place['line']} (byte {place['byte']}): {place['text']}" for place in places]
     count = f"{len(places)} match{'es' * (len(places) != 1)}" if places else "nothing found"
@@ -141,7 +141,7 @@ async def search_texts(workers: JobRunner, texts: Iterable[str], terms: SearchTe
     long."""
     fd = os.memfd_create("texts")
     try:
-        await to_thread.run_sync(_put, fd, texts)
+        await to_thread.run_sync(_write_texts, fd, texts)
         found = await _run_job(workers, terms.order, terms.seconds, fd)
     finally:
         os.close(fd)
@@ -153,7 +153,7 @@ async def search_texts(workers: JobRunner, texts: Iterable[str], terms: SearchTe
     )
 
 
-def _put(fd: int, texts: Iterable[str]) -> None:
+def _write_texts(fd: int, texts: Iterable[str]) -> None:
     with os.fdopen(os.dup(fd), "wb") as file:
         for text in texts:
             data = text.encode("utf-8", "replace")

@@ -57,8 +57,8 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """The spool of a gateway. `cores` are the CPU cores that child processes, which scale pictures and search results,
-    may use."""
+    """The spool of a gateway. `cores` are the CPU cores available to the child processes that scale pictures and search
+    results."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Spool:
         """Reads media for a request. Raises OSError if it cannot be read."""
         if not _ID.fullmatch(id):
             raise FileNotFoundError(id)
-        return await to_thread.run_sync(_read_whole, self.file(session, id), LOADED_BYTES)
+        return await to_thread.run_sync(_read_all, self.file(session, id), LOADED_BYTES)
 
     async def share(self, source: str, target: str) -> None:
         """Shares the results of one session with another. A shared file exists until both sessions are deleted."""
@@ -149,7 +149,7 @@ class Spool:
         found = await to_thread.run_sync(folders.files, self.root / session, before)
         orphans: list[str] = []
         for names in _batches([name for name, id in found.items() if id not in self.writing]):
-            known = await self.store.read(_known, [found[name] for name in names])
+            known = await self.store.read(_existing, [found[name] for name in names])
             orphans += [name for name in names if found[name] not in known]
         return await to_thread.run_sync(folders.remove_files, self.root / session, orphans) if orphans else 0
 
@@ -224,7 +224,7 @@ class SessionSpool:
         try:
             return await to_thread.run_sync(read_page, path, row.lines, wanted)
         except FileNotFoundError:
-            raise _gone(row) from None
+            raise _gone_error(row) from None
 
     async def search(
         self, id: str, pattern: str, *, limit: int = 50, regex: bool = False, offset: int = 0, byte: int = 0
@@ -243,7 +243,7 @@ class SessionSpool:
         try:
             return await search(self._spool.workers, self._spool.file(self.session, row.id), query)
         except FileNotFoundError:
-            raise _gone(row) from None
+            raise _gone_error(row) from None
 
     async def _text(self, id: str) -> SpooledRow:
         row = await self.row(id)
@@ -263,7 +263,7 @@ class SessionSpool:
         return max(self._spool.excerpt_lines - RESERVED_LINES, 1)
 
 
-def _known(db: Db, ids: Sequence[str]) -> set[str]:
+def _existing(db: Db, ids: Sequence[str]) -> set[str]:
     return spooled.existing(db, ids) | processes.existing(db, ids)
 
 
@@ -273,7 +273,7 @@ def _batches(names: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _read_whole(path: Path, most: int) -> bytes:
+def _read_all(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -281,5 +281,5 @@ def _read_whole(path: Path, most: int) -> bytes:
     return data
 
 
-def _gone(row: SpooledRow) -> ToolFailed:
+def _gone_error(row: SpooledRow) -> ToolFailed:
     return ToolFailed(f"The file of {row.id} no longer exists; repeat the call that produced it.")

@@ -17,7 +17,7 @@ from tidegate.agent import Turn
 from tidegate.config import Config
 from tidegate.engine import TakenTurn
 from tidegate.errors import Conflict, Refused, ToolFailed, TurnFailed
-from tidegate.safe_text import shown
+from tidegate.safe_text import escape_invisible
 from tidegate.security.policy import Action, Mode, PolicyRule, decide, parse, strictest
 from tidegate.store import ApprovalRow, NewApproval, approvals
 from tidegate.tools import Tool
@@ -127,8 +127,8 @@ class TurnPermissions:
             kind="question",
             tool="",
             digest=digest,
-            summary=shown(question),
-            choices=tuple(shown(choice, one_line=True) for choice in choices),
+            summary=escape_invisible(question),
+            choices=tuple(escape_invisible(choice, one_line=True) for choice in choices),
         )
         if len(asking.summary) > approvals.SUMMARY_CHARACTERS:
             raise ToolFailed(
@@ -180,12 +180,13 @@ def summary(call: ToolCall) -> str:
     length = len(call.name)
     for name, value in arguments.items():
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        lines.append(f"{shown(name[:most], one_line=True)}: " + shown(text[:most]).replace("\n", "\n    "))
+        label, content = escape_invisible(name[:most], one_line=True), escape_invisible(text[:most])
+        lines.append(f"{label}: " + content.replace("\n", "\n    "))
         length += len(lines[-1])
         if length > most:
             break
     if not arguments and call.arguments.strip() not in ("", "{}"):
-        lines.append(shown(call.arguments[:most]))
+        lines.append(escape_invisible(call.arguments[:most]))
     return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | N
         model = agents.get(name, {}).get("model", "")
         return f"A new conversation with agent {name} ({_model(home, model)})."
     view = api.call("GET", api.session(session))
-    title = f"“{_short(view['title'])}”, " if view.get("title") else ""
+    title = f"“{_shorten(view['title'])}”, " if view.get("title") else ""
     return f"Conversation {title}{session}, with agent {view['agent']} ({_model(home, view['model'])})."
 
 
@@ -48,12 +48,12 @@ def last_exchange(api: GatewayClient, session: str) -> Iterator[str]:
         if message["role"] == "assistant":
             answer = answer or text
         elif message["role"] == "user" and text:
-            yield f"you: {_short(text)}"
+            yield f"you: {_shorten(text)}"
             if answer:
-                yield f"answer: {_short(answer)}"
+                yield f"answer: {_shorten(answer)}"
             return
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _MESSAGE_CHARACTERS else line[: _MESSAGE_CHARACTERS - 1] + "…"

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 
-class LeftTurn(KeyboardInterrupt):
+class LeaveRequested(KeyboardInterrupt):
     """The user left without waiting for the end of the turn."""
 
 
@@ -39,6 +39,6 @@ class InterruptHandler:
     def _pressed(self, _number: int, _frame: FrameType | None) -> None:
         self._presses += 1
         if self._presses > 1:
-            raise LeftTurn
+            raise LeaveRequested
         if self._stop is not None:
             self._stop()

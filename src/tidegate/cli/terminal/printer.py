@@ -7,7 +7,7 @@ with notes and tool output in faint text if colours are enabled. Printed text ca
 import os
 import sys
 
-from tidegate.cli.output import plain, wrapped, write_faint
+from tidegate.cli.output import strip_controls, wrap_text, write_faint
 
 
 class Printer:
@@ -19,7 +19,7 @@ class Printer:
         """True if the current line is tool output."""
 
     def text(self, text: str) -> None:
-        if text := plain(text):
+        if text := strip_controls(text):
             self._switch_to(tool=False)
             self._write(text)
 
@@ -31,7 +31,7 @@ class Printer:
 
     def line(self, text: str) -> None:
         self.end_line()
-        shown = wrapped(plain(text)) if self._interactive else text
+        shown = wrap_text(strip_controls(text)) if self._interactive else text
         self.text(shown if shown.endswith("\n") else shown + "\n")
 
     def prompt(self, text: str) -> None:
@@ -40,18 +40,18 @@ class Printer:
 
     def note(self, text: str) -> None:
         """Print a remark that is not part of the answer."""
-        shown = plain(text).replace("\n", " ")
+        shown = strip_controls(text).replace("\n", " ")
         if not self._interactive:
             print(shown, file=sys.stderr)
             return
         self.end_line()
-        self._write(wrapped(f"· {shown}"), faint=True)
+        self._write(wrap_text(f"· {shown}"), faint=True)
         self._write("\n")
 
     def progress(self, text: str) -> None:
         """Print output of a running tool as it arrives, except in a pipe."""
         # Programs with a progress display overwrite their line; each state is printed on a line of its own.
-        if self._interactive and (shown := plain(text.replace("\r\n", "\n").replace("\r", "\n"))):
+        if self._interactive and (shown := strip_controls(text.replace("\r\n", "\n").replace("\r", "\n"))):
             self._switch_to(tool=True)
             self._write(shown, faint=True)
 

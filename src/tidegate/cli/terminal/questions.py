@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
-from tidegate.cli.output import plain, when
+from tidegate.cli.output import local_time, strip_controls
 from tidegate.cli.terminal.printer import Printer
 from tidegate.errors import TidegateError
 
@@ -40,7 +40,7 @@ class QuestionPrompt:
             return False
         who = f"the agent {agent}" if agent else "the agent"
         self._printer.note(f"{who} asks{' for your approval' if question['kind'] == 'approval' else ''}:")
-        for line in described(question):
+        for line in question_lines(question):
             self._printer.line(f"    {line}")
         while self._is_open(id):
             reply = self._read(id, f"{hint(question)} ? ")
@@ -89,17 +89,20 @@ class QuestionPrompt:
             return True
 
 
-def described(question: dict[str, Any]) -> list[str]:
+def question_lines(question: dict[str, Any]) -> list[str]:
     """The lines of the complete question, with numbered choices."""
-    lines = plain(question["summary"]).split("\n")
-    return [*lines, *(f"{number}. {plain(choice)}" for number, choice in enumerate(question.get("choices", ()), 1))]
+    lines = strip_controls(question["summary"]).split("\n")
+    return [
+        *lines,
+        *(f"{number}. {strip_controls(choice)}" for number, choice in enumerate(question.get("choices", ()), 1)),
+    ]
 
 
 def heading(question: dict[str, Any]) -> str:
     what = "an approval" if question["kind"] == "approval" else "a question"
-    until = f", until {when(question['expires'])}" if question.get("expires") else ""
-    whose = f"{plain(question['person'])}'s conversation {question['conversation']}"
-    return f"{question['id']}: {what} in {whose}, asked {when(question['asked'])}{until}"
+    until = f", until {local_time(question['expires'])}" if question.get("expires") else ""
+    whose = f"{strip_controls(question['person'])}'s conversation {question['conversation']}"
+    return f"{question['id']}: {what} in {whose}, asked {local_time(question['asked'])}{until}"
 
 
 def hint(question: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
-from tidegate.cli.output import plain
+from tidegate.cli.output import strip_controls
 from tidegate.cli.terminal.printer import Printer
 from tidegate.cli.terminal.questions import QuestionPrompt
 
@@ -52,7 +52,7 @@ class TurnFollower:
 
     def follow(self) -> bool:
         """Print the turn until it has ended. Returns True if it was answered, or stopped by a user."""
-        return self._ended(self._outcome())
+        return self._finish(self._outcome())
 
     def _outcome(self) -> dict[str, Any]:
         for again in range(_RECONNECTS + 1):
@@ -168,7 +168,7 @@ class TurnFollower:
             if message["role"] == "tool" and message.get("failed"):
                 self._note(_failure(message, message["text"][:_EXCERPT_CHARACTERS]))
 
-    def _ended(self, outcome: dict[str, Any]) -> bool:
+    def _finish(self, outcome: dict[str, Any]) -> bool:
         text, state = outcome.get("text", ""), outcome["state"]
         if outcome.get("steps", 0) > 1 and not self._printed[1]:
             self._print_calls()
@@ -182,7 +182,7 @@ class TurnFollower:
         if state == "stopped":
             self._printer.note(error["message"] if error else "stopped")
         elif error:
-            print(plain(f"tidegate: {error['message']}"), file=sys.stderr)
+            print(strip_controls(f"tidegate: {error['message']}"), file=sys.stderr)
         return state in ("answered", "stopped")
 
 

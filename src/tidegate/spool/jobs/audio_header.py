@@ -36,7 +36,7 @@ _BITRATES = (
 """Bit rates of layer III in kilobits per second, for MPEG 1 and for MPEG 2 and 2.5."""
 _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _SLOWEST, _FASTEST = 8_000, 320_000
-"""Bits per second of layer III."""
+"""The lowest and highest bit rates of layer III, in bits per second."""
 
 # Each is long enough that no text starts with it.
 _OTHERS = (
@@ -126,7 +126,7 @@ def _wav(read: Read, size: int) -> float:
 
 
 def _format(data: bytes) -> int:
-    """Bytes per second."""
+    """Parses the sample format of a WAV and returns its bytes per second."""
     if len(data) < 16:
         raise UnknownAudio("ends within its header")
     tag, channels, rate, _, block, bits = (
@@ -145,21 +145,21 @@ def _format(data: bytes) -> int:
 
 
 def _mp3(read: Read, size: int) -> float:
-    place = _behind_tags(read)
+    place = _skip_tags(read)
     data = read(SEARCHED_BYTES + _FRAME_BYTES + 4, place)
     start, frame = _first_frame(data, size - place)
     # There may be an old tag of fixed length at the end.
     end = size - 128 if size >= 128 and read(3, size - 128) == b"TAG" else size
     sound = max(0, end - place - start)
     steady = sound * 8 / frame.bits
-    counted = _counted(data[start:], frame) * frame.samples / frame.rate
+    counted = _frame_count(data[start:], frame) * frame.samples / frame.rate
     one = frame.samples / frame.rate
     if sound * 8 / _FASTEST - one <= counted <= sound * 8 / _SLOWEST + one:
         return counted or steady
     return steady  # the stated count contradicts the size
 
 
-def _behind_tags(read: Read) -> int:
+def _skip_tags(read: Read) -> int:
     place = 0
     for _ in range(TAGS):
         head = read(10, place)
@@ -206,7 +206,7 @@ def _frame(head: bytes) -> _Frame | None:
     return _Frame(version, bits, hertz, samples, length, head[3] >> 6 == 3)
 
 
-def _counted(data: bytes, frame: _Frame) -> int:
+def _frame_count(data: bytes, frame: _Frame) -> int:
     """The number of frames according to the first one, or 0 if it is not stated there."""
     side = (17 if frame.mono else 32) if frame.version == 3 else (9 if frame.mono else 17)
     if data[36:40] == b"VBRI":

@@ -73,7 +73,7 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
             if fits and upright and not moves and image.mode in _PLAIN_MODES:
                 _copy()
                 return {"media_type": kind, "width": stated[0], "height": stated[1], "note": ""}
-            small = _plain(image)
+            small = _convert_mode(image)
             small.thumbnail((side, side), reducing_gap=2.0)
             lossless = kind in ("image/png", "image/gif")
             kind, (width, height), data = _encode(ImageOps.exif_transpose(small), most, lossless=lossless)
@@ -88,7 +88,7 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
     return {"media_type": kind, "width": width, "height": height, "note": ", ".join(notes)}
 
 
-def _plain(image: Any) -> Any:
+def _convert_mode(image: Any) -> Any:
     """Converts the image to a mode that can be scaled and saved. An image in such a mode is returned unchanged, so that
     a large picture is not in memory twice."""
     if "transparency" in image.info or image.mode in ("LA", "PA", "RGBa"):
@@ -103,17 +103,17 @@ def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, i
     side = max(image.size)
     while side >= _LEAST_SIDE:
         image.thumbnail((side, side), reducing_gap=2.0)
-        if lossless and len(data := _saved(image, "PNG")) <= most:
+        if lossless and len(data := _encode_as(image, "PNG")) <= most:
             return "image/png", image.size, data
-        flat = _flat(image) if image.mode == "RGBA" else image
+        flat = _flatten(image) if image.mode == "RGBA" else image
         for quality in _QUALITIES:
-            if len(data := _saved(flat, "JPEG", quality=quality)) <= most:
+            if len(data := _encode_as(flat, "JPEG", quality=quality)) <= most:
                 return "image/jpeg", image.size, data
         side = int(side * _SMALLER)
     raise ImageRefused(f"cannot be scaled down to {most} bytes")
 
 
-def _flat(image: Any) -> Any:
+def _flatten(image: Any) -> Any:
     """Puts the image on a white background, since a JPEG has no transparency."""
     from PIL import Image
 
@@ -122,7 +122,7 @@ def _flat(image: Any) -> Any:
     return background
 
 
-def _saved(image: Any, format: str, **options: Any) -> bytes:
+def _encode_as(image: Any, format: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format, **options)
     return buffer.getvalue()

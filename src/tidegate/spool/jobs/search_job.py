@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 BLOCK = 256 * 1024
 
 OVERLAP = 4 * 1024
-"""Bytes of the previous piece that are searched again. A match across two pieces of a line is found if it is not longer
-than this."""
+"""Bytes by which consecutive pieces of a line overlap. A match across two pieces is found if it is not longer."""
 
 AROUND = 120
 """Bytes of context before and after a match."""
@@ -83,7 +82,7 @@ def _regex(pattern: str) -> tuple[Find, Hits]:
         lines = block.decode("utf-8", "surrogateescape").split("\n")
         return [index for index, line in enumerate(lines) if search(line)]
 
-    return _finding(search), hits
+    return _text_finder(search), hits
 
 
 def _words(words: Sequence[str]) -> tuple[Find, Hits]:
@@ -103,11 +102,11 @@ def _words(words: Sequence[str]) -> tuple[Find, Hits]:
         found = first(line, 0)
         return found if found is not None and found[0] >= start else None
 
-    first = _finding(searches[0])
+    first = _text_finder(searches[0])
     return once, hits
 
 
-def _finding(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
+def _text_finder(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
     def find(line: bytes, start: int) -> tuple[int, int] | None:
         # An undecodable byte becomes one character, so positions in the text can be converted to bytes.
         text = line.decode("utf-8", "surrogateescape")
@@ -157,7 +156,7 @@ def _search(file: BinaryIO, find: Find, hits: Hits, order: dict[str, Any]) -> di
                 continue
             begins = byte + sum(map(len, lines[:index])) + index
             for found in _in_line(find, lines[index], order["byte"] - begins, 0 if index else seen):
-                shown = _around(lines[index], *found)
+                shown = _excerpt(lines[index], *found)
                 room -= len(shown.encode()) + PLACE_BYTES
                 if len(places) == order["limit"] or (room < 0 and places):
                     return {"places": places, "more": begins + found[0]}
@@ -199,7 +198,7 @@ def _in_line(find: Find, line: bytes, first: int, seen: int) -> Iterator[tuple[i
         start = max(found[0] + AROUND, found[1], start + 1)
 
 
-def _around(line: bytes, start: int, end: int) -> str:
+def _excerpt(line: bytes, start: int, end: int) -> str:
     """The match with its context."""
     first, last = max(0, start - AROUND), min(len(line), min(end, start + AROUND) + AROUND)
     for _ in range(3):  # avoids splitting a character
@@ -254,7 +253,7 @@ def _search_texts(search: Callable[[str], "re.Match[str] | None"], order: dict[s
             found = search(text)
             if found is not None:
                 before = len(text[: found.start()].encode())
-                shown = _around(text.encode(), before, before + len(found[0].encode()))
+                shown = _excerpt(text.encode(), before, before + len(found[0].encode()))
                 room -= len(shown.encode()) + PLACE_BYTES
                 if len(places) == order["limit"] or (room < 0 and places):
                     return {"places": places, "more": number}
