@@ -180,6 +180,6 @@ def test_absurd_token_counts_are_replaced_by_estimates_and_block_nobody(tmp_path
         assert (shown["calls"], shown["estimated"]) == (9, 6)
         assert 0 < shown["input"] + shown["output"] < 10_000
         assert "Estimated for 6 of 9 calls" in tidegate("usage", home=home).stdout
-    lines = [line for line in running.log.read_text().splitlines() if "cannot be right" in line]
+    lines = [line for line in running.log.read_text().splitlines() if "impossible token counts" in line]
     assert len(lines) == 6
     assert all(api in "".join(lines) for api in FORMATS)

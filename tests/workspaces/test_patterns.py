@@ -2,11 +2,14 @@
 
 import os
 import re
+import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import ToolFailed
@@ -17,12 +20,31 @@ from tidegate.workspaces.processes.children import find_program
 
 Places = list[tuple[int, int]]
 
+PYTHON_SECONDS = 2.0
+"""For Python's search in a few short lines; some patterns would take it hours."""
+
 
 def by_python(pattern: Pattern, text: bytes, chunk: int = line_matcher.CHUNK) -> Places:
     with tempfile.TemporaryFile() as file:
         file.write(text)
         file.seek(0)
         return list(line_matcher.matching_lines(re.compile(pattern.python, re.MULTILINE), file.fileno(), chunk))
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Interrupts the block with TimeoutError after this time, also inside of a match."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def by_ripgrep(pattern: Pattern, text: bytes) -> Places:
@@ -198,7 +220,12 @@ def test_both_engines_find_the_same_places(case: PatternCase, chunk: int) -> Non
         pattern = read_pattern(case.pattern, ignore_case=case.ignore_case)
     except ToolFailed:
         return
-    assert by_python(pattern, case.text, chunk) == by_ripgrep(pattern, case.text)
+    try:
+        with within(PYTHON_SECONDS):
+            places = by_python(pattern, case.text, chunk)
+    except TimeoutError:
+        reject()  # Python backtracks: such a search runs in a child with a deadline
+    assert places == by_ripgrep(pattern, case.text)
 
 
 @settings(max_examples=200)
