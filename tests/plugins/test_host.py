@@ -246,6 +246,27 @@ def test_a_gateway_names_a_broken_plug_in_and_answers_without_it(tmp_path: Path)
             assert "gave me this" in running.say("search for birds", "talk")
 
 
+STUBBORN = """
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+"""
+
+
+@pytest.mark.parametrize(
+    "stop", [STUBBORN, "__import__('threading').Thread(target=__import__('time').sleep, args=(600,)).start()"]
+)
+def test_what_a_plug_in_leaves_running_does_not_keep_the_process_alive(tmp_path: Path, stop: str) -> None:
+    """L31, F1: neither a task that ignores its cancellation nor a thread."""
+    config = '[agents.main]\ntools = ["third"]\n'
+    with home_with(tmp_path, config, third=broken("toolset", stop=stop)) as home, gateway(home) as running:
+        assert running.say("hello", "talk")
+        running.process.terminate()
+        running.wait()
+
+
 def test_a_gateway_whose_agent_needs_a_broken_plug_in_does_not_start(tmp_path: Path) -> None:
     with home_with(tmp_path, '[agents.main]\ntools = ["third"]\n', third=broken("toolset", "1 / 0")) as home:
         run = tidegate("up", "--port", "0", home=home)
