@@ -127,6 +127,18 @@ async def test_plug_ins_start_in_order_and_stop_in_reverse(tmp_path: Path) -> No
         (broken("toolset", start="await asyncio.Event().wait()"), "line 8: start did not finish within 0.3 s"),
         (broken("toolset", "raise asyncio.CancelledError"), "line 3: make was cancelled"),
         (broken("toolset").replace("tools = ()", "tools = (1,)"), "its tools are not all made with @tool"),
+        (broken("toolset", "raise SystemExit(3)"), "line 4: SystemExit: 3"),
+        (broken("toolset", "raise KeyboardInterrupt"), "line 4: KeyboardInterrupt"),
+        (broken("toolset", start="raise SystemExit(3)"), "line 8: SystemExit: 3"),
+        (broken("toolset", start="raise BaseException(3)"), "line 8: BaseException: 3"),
+        (broken("toolset").replace("async def make", "def make"), "line 3: TypeError: it must be an async function"),
+        (broken("toolset", "yield"), "line 3: TypeError: it must be an async function"),
+        (broken("toolset").replace("make(ctx)", "make()"), "line 3: TypeError: make.. takes 0 positional arguments"),
+        (broken("toolset").replace("async def start", "def start"), "line 8: TypeError: it must be an async function"),
+        (broken("toolset").replace("tools = ()", "tools = None"), "TypeError: 'NoneType' object is not iterable"),
+        (broken("toolset").replace("tools = ()", "tools = property(lambda self: 1 / 0)"), "line 6: ZeroDivisionError"),
+        (broken("toolset", "raise ValueError('x' * 5000 + chr(27))"), "line 4: ValueError: x{1000}…; repair"),
+        (broken("toolset", 'raise type("E", (Exception,), {"__str__": None})'), "line 4: E: its message cannot be"),
         (broken("toolset", 'ctx.secret("key")'), "line 4: Misconfigured: .*key must refer to a secret"),
     ],
 )
@@ -166,6 +178,18 @@ async def test_a_stop_that_hangs_delays_no_other_one(tmp_path: Path) -> None:
         await running.scope.close()
     assert "stop of the plug-in second" in str(failures.value.exceptions[0].__notes__)
     assert events(tmp_path)[-2:] == ["third task ended", "third stop"]
+
+
+async def test_a_stop_that_exits_is_reported_and_the_others_stop(tmp_path: Path) -> None:
+    """L28: the process does not end with it."""
+    put(tmp_path, first=RECORDING, second=broken("toolset", stop="raise SystemExit(3)"), third=RECORDING)
+    running = Host(tmp_path)
+    await running.open()
+    with pytest.raises(BaseExceptionGroup) as failed:
+        await running.scope.close()
+    (failure,) = failed.value.exceptions
+    assert f"{tmp_path}/plugins/second.py, line 9: SystemExit: 3" in str(failure)
+    assert events(tmp_path)[-4:] == ["first task ended", "first stop", "third task ended", "third stop"]
 
 
 async def test_a_failed_task_of_a_plug_in_is_reported(tmp_path: Path) -> None:
@@ -220,6 +244,27 @@ def test_a_gateway_names_a_broken_plug_in_and_answers_without_it(tmp_path: Path)
         assert tidegate("config", "check", home=home).returncode == 0
         with gateway(home) as running:
             assert "gave me this" in running.say("search for birds", "talk")
+
+
+STUBBORN = """
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+"""
+
+
+@pytest.mark.parametrize(
+    "stop", [STUBBORN, "__import__('threading').Thread(target=__import__('time').sleep, args=(600,)).start()"]
+)
+def test_what_a_plug_in_leaves_running_does_not_keep_the_process_alive(tmp_path: Path, stop: str) -> None:
+    """L31, F1: neither a task that ignores its cancellation nor a thread."""
+    config = '[agents.main]\ntools = ["third"]\n'
+    with home_with(tmp_path, config, third=broken("toolset", stop=stop)) as home, gateway(home) as running:
+        assert running.say("hello", "talk")
+        running.process.terminate()
+        running.wait()
 
 
 def test_a_gateway_whose_agent_needs_a_broken_plug_in_does_not_start(tmp_path: Path) -> None:

@@ -287,6 +287,15 @@ async def test_a_repeated_header_is_refused(gateway: InProcessGateway) -> None:
 
 
 @pytest.mark.anyio
+async def test_errors_contain_no_control_characters(gateway: InProcessGateway) -> None:
+    """A terminal that shows the message interprets none of it."""
+    for path in ("/api/sessions/%1b%5b31m%00x", "/api/turns/%1b%5b31m%00x", "/api/approvals?session=%1b%5b31m%00x"):
+        refused = await call(gateway, "GET", path)
+        assert refused.status == 404
+        assert refused.error["message"].isprintable(), path
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     "path", ["/nope", "/v1/nope", "/api/nope", "/v1/chat/completions/x", "/static/nope.js", "/api/sessions/"]
 )

@@ -136,6 +136,35 @@ async def test_results_of_legacy_functions_continue_a_named_session(
     assert "x-caller-tools" not in second.headers
 
 
+@pytest.mark.parametrize("session", [None, "notes"])
+async def test_legacy_functions_ask_for_one_call_at_a_time_and_lose_none(
+    gateway: InProcessGateway, model: ScriptedModel, session: str | None
+) -> None:
+    """H09: `function_call` holds one call. A model that makes several nevertheless is answered with all of them."""
+    functions = [WEATHER["function"], TIDES["function"]]
+    wish = 'go [together weather {"place": "Kiel"} tides {}]'
+    reply = await chat(gateway, wish, session=session, functions=functions)
+    assert model.recorded[-1].decoded()["parallel_tool_calls"] is False
+    message = reply.json["choices"][0]["message"]
+    assert message["function_call"]["name"] == "weather"
+    assert calls(reply) == ["weather", "tides"]
+    assert reply.json["choices"][0]["finish_reason"] == "function_call"
+
+    streamed = await chat(gateway, wish, functions=functions, stream=True)
+    [delta] = [each for chunk in streamed.chunks for each in [chunk["choices"][0]["delta"]] if "function_call" in each]
+    assert delta["function_call"]["name"] == "weather"
+    assert [call["function"]["name"] for call in delta["tool_calls"]] == ["weather", "tides"]
+
+    result = {"role": "function", "name": "weather", "content": "sunny"}
+    history = [{"role": "user", "content": wish}, message, result]
+    second = await chat(gateway, messages=history, session=session, functions=functions)
+    assert second.status == 200, second.body
+    assert ("tool", "sunny") in told(model)
+
+    await chat(gateway, "go [tool weather {}]", functions=functions, parallel_tool_calls=True)
+    assert model.recorded[-1].decoded()["parallel_tool_calls"] is True
+
+
 async def test_tool_results_are_accepted_after_a_restart(home: Path, model: ScriptedModel) -> None:
     """F4, H09: the open call is in the store."""
     async with in_process_gateway(home, model=model) as h:

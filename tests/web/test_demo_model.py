@@ -47,3 +47,21 @@ async def test_the_demo_model_refuses_log_probabilities(home: Path) -> None:
     async with in_process_gateway(home) as h:
         reply = await chat(h, "say hello", logprobs=True)
         assert (reply.status, reply.error["param"]) == (400, "logprobs")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "clock"}}),
+    ],
+)
+async def test_the_demo_model_refuses_to_be_constrained(home: Path, field: str, value: object) -> None:
+    """H08: it would ignore the field, and the caller would take its answer for JSON or for a call."""
+    async with in_process_gateway(home) as h:
+        reply = await chat(h, "say hello", **{field: value})
+        assert (reply.status, reply.error["param"]) == (400, field)
+        assert "demo model" in reply.error["message"]
+        for harmless in ({"response_format": {"type": "text"}}, {"tool_choice": "auto"}):
+            assert (await chat(h, "say hello", **harmless)).status == 200

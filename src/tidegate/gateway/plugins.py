@@ -10,6 +10,7 @@ from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight.plugins import FoundPlugins
 from tidegate.lifetimes import Scope
 from tidegate.plugins.host import Deadlines, PluginFailed, Plugins, needed
+from tidegate.plugins.loading import described, place_of
 from tidegate.security import Secret
 from tidegate.tools import Tool, Toolset
 
@@ -28,7 +29,11 @@ async def open_plugins(
     await plugins.open()
     toolsets: dict[str, Toolset] = {}
     for plugin in plugins.of_kind("toolset"):
-        tools = tuple(plugin.object.tools)
+        try:
+            tools = tuple(plugin.object.tools)
+        except Exception as error:  # `tools` is the plug-in's code
+            file = plugin.status().file
+            raise PluginFailed(needed(plugin.use, f"{place_of(error, file, file)}: {described(error)}")) from error
         if not all(isinstance(tool, Tool) for tool in tools):
             fault = f"{plugin.status().file}: its tools are not all made with @tool"
             raise PluginFailed(needed(plugin.use, fault))

@@ -2,7 +2,8 @@
 
 SIGTERM, SIGINT and SIGHUP stop the gateway in order within one time budget; a second signal does not wait for turns. If
 the orderly stop hangs, the process exits shortly after its budget and prints the stacks of its threads to standard
-error. A failure to start is raised as an error with a one-sentence message.
+error. It does the same if a task or thread of a plug-in is still running when everything else is closed. A failure to
+start is raised as an error with a one-sentence message.
 """
 
 import asyncio
@@ -43,10 +44,9 @@ async def _serve(gateway: Gateway) -> None:
             return
         await gateway.wait_for_stop()
         faulthandler.dump_traceback_later(gateway.budget + _OVERTIME_SECONDS, exit=True)
-        try:
-            await gateway.close()
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+        await gateway.close()
     finally:
+        # Everything is closed. What still runs, such as a thread of a plug-in, must not keep the process alive.
+        faulthandler.dump_traceback_later(_OVERTIME_SECONDS, exit=True)
         for number in _SIGNALS:
             loop.remove_signal_handler(number)

@@ -7,6 +7,7 @@ ledger as `plug-in`.
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -101,21 +102,40 @@ class Plugin:
         context = PluginContext(self.name, settings, folder, scope, secrets)
         try:
             made = await self._bounded(scope, lambda: factory.make(context), "make", limits.make, factory.place)
-            if missing := missing_members(KINDS[self.use.kind], made):
-                raise PluginFailed(
-                    f"{factory.place}: it returned a {type(made).__name__}, which is not a "
-                    f"{KINDS[self.use.kind].title}: it lacks {', '.join(missing)}"
-                )
-            if (start := getattr(made, "start", None)) is not None:
+            start, stop = self._checked(made, factory.place)
+            if start is not None:
                 await self._bounded(scope, start, "start", limits.start, _place(start, factory.place))
         except BaseException:
             await self._close(scope)
             raise
         scope.hold("plug-in")
         scope.on_close(self._forget, name="plug-in")
-        if (stop := getattr(made, "stop", None)) is not None:
-            scope.on_close(stop, name=f"stop of the plug-in {self.name}")
+        if stop is not None:
+            scope.on_close(lambda: self._stop(stop, factory.place), name=f"stop of the plug-in {self.name}")
         self.object = made
+
+    def _checked(self, made: Any, place: str) -> tuple[Any, Any]:
+        """The methods `start` and `stop` of an object that has all members of its kind; None for a missing one."""
+        try:
+            missing = missing_members(KINDS[self.use.kind], made)
+            methods = getattr(made, "start", None), getattr(made, "stop", None)
+        except Exception as error:  # the object's properties are the plug-in's code
+            raise self._failed(error, place) from error
+        if missing:
+            raise PluginFailed(
+                f"{place}: it returned a {type(made).__name__}, which is not a "
+                f"{KINDS[self.use.kind].title}: it lacks {', '.join(missing)}"
+            )
+        return methods
+
+    async def _stop(self, stop: Callable[[], Any], place: str) -> None:
+        _, error = await _caught(stop)
+        if error is not None:
+            raise self._failed(error, _place(stop, place)) from error
+
+    def _failed(self, error: BaseException, place: str) -> PluginFailed:
+        file = "" if self._loaded is None else self._loaded.file
+        return PluginFailed(f"{place_of(error, file, place)}: {described(error)}")
 
     def _forget(self) -> None:
         self.object = None
@@ -133,7 +153,6 @@ class Plugin:
         self, scope: Scope, work: Callable[[], Awaitable[Any]], what: str, seconds: float, place: str
     ) -> Any:
         """Awaits one call of the plug-in. One that ignores its cancellation is abandoned to the scope."""
-        assert self._loaded is not None
         task = scope.start(_caught, work, name=f"{what} {self.name}")
         try:
             done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -145,7 +164,7 @@ class Plugin:
             raise PluginFailed(f"{place}: {what} was cancelled")
         result, error = task.result()
         if error is not None:
-            raise PluginFailed(f"{place_of(error, self._loaded.file)}: {described(error)}") from error
+            raise self._failed(error, place) from error
         return result
 
     async def _close(self, scope: Scope) -> None:
@@ -202,11 +221,17 @@ def needed(use: PluginUse, fault: str) -> str:
     )
 
 
-async def _caught(work: Callable[[], Awaitable[Any]]) -> tuple[Any, Exception | None]:
-    """Returns the failure as a value: it is reported where the call was made, and nowhere else."""
+async def _caught(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
+    """Returns the failure as a value: it is reported where the call was made, and nowhere else. `SystemExit` is a
+    failure like any other: outside of this function it would end the process."""
     try:
-        return await work(), None
-    except Exception as error:  # any error of the plug-in
+        waiting = work()
+        if not inspect.isawaitable(waiting):
+            raise TypeError("it must be an async function, without yield")
+        return await waiting, None
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # any error of the plug-in
         return None, error
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tidegate.errors import Misconfigured
 from tidegate.plugins.kinds import API_VERSION, KINDS, Kind, PluginFactory
+from tidegate.safe_text import strip_controls
 from tidegate.values import Frozen
 
 GROUP = "tidegate.plugins"
@@ -25,8 +26,11 @@ IMPORT_SECONDS = 20.0
 """Time limit for importing one plug-in with everything that it imports: large libraries take some seconds."""
 
 
-_IMPORTING = ("<frozen ", str(Path(importlib.util.__file__).parent), __file__)
-"""The beginnings of file names of code that imports plug-ins."""
+MESSAGE_CHARACTERS = 1000
+"""The longest error message of a plug-in that is shown."""
+
+_CALLING = ("<frozen ", str(Path(importlib.util.__file__).parent), str(Path(__file__).parents[1]))
+"""The beginnings of file names of code that imports and calls plug-ins: of Python and of the gateway."""
 
 
 class PluginUse(Frozen, frozen=True):
@@ -85,12 +89,12 @@ def load(use: PluginUse, home: Path, *, within: float = IMPORT_SECONDS) -> Loade
 def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -> LoadedPlugin:
     """The factory of the wanted kind. Raises `PluginInvalid` if there is not exactly one."""
     kind = KINDS[use.kind]
-    declared = list(dict.fromkeys(factories))
+    declared = list({id(factory): factory for factory in factories}.values())
     fitting = [factory for factory in declared if factory.kind == use.kind]
     if not declared:
         raise PluginInvalid(f'{origin} declares no plug-in; put @plugin("{use.kind}") before its function')
     for factory in declared:
-        if factory.kind not in KINDS:
+        if not isinstance(factory.kind, str) or factory.kind not in KINDS:
             raise PluginInvalid(
                 f"{factory.place}: there is no kind of plug-in {factory.kind!r}; known: {', '.join(KINDS)}"
             )
@@ -101,6 +105,8 @@ def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -
     if len(fitting) > 1:
         raise PluginInvalid(f"{fitting[1].place}: {origin} has more than one plug-in of the kind {use.kind}; keep one")
     factory = fitting[0]
+    if not isinstance(factory.api, int):
+        raise PluginInvalid(f"{factory.place}: its api must be a number, not {factory.api!r}")
     if factory.api > API_VERSION:
         raise PluginInvalid(
             f"{factory.place}: the plug-in needs version {factory.api} of the plug-in interface, and this gateway has "
@@ -115,21 +121,29 @@ def missing_members(kind: Kind, made: object) -> tuple[str, ...]:
     return tuple(name for name in kind.members if not hasattr(made, name))
 
 
-def place_of(error: BaseException, file: str) -> str:
-    """The file and line of an error: the innermost one in the plug-in's file, or else the innermost one outside of this
-    module and the import system. `file` if there is none."""
+def place_of(error: BaseException, file: str, otherwise: str = "") -> str:
+    """The file and line of an error: the innermost one in the plug-in's file, or else the innermost one outside of the
+    gateway and the import system. If there is none, `otherwise` or `file`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == file]
-    foreign = [frame for frame in frames if not frame.filename.startswith(_IMPORTING)]
+    foreign = [frame for frame in frames if not frame.filename.startswith(_CALLING)]
     if not (chosen := own or foreign):
-        return file
+        return otherwise or file
     return f"{chosen[-1].filename}, line {chosen[-1].lineno}"
 
 
 def described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """The error's type and its message, shortened to one line."""
+    try:
+        text = str(error)
+    except Exception as unprintable:  # the exception's class is the plug-in's code, too
+        text = f"its message cannot be shown ({type(unprintable).__name__})"
+    line = strip_controls(" ".join(text[: MESSAGE_CHARACTERS + 1].split()))
+    if len(line) > MESSAGE_CHARACTERS:
+        line = f"{line[:MESSAGE_CHARACTERS]}…"
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def _run_file(file: Path) -> ModuleType:

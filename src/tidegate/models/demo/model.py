@@ -13,7 +13,7 @@ import msgspec
 from tidegate.errors import ModelFailed
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.demo.script import DemoReply, read_request, reply
-from tidegate.models.formats.call_parameters import invalid
+from tidegate.models.formats.call_parameters import invalid, parse_tool_choice
 from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_counts import TokenEstimate
@@ -65,6 +65,17 @@ class DemoModel:
     ) -> Message:
         if call.top_logprobs is not None:
             raise invalid("The demo model returns no log probabilities; leave out `logprobs`.", "logprobs")
+        if call.response_format:
+            raise invalid(
+                "The demo model answers in plain text; leave out `response_format`, or choose another model.",
+                "response_format",
+            )
+        if call.tool_choice and parse_tool_choice(call.tool_choice).kind in ("required", "function"):
+            raise invalid(
+                "The demo model decides by itself whether to call a tool; leave out `tool_choice`, or choose another "
+                "model.",
+                "tool_choice",
+            )
         body = b"".join(self.wire.body(prefix, history, call))
         try:
             planned = reply(read_request(body))

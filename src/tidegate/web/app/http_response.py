@@ -16,6 +16,7 @@ import msgspec
 from tidegate.engine import failure_of
 from tidegate.errors import Busy, Refused, StoreFailed
 from tidegate.log import Log
+from tidegate.safe_text import strip_controls
 from tidegate.values import Failure
 
 Send = Callable[[Any], Any]
@@ -92,7 +93,7 @@ class ErrorResponses:
     def _response(
         self, status: int, message: str, kind: str, param: str | None, code: str | None, retry_after: float | None
     ) -> HttpResponse:
-        body = ErrorBody(message=self._redact(message), type=kind, param=param, code=code)
+        body = ErrorBody(message=self._redact(strip_controls(message)), type=kind, param=param, code=code)
         headers: Headers = []
         if retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))

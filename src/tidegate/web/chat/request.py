@@ -76,7 +76,6 @@ Tokens = Annotated[int, Meta(ge=-1, le=100_000_000)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Label = Annotated[str, Meta(max_length=512)]
 
-
 _ABSENT = re.compile(rb"null|\[\s*\]")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -169,6 +168,8 @@ def field_aliases(request: ChatRequest) -> dict[str, str]:
         names["max_tokens"] = "max_completion_tokens"
     if is_present(request.functions):
         names["tools"] = "functions"
+        if request.parallel_tool_calls is None:
+            names["parallel_tool_calls"] = "functions"
     if not is_present(request.tool_choice) and is_present(request.function_call):
         names["tool_choice"] = "function_call"
     return names
@@ -204,7 +205,7 @@ def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
         presence_penalty=request.presence_penalty,
         logit_bias=_biases(request.logit_bias),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        parallel_tool_calls=request.parallel_tool_calls,
+        parallel_tool_calls=_parallel(request, tools),
         service_tier=request.service_tier,
         verbosity=request.verbosity,
         prompt_cache_key=request.prompt_cache_key,
@@ -213,6 +214,13 @@ def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
         tool_choice=b"" if tools is None and has_tools(request) else _choice(request),
         response_format=_response_format(request),
     )
+
+
+def _parallel(request: ChatRequest, tools: CallerTools | None) -> bool | None:
+    """An answer to the older `functions` has one `function_call`, so the model is limited to one call."""
+    if request.parallel_tool_calls is None and tools is not None and is_present(request.functions):
+        return False
+    return request.parallel_tool_calls
 
 
 def _reasoning(effort: str | None) -> str | None:
@@ -467,7 +475,8 @@ def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMes
             found.append(Message(role="user", text=text, name=message.name or ""))
             attachments += more
         else:
-            found.append(_assistant(message, index, open_calls, used_ids))
+            by_id = index + 1 < len(messages) and messages[index + 1].role == "tool"
+            found.append(_assistant(message, index, open_calls, used_ids, results_by_id=by_id))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
     if not found:  # a request with only a system message is answered to that message
@@ -486,16 +495,17 @@ def _parsed(messages: tuple[Message, ...], prompt: str, attachments: list[Attach
     return ParsedMessages(messages=messages, extra_prompt=prompt or None, attachments=tuple(attachments))
 
 
-def _assistant(message: ChatMessage, index: int, open_calls: dict[str, str], used_ids: set[str]) -> Message:
+def _assistant(
+    message: ChatMessage, index: int, open_calls: dict[str, str], used_ids: set[str], *, results_by_id: bool
+) -> Message:
     """An assistant message. OpenAI allows a call id to be reused in a later message; other providers do not, so a
-    repeated id gets a suffix. `open_calls` maps each id to the one used here."""
+    repeated id gets a suffix. `open_calls` maps each id to the one used here. A message with both `tool_calls` and the
+    older `function_call` repeats a call: the results that follow decide which field counts."""
     text = _text(message, index) or message.refusal or ""
-    calls = [
-        ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-        for call in message.tool_calls or ()
-    ]
-    if message.function_call is not None:
-        old = message.function_call
+    old = message.function_call
+    listed = message.tool_calls if old is None or results_by_id else None
+    calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in listed or ()]
+    if old is not None and not calls:
         calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
     if len({call.id for call in calls}) != len(calls):
         raise Refused(f"`messages[{index}].tool_calls` repeats an id.", param=f"messages[{index}].tool_calls")

@@ -99,7 +99,7 @@ def completion(outcome: Outcome, model: str, *, old_functions: bool) -> Completi
     function: Any = msgspec.UNSET
     if outcome.calls and old_functions:
         function = _function(outcome.calls[0])
-    elif outcome.calls:
+    if _shows_tool_calls(outcome.calls, old_functions=old_functions):
         calls = [CallOut(id=call.id, function=_function(call)) for call in outcome.calls]
     message = MessageOut(
         content=outcome.text if outcome.text or not outcome.calls else None, tool_calls=calls, function_call=function
@@ -121,6 +121,12 @@ def finish_reason(outcome: Outcome, *, old_functions: bool) -> FinishReason:
         return "function_call" if old_functions else "tool_calls"
     finish: Any = _FINISH.get(outcome.finish, outcome.finish)
     return finish if finish in ("stop", "length", "content_filter") else "stop"
+
+
+def _shows_tool_calls(calls: tuple[ToolCall, ...], *, old_functions: bool) -> bool:
+    """Whether an answer has `tool_calls`. An answer with the older `function_call`, which holds one call, has them too
+    if the model made several calls nevertheless."""
+    return len(calls) > 1 if old_functions else bool(calls)
 
 
 def _function(call: ToolCall) -> CalledFunction:
@@ -150,15 +156,16 @@ class Chunks:
         return b'%b{"index":0,"delta":{"content":%b%b' % (self._head, msgspec.json.encode(text), self._tail)
 
     def calls(self, calls: tuple[ToolCall, ...]) -> bytes:
+        pieces: list[bytes] = []
         if self._old_functions:
-            piece = b'"function_call":' + msgspec.json.encode(_function(calls[0]))
-        else:
+            pieces.append(b'"function_call":' + msgspec.json.encode(_function(calls[0])))
+        if _shows_tool_calls(calls, old_functions=self._old_functions):
             listed = [
                 {"index": index, "id": call.id, "type": "function", "function": _function(call)}
                 for index, call in enumerate(calls)
             ]
-            piece = b'"tool_calls":' + msgspec.json.encode(listed)
-        return b'%b{"index":0,"delta":{%b%b' % (self._head, piece, self._tail)
+            pieces.append(b'"tool_calls":' + msgspec.json.encode(listed))
+        return b'%b{"index":0,"delta":{%b%b' % (self._head, b",".join(pieces), self._tail)
 
     def ending(self, outcome: Outcome) -> bytes:
         """The chunk with the finish reason, the usage if it was requested, and the end marker."""
