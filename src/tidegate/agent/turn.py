@@ -7,10 +7,12 @@ deterministic.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from tidegate.store import Db
 from tidegate.values import Event, Frozen, Message, ToolCall, Usage
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 EXCERPT_CHARACTERS = 400
@@ -89,6 +91,11 @@ class Turn(Protocol):
 
     def cut(self, model: str, usage: Usage) -> None:
         """Counts a model call that was cut off. It leaves no row, but its cost belongs to the turn."""
+        ...
+
+    async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs `fn(db, …)` in a transaction of the store, if this attempt still holds the turn; raises Superseded
+        otherwise. All that a turn stores besides its steps is written this way."""
         ...
 
     def emit(self, event: Event) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
+from tidegate.agent import Turn
 from tidegate.config import AgentSettings
 from tidegate.engine import Journal, TakenTurn
 from tidegate.errors import ModelFailed
 from tidegate.log import Log
 from tidegate.models import Model, Models
-from tidegate.store import SettingRow, Store, settings
+from tidegate.store import SettingRow, settings
 from tidegate.values import Frozen, Notice
 
 log = Log(__name__)
@@ -41,9 +42,8 @@ class FallbackState(Frozen, frozen=True):
 
 
 class Fallbacks:
-    def __init__(self, models: Models, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, models: Models, clock: Callable[[], float]) -> None:
         self._models = models
-        self._store = store
         self._clock = clock
         self.counts: Counter[str] = Counter()  # lint: allow one for each configured model
         """Number of fallbacks to each model."""
@@ -107,12 +107,12 @@ class Fallbacks:
                 return model
         return None
 
-    async def remember(self, session: str, state: FallbackState) -> None:
+    async def remember(self, turn: Turn, state: FallbackState) -> None:
         now = self._clock()
-        await self._store.write(settings.put, session, KEY, msgspec.to_builtins(state), KEY, now, None)
+        await turn.write(settings.put, turn.session, KEY, msgspec.to_builtins(state), KEY, now, None)
 
-    async def forget(self, session: str) -> None:
-        await self._store.write(settings.clear, session, KEY)
+    async def forget(self, turn: Turn) -> None:
+        await turn.write(settings.clear, turn.session, KEY)
 
     def until(self, agent: AgentSettings) -> float:
         return self._clock() + agent.fallback_for
@@ -173,7 +173,7 @@ class AnsweringModel:
         until = self._fallbacks.until(self._agent)
         self._state = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
         if self._kept:
-            await self._fallbacks.remember(self._taken.session.id, self._state)
+            await self._fallbacks.remember(self._journal, self._state)
         if is_news:
             self._fallbacks.counts[model.name] += 1
             self._journal.emit(Notice(text=sentence(self._state)))
@@ -183,7 +183,7 @@ class AnsweringModel:
         if self._state is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
-            await self._fallbacks.forget(self._taken.session.id)
+            await self._fallbacks.forget(self._journal)
         self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 

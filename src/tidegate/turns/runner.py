@@ -27,7 +27,7 @@ from tidegate.agent import (
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
 from tidegate.engine import Journal, Parked, TakenTurn
-from tidegate.errors import Conflict, Misconfigured, ModelFailed
+from tidegate.errors import Conflict, Misconfigured, ModelFailed, Superseded
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence, Present
 from tidegate.log import Log
 from tidegate.models import EncodedPrefix, Model, Models
@@ -112,7 +112,7 @@ class Runner:
         self.tools = tools
         self.presence = presence
         self._budgets = budgets
-        self.fallbacks = Fallbacks(models, store, clock)
+        self.fallbacks = Fallbacks(models, clock)
         self._clock = clock
         self._tool_env = tool_env
         self.compaction = compaction
@@ -138,7 +138,7 @@ class Runner:
             # A user who changes the model knows. The first format, chat completions, had no number.
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 journal.emit(Notice(text=ENCODED_ANEW))
-            await self._store.write(sessions.reencode, session.id, model.wire.version)
+            await journal.write(sessions.reencode, session.id, model.wire.version)
         if taken.tools_changed:
             journal.emit(Notice(text=TOOLS_CHANGED))
         spend_guard = await self.spend_guard(taken, model)
@@ -178,6 +178,9 @@ class Runner:
                 await self._report_drift(journal, taken, model)
             await run(journal, model_step, make_tool_runner, self.call(taken, agent), self._bounds)
             await answering.answered()
+        except Superseded:
+            continues = True
+            raise
         except (Parked, asyncio.CancelledError):
             continues = not journal.is_stopped  # if it continues its files are needed; else recovery removes them
             raise
@@ -388,11 +391,11 @@ class Runner:
         drift = sent_prefix.drift
         if drift is None:
             if any(setting.key == DRIFT for setting in taken.settings):
-                await self._store.write(settings.clear, session.id, DRIFT)
+                await journal.write(settings.clear, session.id, DRIFT)
         elif not drift.is_reported(taken.settings, journal.id):
             journal.emit(Notice(text=drift.text))
             notice = [drift.mark, journal.id]
-            await self._store.write(settings.put, session.id, DRIFT, notice, "configuration", self._clock())
+            await journal.write(settings.put, session.id, DRIFT, notice, "configuration", self._clock())
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)

@@ -43,7 +43,7 @@ class ToolEnv:
             agent=session.agent,
             turn=journal.id,
             workspace=workspace,
-            spool=self.spool.of(session.id, journal.id),
+            spool=self.spool.of(session.id, journal.id, taken.turn.fence),
             services=self._services,
             depth=taken.turn.depth,
         )

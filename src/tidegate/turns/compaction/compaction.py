@@ -20,7 +20,7 @@ from tidegate.agent import Conversation, Remedy, SideCall
 from tidegate.agent.context import SAVES_TOO_LITTLE, View, WindowMarks, window_marks
 from tidegate.config import ContextSettings
 from tidegate.engine import Journal, TakenTurn
-from tidegate.errors import ModelFailed, TidegateError
+from tidegate.errors import ModelFailed, Superseded, TidegateError
 from tidegate.lifetimes import Scope
 from tidegate.log import Log
 from tidegate.models import Model, Models
@@ -128,7 +128,7 @@ class TurnFitter:
         if self._wanted:
             self._wanted = False
             self._cools = conversation.cooldown = None
-            await self._compaction.store.write(settings.clear, self._taken.session.id, COMPACTION_REQUESTED)
+            await self._journal.write(settings.clear, self._taken.session.id, COMPACTION_REQUESTED)
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
@@ -166,9 +166,7 @@ class TurnFitter:
         conversation.drop_carried(view.messages())
         if session.kind != "ephemeral":
             now = self._compaction.clock()
-            await self._compaction.store.write(
-                settings.put, session.id, REASONING_ERA, conversation.era, "refused", now, None
-            )
+            await self._journal.write(settings.put, session.id, REASONING_ERA, conversation.era, "refused", now, None)
         return True
 
     @property
@@ -210,6 +208,8 @@ class TurnFitter:
                     await self._write(conversation, work, SideCall(self._taken.session.id))
         except NoSummary as useless:
             await self._cool(conversation, str(useless))
+        except Superseded:
+            return
         except TidegateError as error:
             log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
 
@@ -226,7 +226,7 @@ class TurnFitter:
         until = now + self._compaction.settings.cooldown
         conversation.cooldown = (until, why)
         if until > now and self._taken.session.kind != "ephemeral":
-            await self._compaction.store.write(
+            await self._journal.write(
                 settings.put, self._taken.session.id, SUMMARY_COOLDOWN, why, "compaction", now, until
             )
 
@@ -283,10 +283,10 @@ class TurnFitter:
                 for _, used in side_call.calls:
                     self._journal.add_usage(used)
         if not work.is_worth(rows):
-            await compaction.store.write(summaries.drop_prepared, session)
+            await self._journal.write(summaries.drop_prepared, session)
             await self._cool(conversation, SAVES_TOO_LITTLE)
             return SAVES_TOO_LITTLE
-        await compaction.store.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
+        await self._journal.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
         work.view = await compaction.view(self._taken)
         compaction.counts["summary"] += 1
         return ""
@@ -301,7 +301,7 @@ class TurnFitter:
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
             return
-        await self._compaction.store.write(write_stage, self._taken.session.id, stage, self._compaction.clock())
+        await self._journal.write(write_stage, self._taken.session.id, stage, self._compaction.clock())
         work.view = await self._compaction.view(self._taken)
         self._compaction.counts["excerpts" if stage.cut is None else "cut"] += 1
 
@@ -319,7 +319,7 @@ class TurnFitter:
             return False
         last = shown[-2] if len(shown) > 1 else shown[-1]
         elision = ElisionRow(view.covered + 1, last, "media", 0)
-        await self._compaction.store.write(summaries.elide, self._taken.session.id, elision, self._compaction.clock())
+        await self._journal.write(summaries.elide, self._taken.session.id, elision, self._compaction.clock())
         view = await self._compaction.view(self._taken)
         conversation.rebuild(view.messages(), view.mark)
         self._compaction.counts["media"] += 1
