@@ -62,6 +62,26 @@ class Turn(Protocol):
         belongs to. Turn budgets apply to the whole tree."""
         ...
 
+    @property
+    def steps(self) -> int:
+        """The number of model answers so far."""
+        ...
+
+    @property
+    def is_resumed(self) -> bool:
+        """True if an earlier attempt has left steps of this turn."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if the turn was stopped or has exceeded its time limit. Such a turn does not continue in another
+        attempt."""
+        ...
+
+    def add_usage(self, usage: Usage) -> None:
+        """Counts a model call made outside the steps of the turn. The caller records it in the store."""
+        ...
+
     async def step(
         self,
         name: str,

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import anyio
 
-from tidegate.agent import Parked, tool_ended
+from tidegate.agent import Parked, Turn, tool_ended
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live_turn import NOTHING, LiveTurn, Slots, StartedTurn, TakenTurn, log_holdings, turn_holdings
@@ -53,7 +53,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 
 
 class Handler(Protocol):
-    async def __call__(self, journal: Journal, taken: TakenTurn) -> None: ...
+    async def __call__(self, turn: Turn, taken: TakenTurn, /) -> None: ...
 
     def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released. `version` is the session's version in the store

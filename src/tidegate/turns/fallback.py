@@ -15,7 +15,7 @@ import msgspec
 
 from tidegate.agent import Turn
 from tidegate.config import AgentSettings
-from tidegate.engine import Journal, TakenTurn
+from tidegate.engine import TakenTurn
 from tidegate.errors import ModelFailed
 from tidegate.log import Log
 from tidegate.models import Model, Models
@@ -76,10 +76,10 @@ class Fallbacks:
             why = stored.why
         return FallbackState(model=model, instead_of=agent.model, why=why, until=max(until, default=self._clock()))
 
-    async def begin(self, journal: Journal, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
+    async def begin(self, turn: Turn, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
         """The answering model of this turn. The user is notified of a fallback that is new to the session."""
         strict = self._chosen(taken.settings) is not None
-        answering = AnsweringModel(self, journal, taken, agent, self.model(agent, taken.settings), strict)
+        answering = AnsweringModel(self, turn, taken, agent, self.model(agent, taken.settings), strict)
         if not strict and answering.model.name != agent.model:
             known, rest = fallback_of(taken.settings), self._models.cooldowns.of(agent.model)
             if known is None or known.model != answering.model.name:
@@ -122,10 +122,10 @@ class AnsweringModel:
     """The model that answers in one turn, and what the user has been told about it. Owned by the turn."""
 
     def __init__(
-        self, fallbacks: Fallbacks, journal: Journal, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
+        self, fallbacks: Fallbacks, turn: Turn, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
     ) -> None:
         self._fallbacks = fallbacks
-        self._journal = journal
+        self._turn = turn
         self._taken = taken
         self._agent = agent
         self._strict = strict
@@ -173,18 +173,18 @@ class AnsweringModel:
         until = self._fallbacks.until(self._agent)
         self._state = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
         if self._kept:
-            await self._fallbacks.remember(self._journal, self._state)
+            await self._fallbacks.remember(self._turn, self._state)
         if is_news:
             self._fallbacks.counts[model.name] += 1
-            self._journal.emit(Notice(text=sentence(self._state)))
+            self._turn.emit(Notice(text=sentence(self._state)))
 
     async def answered(self) -> None:
         """The turn has its answer. If it is from the agent's own model, the fallback is over."""
         if self._state is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
-            await self._fallbacks.forget(self._journal)
-        self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
+            await self._fallbacks.forget(self._turn)
+        self._turn.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 
 def fallback_of(session_settings: tuple[SettingRow, ...]) -> FallbackState | None:
