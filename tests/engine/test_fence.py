@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
@@ -32,7 +33,7 @@ from tidegate.store import (
     turns,
 )
 from tidegate.tools import ToolContext, Toolset, tool
-from tidegate.values import Message, TurnEnded
+from tidegate.values import Call, Message, TurnEnded
 
 pytestmark = pytest.mark.anyio
 
@@ -229,3 +230,19 @@ async def test_a_superseded_attempt_ends_silently_and_the_next_one_answers(
         assert (outcome.state, outcome.text) == ("answered", "done")
         rows = (await gateway.service.transcript(accepted.session, ANNA)).rows
         assert [each.message.text for each in rows if each.message.finish == "stop"] == ["done"]
+
+
+async def test_a_frozen_attempt_asks_nobody(home: Path, model: ScriptedModel) -> None:
+    """S29: a question of an attempt that no longer holds its turn is not stored."""
+    async with core(home, model=model) as gateway:
+        store, spool = gateway.store, Spool(home / "s", gateway.store, excerpt_bytes=9, excerpt_lines=9, quota=9)
+        await store.write(new_session, "s_1")
+        await store.write(new_turn, "s_1", "t_1", "hello")
+        frozen = await begin(store, spool, "first")
+        await begin(store, spool, "second")
+        attended = msgspec.structs.replace(frozen.taken.turn, call=Call(attended=True))
+        taken = msgspec.structs.replace(frozen.taken, turn=attended)
+        question = NewApproval(kind="approval", tool="x", digest=b"1", summary="first")
+        with anyio.fail_after(WAIT), pytest.raises(Superseded):
+            await gateway.service.questions.ask(taken, frozen.journal, "tool-0-0", question)
+        assert await store.read(approvals.of_step, "t_1", "tool-0-0") is None
