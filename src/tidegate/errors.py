@@ -26,6 +26,7 @@
         └── StoreNewer              the database was written by a newer version, and is left untouched
 
     HookPostponed                 a slow end hook logged a problem; run it again later
+    Superseded                    this attempt no longer holds its turn; stop, and write nothing more
 
 Every message is one sentence that says what to do. Errors of other libraries are mapped to this tree where the library
 is called.
@@ -219,3 +220,8 @@ class StoreNewer(StoreFailed):
 
 class HookPostponed(Exception):
     """A slow end hook could not be prepared and has logged the reason. Run it again later."""
+
+
+class Superseded(Exception):
+    """The turn was taken again, or settled, by someone else. The attempt that receives this stops without writing
+    anything."""

@@ -38,6 +38,7 @@ async def test_a_complete_answer_is_kept_if_a_stop_comes_at_the_same_moment(tmp_
             live,
             store,
             billing_of(started.turn, started.session),
+            fence=started.turn.fence,
             incoming=(),
             recorded=(),
             open_intents={},

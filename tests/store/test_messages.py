@@ -115,7 +115,7 @@ async def test_a_turn_taken_again_keeps_its_places_and_counts_its_attempts(store
     again = await store.write(turns.take, "t_1", 9.0)
     assert (first.attempts, again.attempts) == (1, 2)
     assert first.started == again.started == 2.0
-    assert await store.write(turns.park, "t_1")
+    assert await store.write(turns.park, "t_1", again.fence)
     assert (await store.write(turns.take, "t_1", 10.0)).attempts == 2
     rows = await store.read(messages.journal, "t_1")
     assert [(row.step, row.seq) for row in rows] == [("in-0", 1), ("in-1", 2)]

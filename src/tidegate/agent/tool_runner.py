@@ -18,7 +18,7 @@ import msgspec
 from tidegate.agent.tool_pairs import interrupted, tool_step_name
 from tidegate.agent.tool_progress import Progress
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
-from tidegate.errors import MediaLeftOut, ToolFailed, TurnFailed
+from tidegate.errors import MediaLeftOut, Superseded, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log
 from tidegate.store.tables.approvals import action_digest
@@ -145,7 +145,7 @@ class ToolRunner:
             if isinstance(error, MediaLeftOut):
                 self._turn.emit(Notice(text=error.message))
             return Result(text=error.message, failed=True)
-        except (TurnFailed, Parked):
+        except (TurnFailed, Parked, Superseded):
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():

@@ -7,10 +7,12 @@ deterministic.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from tidegate.store import Db
 from tidegate.values import Event, Frozen, Message, ToolCall, Usage
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 EXCERPT_CHARACTERS = 400
@@ -60,6 +62,26 @@ class Turn(Protocol):
         belongs to. Turn budgets apply to the whole tree."""
         ...
 
+    @property
+    def steps(self) -> int:
+        """The number of model answers so far."""
+        ...
+
+    @property
+    def is_resumed(self) -> bool:
+        """True if an earlier attempt has left steps of this turn."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if the turn was stopped or has exceeded its time limit. Such a turn does not continue in another
+        attempt."""
+        ...
+
+    def add_usage(self, usage: Usage) -> None:
+        """Counts a model call made outside the steps of the turn. The caller records it in the store."""
+        ...
+
     async def step(
         self,
         name: str,
@@ -89,6 +111,11 @@ class Turn(Protocol):
 
     def cut(self, model: str, usage: Usage) -> None:
         """Counts a model call that was cut off. It leaves no row, but its cost belongs to the turn."""
+        ...
+
+    async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs `fn(db, …)` in a transaction of the store, if this attempt still holds the turn; raises Superseded
+        otherwise. All that a turn stores besides its steps is written this way."""
         ...
 
     def emit(self, event: Event) -> None:

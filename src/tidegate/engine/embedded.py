@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import anyio
 
-from tidegate.agent import Parked, tool_ended
+from tidegate.agent import Parked, Turn, tool_ended
 from tidegate.engine.interface import Engine
 from tidegate.engine.journal import Journal, slim
 from tidegate.engine.live_turn import NOTHING, LiveTurn, Slots, StartedTurn, TakenTurn, log_holdings, turn_holdings
@@ -33,7 +33,7 @@ from tidegate.engine.turn_lifecycle import (
     turn_end_without_resume,
 )
 from tidegate.engine.turn_log import TurnLog
-from tidegate.errors import Conflict, ModelFailed, NotFound, Stopping, StoreFailed, TurnFailed
+from tidegate.errors import Conflict, ModelFailed, NotFound, Stopping, StoreFailed, Superseded, TurnFailed
 from tidegate.lifetimes import Presence, Present, Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
 from tidegate.status_report import EngineStats
@@ -53,7 +53,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 
 
 class Handler(Protocol):
-    async def __call__(self, journal: Journal, taken: TakenTurn) -> None: ...
+    async def __call__(self, turn: Turn, taken: TakenTurn, /) -> None: ...
 
     def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
         """The turn has ended and its record is about to be released. `version` is the session's version in the store
@@ -168,7 +168,8 @@ class EmbeddedEngine(Engine):
         return live.log if live is not None else None
 
     async def result(self, turn: str) -> Outcome:
-        """The outcome, once the turn has ended here; as it is in the store if the turn is not live."""
+        """The outcome, once the turn has ended here, or elsewhere if it was taken over; as it is in the store if the
+        turn is not live."""
         live = self._live.get(turn)
         if live is not None:
             await live.log.ended()
@@ -178,6 +179,9 @@ class EmbeddedEngine(Engine):
             if self._closed or not self._scope.open:
                 raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
         outcome = await self._store.read(turns.outcome, turn)
+        while live is not None and outcome is not None and outcome.state in ("queued", "running"):
+            await anyio.sleep(FIRST_PAUSE)  # another attempt has it
+            outcome = await self._store.read(turns.outcome, turn)
         if outcome is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return outcome
@@ -421,7 +425,8 @@ class EmbeddedEngine(Engine):
             self._release(record, live, None)
 
     async def _attempt(self, live: LiveTurn) -> Attempt | None:
-        """Start the turn and run its handler. None if the turn was parked for the next process."""
+        """Start the turn and run its handler. None if the turn was parked for the next process, or taken over by
+        another attempt."""
         attempt = Attempt()
         live.attach_task()
         live.start_timer(self._turn_seconds)
@@ -436,16 +441,19 @@ class EmbeddedEngine(Engine):
         except asyncio.CancelledError as error:
             if not live.detach_task():
                 if is_cancelled():
-                    await self._park(live, attempt.journal)
+                    await self._park(live, attempt)
                     raise
                 attempt.failure = failure_of(error)  # an awaited task was cancelled, not the turn
                 self._log_failure(live, attempt.failure, error)
         except Parked:
-            await self._park(live, attempt.journal)
+            await self._park(live, attempt)
+            return None
+        except Superseded:
+            _log_superseded(live)
             return None
         except Exception as error:
             if self._is_end_of_process(error) and not live.detach_task():
-                await self._park(live, attempt.journal)
+                await self._park(live, attempt)
                 return None
             attempt.failure = failure_of(error)
             self._log_failure(live, attempt.failure, error)
@@ -482,17 +490,21 @@ class EmbeddedEngine(Engine):
                 "a delegated task still runs after the end of its parent turn", session=live.session, turn=live.turn
             )
 
-    async def _park(self, live: LiveTurn, journal: Journal | None) -> None:
+    async def _park(self, live: LiveTurn, attempt: Attempt) -> None:
         """Leave the turn for the next start. An orderly stop does not count towards limits.resumes. The cost of the
         model call in progress is recorded, since the call will be made again."""
 
-        def write(db: Db) -> None:
-            if turns.park(db, live.turn) and journal is not None:
-                journal.bill_cut_calls(db)
+        taken = attempt.taken or (live.start.taken if live.start is not None else None)
+        if taken is None or not self._closed:
+            return
+        fence = taken.turn.fence
 
-        if self._closed:
-            with contextlib.suppress(StoreFailed):
-                await self._store.write(write)
+        def write(db: Db) -> None:
+            if turns.park(db, live.turn, fence) and attempt.journal is not None:
+                attempt.journal.bill_cut_calls(db)
+
+        with contextlib.suppress(StoreFailed):
+            await self._store.write(write)
 
     def _log_failure(self, live: LiveTurn, failure: Failure, error: BaseException) -> None:
         """Writes one log line per failed turn, so that the operator notices a wrong key or a broken model. The message
@@ -517,6 +529,7 @@ class EmbeddedEngine(Engine):
             live,
             self._store,
             billing_of(started.taken.turn, started.taken.session),
+            fence=started.taken.turn.fence,
             incoming=tuple(message for _, message in started.incoming),
             recorded=started.recorded,
             open_intents=started.intents,
@@ -544,6 +557,8 @@ class EmbeddedEngine(Engine):
         while True:
             try:
                 await self._store.write_then(release, settle, end, self._clock())
+            except Superseded:
+                _log_superseded(live)
             except Conflict:
                 ended = await self._store.read(turns.outcome, live.turn)
                 if ended is not None:
@@ -570,6 +585,10 @@ class EmbeddedEngine(Engine):
         end = turn_end_without_resume(turn, session, failure, await self._store.read(turns.usage_so_far, turn.id))
         try:
             await self._store.write_then(then, settle, end, self._clock())
-        except Conflict:
+        except (Conflict, Superseded):
             return False
         return True
+
+
+def _log_superseded(live: LiveTurn) -> None:
+    log.info("another attempt has taken over a turn", session=live.session, turn=live.turn)

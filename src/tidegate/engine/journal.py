@@ -3,12 +3,13 @@
 Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent of
 a step with an effect is committed before the step runs; an intent without a row is never run again unless the step is
 repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
-effect is recorded in the audit log, in the transactions of its intent and of its result.
+effect is recorded in the audit log, in the transactions of its intent and of its result. Each transaction first checks
+the fence of the turn, so an attempt writes nothing after the turn was taken again.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from tidegate.errors import StoreFailed
 from tidegate.store import AuditKind, Db, IntentRow, MessageRow, Store, audit, intents, messages, turns, usage
 from tidegate.values import Event, Frozen, Message, MessageAdded, ToolCall, Usage
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -117,6 +119,7 @@ class Journal:
         store: Store,
         billing: Billing,
         *,
+        fence: int,
         incoming: tuple[Message, ...],
         recorded: Sequence[MessageRow],
         open_intents: Mapping[str, IntentRow],
@@ -139,6 +142,7 @@ class Journal:
         self._live = live
         self._store = store
         self._billing = billing
+        self._fence = fence
         self._recorded = {row.step: row.message for row in recorded if row.step}
         self.is_resumed = any(not step.startswith(turns.INCOMING) for step in self._recorded)
         """True if an earlier attempt has left steps of this turn."""
@@ -217,7 +221,7 @@ class Journal:
             )
             record_call(db, self.id, name, effect.tool, effect.digest, "begun", self._billing, now)
 
-        await self._store.write(write)
+        await self.write(write)
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
         self.concluded = msgspec.structs.replace(answer, calls=calls)
@@ -234,7 +238,7 @@ class Journal:
         if not self._live.steered or self._has_recorded_after():
             return ()
         self._live.steered = False
-        rows = await self._store.write(messages.place_steered, self.id, prefix, self._clock())
+        rows = await self.write(messages.place_steered, self.id, prefix, self._clock())
         for row in rows:
             self.emit(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
         return tuple(row.message for row in rows)
@@ -259,6 +263,13 @@ class Journal:
         """Records the calls that were cut off, in the writer's transaction."""
         for model, tokens in self.cut_calls if calls is None else calls:
             bill(db, self.id, model, tokens, self._billing, self._clock())
+
+    async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def write(db: Db) -> T:
+            turns.check_fence(db, self.id, self._fence)
+            return fn(db, *args, **kwargs)
+
+        return await self._store.write(write)
 
     def emit(self, event: Event) -> None:
         self._live.emit(event)
@@ -285,7 +296,7 @@ class Journal:
             return commit_row(db, self.id, self.session, name, message, self._billing, now)
 
         try:
-            row = await self._store.write(write)
+            row = await self.write(write)
         except StoreFailed:
             self.cut_calls = cut
             raise

@@ -219,6 +219,10 @@ class TurnEnd(Frozen, frozen=True):
     """The parent turn, if this turn runs a delegated task."""
     delegated: bool = False
     """True if the turn may have delegated tasks. Their receipts are no longer needed."""
+    fence: int | None = None
+    """The fence of the attempt; None if the turn was never taken here."""
+    takes: bool = False
+    """True if the end is decided by someone other than an attempt, which may still run elsewhere."""
     withdrawn: bool = False
     """Stopped before it was taken: its messages stay out of the transcript, and no other turn takes them."""
 
@@ -250,6 +254,8 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
         if draft := live.log.draft():
             final_rows = (("partial", Message(role="assistant", text=draft, finish="stopped")),)
     usage, steps = tally
+    held = attempt.taken or (live.start.taken if live.start is not None else None)
+    fence = held.turn.fence if held is not None else None
     return TurnEnd(
         turn=live.turn,
         session=live.session,
@@ -267,6 +273,8 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
         notices=tuple(live.notices),
         within=taken.turn.within,
         delegated=live.delegated,
+        fence=fence,
+        takes=fence is None,
         withdrawn=withdrawn,
     )
 
@@ -286,6 +294,8 @@ def turn_end_without_resume(turn: TurnRow, session: SessionRow, failure: Failure
         steps=steps,
         within=turn.within,
         delegated=True,
+        fence=turn.fence,
+        takes=True,
         withdrawn=turn.state == "queued",
     )
 
@@ -297,12 +307,15 @@ def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
 
 
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
-    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already."""
+    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already,
+    and Superseded if it was taken again."""
     answer = _answer(end)
     finish = (answer.finish if answer else "") or ("error" if end.error else "")
     first = turns.settle(
         db,
         end.turn,
+        fence=end.fence,
+        takes=end.takes,
         state=end.state,
         finish=finish,
         error=end.error,

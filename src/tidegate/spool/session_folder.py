@@ -13,7 +13,7 @@ from anyio import CancelScope, to_thread
 from tidegate.errors import Busy, DiskFailed, Refused, StoreFailed, StoreFull, TooLarge, ToolFailed
 from tidegate.log import Log
 from tidegate.spool.entry import QUOTA, FileWriter, InlineAllowance
-from tidegate.store import Db, disk_failure, spooled
+from tidegate.store import Db, disk_failure, spooled, turns
 from tidegate.values import Media, new_id
 
 if TYPE_CHECKING:
@@ -25,10 +25,19 @@ log = Log(__name__)
 class SessionFolder:
     """The destination of one result of a session."""
 
-    def __init__(self, spool: "Spool", session: str, turn: str | None, name: str, unspooled: InlineAllowance) -> None:
+    def __init__(
+        self,
+        spool: "Spool",
+        session: str,
+        turn: str | None,
+        name: str,
+        unspooled: InlineAllowance,
+        fence: int | None = None,
+    ) -> None:
         self._spool = spool
         self.session = session
         self._turn = turn
+        self._fence = fence
         self._name = name
         self.unspooled = unspooled
 
@@ -62,6 +71,8 @@ class SessionFolder:
 
     def _add(self, db: Db, id: str, bytes: int, lines: int, media_type: str) -> bool:
         """Adds the row. Returns False if other results have used up the quota in the meantime."""
+        if self._turn is not None and self._fence is not None:
+            turns.check_fence(db, self._turn, self._fence)
         if spooled.total(db, self.session) + bytes > self._spool.quota:
             return False
         spooled.add(

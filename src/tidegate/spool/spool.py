@@ -85,8 +85,9 @@ class Spool:
         self._swept = 0
         self._swept_at = 0.0
 
-    def of(self, session: str, turn: str | None) -> "SessionSpool":
-        return SessionSpool(self, session, turn)
+    def of(self, session: str, turn: str | None, fence: int | None = None) -> "SessionSpool":
+        """With the fence of an attempt, results are stored only while that attempt holds the turn."""
+        return SessionSpool(self, session, turn, fence)
 
     def upload_folder(self, session: str, *, is_new: bool) -> UploadFolder:
         """The destination for uploads of a message to this session, which may be created together with the message."""
@@ -167,8 +168,9 @@ class Spool:
 class SessionSpool:
     """The spool of one session, for one turn. It owns nothing, and counts media that could not be stored."""
 
-    def __init__(self, spool: Spool, session: str, turn: str | None) -> None:
+    def __init__(self, spool: Spool, session: str, turn: str | None, fence: int | None = None) -> None:
         self._spool = spool
+        self._fence = fence
         self.session = session
         self.turn = turn
         self._unspooled = InlineAllowance()
@@ -204,7 +206,7 @@ class SessionSpool:
         return await self._spool.media_preparer.media(name, source, self._place(name), filename=Path(name).name)
 
     def _place(self, name: str) -> SessionFolder:
-        return SessionFolder(self._spool, self.session, self.turn, name, self._unspooled)
+        return SessionFolder(self._spool, self.session, self.turn, name, self._unspooled, self._fence)
 
     # -- reading --
 

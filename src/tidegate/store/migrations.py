@@ -102,6 +102,11 @@ def v11_receipt_tools(db: apsw.Connection) -> None:
     db.execute("ALTER TABLE receipts ADD COLUMN tools BLOB")
 
 
+def v12_turn_fence(db: apsw.Connection) -> None:
+    """A turn counts how often it was taken, so that an earlier attempt can no longer write to it."""
+    db.execute("ALTER TABLE turns ADD COLUMN fence INTEGER NOT NULL DEFAULT 0")
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """The session's existing prefix, if it ends with `extra`; otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -128,6 +133,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v9_roles_and_audit,
     v10_append_only_audit,
     v11_receipt_tools,
+    v12_turn_fence,
 )
 CURRENT = len(MIGRATIONS)
 

@@ -105,6 +105,8 @@ class TurnRow(Row, frozen=True):
     within: str | None = None
     depth: int = 0
     conversation: str | None = None
+    fence: int = 0
+    """Raised whenever the turn is taken. An attempt may write only while it is the same as when it took the turn."""
 
     @property
     def payer(self) -> str:

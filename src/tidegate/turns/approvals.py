@@ -218,7 +218,7 @@ class Approvals:
             return reason
         with self._counted((taken.session.principal, turn.id)):
             now = self._clock()
-            row: ApprovalRow = await self._store.write(
+            row: ApprovalRow = await turn.write(
                 lambda db: approvals.ask(
                     db,
                     id=new_id("ap"),
@@ -238,7 +238,7 @@ class Approvals:
 
     async def withdraw(self, turn: Turn, step: str) -> None:
         """Close the open questions of a call that is over."""
-        for row in await self._store.write(approvals.cancel_call, turn.id, step, self._clock()):
+        for row in await turn.write(approvals.cancel_call, turn.id, step, self._clock()):
             turn.emit(QuestionAnswered(id=row.id, state=row.state))
 
     async def approver(self, taken: TakenTurn, *, contained: bool) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
+from tidegate.agent import Turn
 from tidegate.config import AgentSettings
-from tidegate.engine import Journal, TakenTurn
+from tidegate.engine import TakenTurn
 from tidegate.errors import ModelFailed
 from tidegate.log import Log
 from tidegate.models import Model, Models
-from tidegate.store import SettingRow, Store, settings
+from tidegate.store import SettingRow, settings
 from tidegate.values import Frozen, Notice
 
 log = Log(__name__)
@@ -41,9 +42,8 @@ class FallbackState(Frozen, frozen=True):
 
 
 class Fallbacks:
-    def __init__(self, models: Models, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, models: Models, clock: Callable[[], float]) -> None:
         self._models = models
-        self._store = store
         self._clock = clock
         self.counts: Counter[str] = Counter()  # lint: allow one for each configured model
         """Number of fallbacks to each model."""
@@ -76,10 +76,10 @@ class Fallbacks:
             why = stored.why
         return FallbackState(model=model, instead_of=agent.model, why=why, until=max(until, default=self._clock()))
 
-    async def begin(self, journal: Journal, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
+    async def begin(self, turn: Turn, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
         """The answering model of this turn. The user is notified of a fallback that is new to the session."""
         strict = self._chosen(taken.settings) is not None
-        answering = AnsweringModel(self, journal, taken, agent, self.model(agent, taken.settings), strict)
+        answering = AnsweringModel(self, turn, taken, agent, self.model(agent, taken.settings), strict)
         if not strict and answering.model.name != agent.model:
             known, rest = fallback_of(taken.settings), self._models.cooldowns.of(agent.model)
             if known is None or known.model != answering.model.name:
@@ -107,12 +107,12 @@ class Fallbacks:
                 return model
         return None
 
-    async def remember(self, session: str, state: FallbackState) -> None:
+    async def remember(self, turn: Turn, state: FallbackState) -> None:
         now = self._clock()
-        await self._store.write(settings.put, session, KEY, msgspec.to_builtins(state), KEY, now, None)
+        await turn.write(settings.put, turn.session, KEY, msgspec.to_builtins(state), KEY, now, None)
 
-    async def forget(self, session: str) -> None:
-        await self._store.write(settings.clear, session, KEY)
+    async def forget(self, turn: Turn) -> None:
+        await turn.write(settings.clear, turn.session, KEY)
 
     def until(self, agent: AgentSettings) -> float:
         return self._clock() + agent.fallback_for
@@ -122,10 +122,10 @@ class AnsweringModel:
     """The model that answers in one turn, and what the user has been told about it. Owned by the turn."""
 
     def __init__(
-        self, fallbacks: Fallbacks, journal: Journal, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
+        self, fallbacks: Fallbacks, turn: Turn, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
     ) -> None:
         self._fallbacks = fallbacks
-        self._journal = journal
+        self._turn = turn
         self._taken = taken
         self._agent = agent
         self._strict = strict
@@ -173,18 +173,18 @@ class AnsweringModel:
         until = self._fallbacks.until(self._agent)
         self._state = FallbackState(model=model.name, instead_of=self._agent.model, why=why, until=until)
         if self._kept:
-            await self._fallbacks.remember(self._taken.session.id, self._state)
+            await self._fallbacks.remember(self._turn, self._state)
         if is_news:
             self._fallbacks.counts[model.name] += 1
-            self._journal.emit(Notice(text=sentence(self._state)))
+            self._turn.emit(Notice(text=sentence(self._state)))
 
     async def answered(self) -> None:
         """The turn has its answer. If it is from the agent's own model, the fallback is over."""
         if self._state is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
-            await self._fallbacks.forget(self._taken.session.id)
-        self._journal.emit(Notice(text=f"The model {self._agent.model} answers again."))
+            await self._fallbacks.forget(self._turn)
+        self._turn.emit(Notice(text=f"The model {self._agent.model} answers again."))
 
 
 def fallback_of(session_settings: tuple[SettingRow, ...]) -> FallbackState | None:

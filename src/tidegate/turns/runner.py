@@ -21,13 +21,14 @@ from tidegate.agent import (
     ModelStep,
     SpendGuard,
     ToolRunner,
+    Turn,
     TurnResident,
     run,
 )
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
-from tidegate.engine import Journal, Parked, TakenTurn
-from tidegate.errors import Conflict, Misconfigured, ModelFailed
+from tidegate.engine import Parked, TakenTurn
+from tidegate.errors import Conflict, Misconfigured, ModelFailed, Superseded
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence, Present
 from tidegate.log import Log
 from tidegate.models import EncodedPrefix, Model, Models
@@ -112,7 +113,7 @@ class Runner:
         self.tools = tools
         self.presence = presence
         self._budgets = budgets
-        self.fallbacks = Fallbacks(models, store, clock)
+        self.fallbacks = Fallbacks(models, clock)
         self._clock = clock
         self._tool_env = tool_env
         self.compaction = compaction
@@ -129,18 +130,18 @@ class Runner:
             repeats=limits.repeats,
         )
 
-    async def __call__(self, journal: Journal, taken: TakenTurn) -> None:
+    async def __call__(self, turn: Turn, taken: TakenTurn) -> None:
         session = taken.session
         agent = self.agent(session.agent)
-        answering = await self.fallbacks.begin(journal, taken, agent)
+        answering = await self.fallbacks.begin(turn, taken, agent)
         model = answering.model
         if session.encoder != model.wire.version:
             # A user who changes the model knows. The first format, chat completions, had no number.
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
-                journal.emit(Notice(text=ENCODED_ANEW))
-            await self._store.write(sessions.reencode, session.id, model.wire.version)
+                turn.emit(Notice(text=ENCODED_ANEW))
+            await turn.write(sessions.reencode, session.id, model.wire.version)
         if taken.tools_changed:
-            journal.emit(Notice(text=TOOLS_CHANGED))
+            turn.emit(Notice(text=TOOLS_CHANGED))
         spend_guard = await self.spend_guard(taken, model)
 
         async def fall_back(
@@ -155,12 +156,12 @@ class Runner:
         record = self.presence.obtain(session.id)
         resident, found = TurnResident(self.presence, record, partial(self._reload, taken, agent)), record.resident
         # Nothing is awaited between this and the `try`, whose end releases the conversation.
-        conversation = await self._conversation(taken, agent, model, BuildPoint(resumed=journal.is_resumed))
+        conversation = await self._conversation(taken, agent, model, BuildPoint(resumed=turn.is_resumed))
         model_step = ModelStep(
             conversation,
             spend_guard,
             fall_back,
-            partial(TurnFitter, self.compaction, journal, taken),
+            partial(TurnFitter, self.compaction, turn, taken),
             resident,
             fit_first=any(setting.key == COMPACTION_REQUESTED for setting in taken.settings),
         )
@@ -168,23 +169,26 @@ class Runner:
 
         def make_tool_runner() -> ToolRunner:
             nonlocal tool_runner
-            setup, parallel = self._tool_env.setup(journal, taken), self._config.limits.tools_parallel
-            tool_runner = ToolRunner(journal, conversation.tools, setup, parallel=parallel)
+            setup, parallel = self._tool_env.setup(turn, taken), self._config.limits.tools_parallel
+            tool_runner = ToolRunner(turn, conversation.tools, setup, parallel=parallel)
             return tool_runner
 
         continues = False
         try:
             if conversation is not found:
-                await self._report_drift(journal, taken, model)
-            await run(journal, model_step, make_tool_runner, self.call(taken, agent), self._bounds)
+                await self._report_drift(turn, taken, model)
+            await run(turn, model_step, make_tool_runner, self.call(taken, agent), self._bounds)
             await answering.answered()
+        except Superseded:
+            continues = True
+            raise
         except (Parked, asyncio.CancelledError):
-            continues = not journal.is_stopped  # if it continues its files are needed; else recovery removes them
+            continues = not turn.is_stopped  # if it continues its files are needed; else recovery removes them
             raise
         finally:
             if session.kind == "ephemeral":
                 await model_step.conversation.release()
-                if not continues and (tool_runner is not None or journal.is_resumed or _is_spooled(journal.incoming)):
+                if not continues and (tool_runner is not None or turn.is_resumed or _is_spooled(turn.incoming)):
                     await self._tool_env.remove_files(session.id)
 
     def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
@@ -378,7 +382,7 @@ class Runner:
 
         return await self.prefixes.get_or_make(_prefix_key(session, model), make)
 
-    async def _report_drift(self, journal: Journal, taken: TakenTurn, model: Model) -> None:
+    async def _report_drift(self, turn: Turn, taken: TakenTurn, model: Model) -> None:
         """Notify the user once for each change of the configuration. Called when the conversation has just been built,
         so its prefix is in the cache."""
         session = taken.session
@@ -388,11 +392,11 @@ class Runner:
         drift = sent_prefix.drift
         if drift is None:
             if any(setting.key == DRIFT for setting in taken.settings):
-                await self._store.write(settings.clear, session.id, DRIFT)
-        elif not drift.is_reported(taken.settings, journal.id):
-            journal.emit(Notice(text=drift.text))
-            notice = [drift.mark, journal.id]
-            await self._store.write(settings.put, session.id, DRIFT, notice, "configuration", self._clock())
+                await turn.write(settings.clear, session.id, DRIFT)
+        elif not drift.is_reported(taken.settings, turn.id):
+            turn.emit(Notice(text=drift.text))
+            notice = [drift.mark, turn.id]
+            await turn.write(settings.put, session.id, DRIFT, notice, "configuration", self._clock())
 
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)

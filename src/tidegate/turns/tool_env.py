@@ -8,9 +8,9 @@ policy of its agent. Everything that the tools of a one-shot call created is rem
 
 import anyio
 
-from tidegate.agent import ToolSetup
+from tidegate.agent import ToolSetup, Turn
 from tidegate.config import Config
-from tidegate.engine import Journal, TakenTurn
+from tidegate.engine import TakenTurn
 from tidegate.spool import Spool
 from tidegate.tools import ToolContext, ToolServices
 from tidegate.turns.approvals import Approvals
@@ -33,17 +33,17 @@ class ToolEnv:
         self._services = services
         self._policies = policies(config)
 
-    def setup(self, journal: Journal, taken: TakenTurn) -> ToolSetup:
+    def setup(self, turn: Turn, taken: TakenTurn) -> ToolSetup:
         session = taken.session
-        workspace = self._workspaces.of(session.id, session.agent, journal.id)
+        workspace = self._workspaces.of(session.id, session.agent, turn.id)
         context = ToolContext(
             session=session.id,
             principal=session.principal,
             channel=taken.turn.channel,
             agent=session.agent,
-            turn=journal.id,
+            turn=turn.id,
             workspace=workspace,
-            spool=self.spool.of(session.id, journal.id),
+            spool=self.spool.of(session.id, turn.id, taken.turn.fence),
             services=self._services,
             depth=taken.turn.depth,
         )

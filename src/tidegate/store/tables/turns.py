@@ -2,8 +2,8 @@
 
 A turn moves queued → running → settled and never back; it is settled once. The messages it was accepted with get their
 positions in the transcript in the transaction that takes it. Numbers count within a session: a later turn has a higher
-number. The usage of a task is added to the turn that delegated it when the task is settled, in the same transaction and
-therefore once.
+number. Taking a turn raises its `fence`; writes of an earlier attempt are then refused. The usage of a task is added to
+the turn that delegated it when the task is settled, in the same transaction and therefore once.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.errors import Conflict, NotFound
+from tidegate.errors import Conflict, NotFound, Superseded
 from tidegate.store.interface import Db
 from tidegate.store.rows import (
     ParentTurn,
@@ -28,7 +28,7 @@ from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, ToolC
 _COLUMNS = (
     "turns.id, session, number, state, turns.channel, call, on_disconnect, attempts, accepted, started, finished,"
     " finish, error, input, cached, output, written, reasoning, cost, estimated, steps, turns.job, within, depth,"
-    " conversation"
+    " conversation, fence"
 )
 NOTHING = Usage()
 _decode_notices = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -94,12 +94,27 @@ def insert(
     job = job if within is None else within.job
     state: TurnState = "running" if running else "queued"
     attempts, started = (1, now) if running else (0, None)
+    fence = attempts
     number = db.execute(
         "INSERT INTO turns(id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, job,"
-        " within, depth, conversation)"
+        " within, depth, conversation, fence)"
         " SELECT ?, id, coalesce((SELECT max(number) FROM turns WHERE session = ?), 0) + 1, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
-        " ?, ? FROM sessions WHERE id = ? AND ended IS NULL RETURNING number",
-        (id, session, state, channel, encode_call(call), on_disconnect, attempts, now, started, job, *parent, session),
+        " ?, ?, ? FROM sessions WHERE id = ? AND ended IS NULL RETURNING number",
+        (
+            id,
+            session,
+            state,
+            channel,
+            encode_call(call),
+            on_disconnect,
+            attempts,
+            now,
+            started,
+            job,
+            *parent,
+            fence,
+            session,
+        ),
     ).get
     if number is None:
         raise refusal(db, session)
@@ -120,7 +135,10 @@ def insert(
         NOTHING,
         0,
         job,
-        *parent,
+        within=parent[0],
+        depth=parent[1],
+        conversation=parent[2],
+        fence=fence,
     )
 
 
@@ -142,14 +160,14 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     its attempts are not counted and it may wait over any number of starts."""
     db.lock("turn", id)
     found = db.execute(
-        "UPDATE turns SET attempts = attempts + 1, started = ?, state = 'running' WHERE id = ? AND state = 'queued'"
-        f" RETURNING {_COLUMNS}",
+        "UPDATE turns SET attempts = attempts + 1, fence = fence + 1, started = ?, state = 'running'"
+        f" WHERE id = ? AND state = 'queued' RETURNING {_COLUMNS}",
         (now, id),
     ).get
     queued = found is not None
     if not queued:
         found = db.execute(
-            f"UPDATE turns SET attempts = attempts + CASE WHEN {_NOT_WAITING} THEN 1 ELSE 0 END"
+            f"UPDATE turns SET fence = fence + 1, attempts = attempts + CASE WHEN {_NOT_WAITING} THEN 1 ELSE 0 END"
             f" WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}",
             (id,),
         ).get
@@ -168,14 +186,22 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     return turn
 
 
-def park(db: Db, id: str) -> bool:
+def check_fence(db: Db, id: str, fence: int) -> None:
+    """Raises Superseded unless the attempt that took the turn with this fence still holds it. Called first in every
+    transaction in which an attempt writes."""
+    db.lock("turn", id)
+    if db.execute("SELECT 1 FROM turns WHERE id = ? AND fence = ?", (id, fence)).get is None:
+        raise Superseded
+
+
+def park(db: Db, id: str, fence: int) -> bool:
     """Records that the running turn was paused on purpose between two steps, to continue at the next start: this
-    attempt does not count against the limit of resumes. Returns False if it is not running."""
+    attempt does not count against the limit of resumes. Returns False if it is not running, or was taken again."""
     db.lock("turn", id)
     parked = db.execute(
         "UPDATE turns SET attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END"
-        " WHERE id = ? AND state = 'running' RETURNING 1",
-        (id,),
+        " WHERE id = ? AND fence = ? AND state = 'running' RETURNING 1",
+        (id, fence),
     ).get
     return parked is not None
 
@@ -242,18 +268,23 @@ def settle(
     id: str,
     *,
     state: TurnState,
+    fence: int | None = None,
+    takes: bool = False,
     finish: str = "",
     error: Failure | None = None,
     usage: Usage = NOTHING,
     steps: int = 0,
     now: float,
 ) -> bool:
-    """Records the end of the turn. Returns False if it was already settled. Works in an ended session too."""
+    """Records the end of the turn. Returns False if it was already settled. Raises Superseded if the turn has another
+    fence than this one; None accepts any. `takes` raises the fence: an attempt that still runs elsewhere can no longer
+    write. Works in an ended session too."""
     db.lock("turn", id)
+    held, fences = ("", ()) if fence is None else (" AND fence = ?", (fence,))
     done = db.execute(
         "UPDATE turns SET state = ?, finish = ?, error = ?, input = ?, cached = ?, output = ?, written = ?,"
-        " reasoning = ?, cost = ?, estimated = ?, steps = ?, finished = ?"
-        " WHERE id = ? AND state IN ('queued', 'running') RETURNING 1",
+        " reasoning = ?, cost = ?, estimated = ?, steps = ?, finished = ?,"
+        f" fence = fence + ? WHERE id = ? AND state IN ('queued', 'running'){held} RETURNING 1",
         (
             state,
             finish,
@@ -267,9 +298,15 @@ def settle(
             usage.estimated,
             steps,
             now,
+            int(takes),
             id,
+            *fences,
         ),
     ).get
+    if done is None and fence is not None:
+        now_held = db.execute("SELECT fence FROM turns WHERE id = ?", (id,)).get
+        if now_held is not None and now_held != fence:
+            raise Superseded
     return done is not None
 
 

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from tidegate.agent import Conversation, Remedy, SideCall
+from tidegate.agent import Conversation, Remedy, SideCall, Turn
 from tidegate.agent.context import SAVES_TOO_LITTLE, View, WindowMarks, window_marks
 from tidegate.config import ContextSettings
-from tidegate.engine import Journal, TakenTurn
-from tidegate.errors import ModelFailed, TidegateError
+from tidegate.engine import TakenTurn
+from tidegate.errors import ModelFailed, Superseded, TidegateError
 from tidegate.lifetimes import Scope
 from tidegate.log import Log
 from tidegate.models import Model, Models
@@ -102,14 +102,14 @@ class Compaction:
 class TurnFitter:
     """Fits the conversation of one turn into the window, with whatever model it is."""
 
-    __slots__ = ("_compaction", "_cools", "_journal", "_taken", "_wanted")
+    __slots__ = ("_compaction", "_cools", "_taken", "_turn", "_wanted")
 
     _cools: tuple[float, str] | None
     """The cooldown in the store when the turn was taken; later changes are on the conversation."""
 
-    def __init__(self, compaction: Compaction, journal: Journal, taken: TakenTurn) -> None:
+    def __init__(self, compaction: Compaction, turn: Turn, taken: TakenTurn) -> None:
         self._compaction = compaction
-        self._journal = journal
+        self._turn = turn
         self._taken = taken
         found = (setting for setting in taken.settings if setting.key == SUMMARY_COOLDOWN)
         self._cools = next(((setting.expires or 0.0, str(setting.value)) for setting in found), None)
@@ -128,7 +128,7 @@ class TurnFitter:
         if self._wanted:
             self._wanted = False
             self._cools = conversation.cooldown = None
-            await self._compaction.store.write(settings.clear, self._taken.session.id, COMPACTION_REQUESTED)
+            await self._turn.write(settings.clear, self._taken.session.id, COMPACTION_REQUESTED)
             await self._shrink(conversation, marks.hard)
         elif tokens > marks.hard:
             await self._shrink(conversation, marks.hard)
@@ -161,14 +161,12 @@ class TurnFitter:
             return False
         name, session = conversation.model.name, self._taken.session
         log.warning("a model refuses its earlier reasoning; the turn continues without it", model=name)
-        self._journal.emit(Notice(text=WITHOUT_REASONING.format(model=name)))
+        self._turn.emit(Notice(text=WITHOUT_REASONING.format(model=name)))
         view = await self._compaction.view(self._taken)
         conversation.drop_carried(view.messages())
         if session.kind != "ephemeral":
             now = self._compaction.clock()
-            await self._compaction.store.write(
-                settings.put, session.id, REASONING_ERA, conversation.era, "refused", now, None
-            )
+            await self._turn.write(settings.put, session.id, REASONING_ERA, conversation.era, "refused", now, None)
         return True
 
     @property
@@ -176,7 +174,7 @@ class TurnFitter:
         """True if the request consists of exactly the messages of a one-shot call. Such a caller keeps the conversation
         itself, and shortens it when it is told that it is too long."""
         one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
-        return one_shot and self._journal.steps == 0
+        return one_shot and self._turn.steps == 0
 
     def _too_long(self, conversation: Conversation, tokens: int) -> ModelFailed:
         return ModelFailed(
@@ -210,6 +208,8 @@ class TurnFitter:
                     await self._write(conversation, work, SideCall(self._taken.session.id))
         except NoSummary as useless:
             await self._cool(conversation, str(useless))
+        except Superseded:
+            return
         except TidegateError as error:
             log.warning("a summary could not be prepared", session=self._taken.session.id, error=error.message)
 
@@ -226,7 +226,7 @@ class TurnFitter:
         until = now + self._compaction.settings.cooldown
         conversation.cooldown = (until, why)
         if until > now and self._taken.session.kind != "ephemeral":
-            await self._compaction.store.write(
+            await self._turn.write(
                 settings.put, self._taken.session.id, SUMMARY_COOLDOWN, why, "compaction", now, until
             )
 
@@ -273,7 +273,7 @@ class TurnFitter:
                 return why
             if not work.could_save:
                 return "too few of its messages are old"
-            side_call = SideCall(session, emit=self._journal.emit, usage=self._journal.usage)
+            side_call = SideCall(session, emit=self._turn.emit, usage=self._turn.usage)
             try:
                 rows = await self._write(conversation, work, side_call)
             except NoSummary as useless:
@@ -281,12 +281,12 @@ class TurnFitter:
                 return str(useless)
             finally:
                 for _, used in side_call.calls:
-                    self._journal.add_usage(used)
+                    self._turn.add_usage(used)
         if not work.is_worth(rows):
-            await compaction.store.write(summaries.drop_prepared, session)
+            await self._turn.write(summaries.drop_prepared, session)
             await self._cool(conversation, SAVES_TOO_LITTLE)
             return SAVES_TOO_LITTLE
-        await compaction.store.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
+        await self._turn.write(summaries.apply, session, [row.number for row in sorted(rows, key=_by_level)])
         work.view = await compaction.view(self._taken)
         compaction.counts["summary"] += 1
         return ""
@@ -301,7 +301,7 @@ class TurnFitter:
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
             return
-        await self._compaction.store.write(write_stage, self._taken.session.id, stage, self._compaction.clock())
+        await self._turn.write(write_stage, self._taken.session.id, stage, self._compaction.clock())
         work.view = await self._compaction.view(self._taken)
         self._compaction.counts["excerpts" if stage.cut is None else "cut"] += 1
 
@@ -319,7 +319,7 @@ class TurnFitter:
             return False
         last = shown[-2] if len(shown) > 1 else shown[-1]
         elision = ElisionRow(view.covered + 1, last, "media", 0)
-        await self._compaction.store.write(summaries.elide, self._taken.session.id, elision, self._compaction.clock())
+        await self._turn.write(summaries.elide, self._taken.session.id, elision, self._compaction.clock())
         view = await self._compaction.view(self._taken)
         conversation.rebuild(view.messages(), view.mark)
         self._compaction.counts["media"] += 1
@@ -329,14 +329,14 @@ class TurnFitter:
             if documents
             else "The request was too large for the model's endpoint"
         )
-        self._journal.emit(Notice(text=f"{why}: {which} described in words."))
+        self._turn.emit(Notice(text=f"{why}: {which} described in words."))
         return True
 
     def _notify(self, before: View, work: RequestSize, why: str) -> None:
         view = work.view
         if view is before:
             if why:
-                self._journal.emit(Notice(text=f"This conversation was not summarised: {why}."))
+                self._turn.emit(Notice(text=f"This conversation was not summarised: {why}."))
             return
         sentences = []
         if why:
@@ -349,7 +349,7 @@ class TurnFitter:
         if view.elisions != before.elisions:
             sentences.append("The model sees excerpts of long messages.")
         sentences.append("Nothing is deleted; the provider counts the conversation as new once.")
-        self._journal.emit(Notice(text=" ".join(sentences)))
+        self._turn.emit(Notice(text=" ".join(sentences)))
 
     def _too_small(self, conversation: Conversation) -> ModelFailed:
         marks, fixed = self._compaction.marks(conversation.model), conversation.prefix_tokens

@@ -6,6 +6,7 @@ summary that is too long is requested a second time, to be terser, and never a t
 messages that have been undone in the meantime. The summarizer holds no state.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -29,7 +30,7 @@ from tidegate.agent.context import (
 )
 from tidegate.config import ContextSettings
 from tidegate.engine import TakenTurn
-from tidegate.errors import BudgetSpent, ModelFailed
+from tidegate.errors import BudgetSpent, ModelFailed, Superseded
 from tidegate.log import Log
 from tidegate.models import Model, Models
 from tidegate.store import Db, Store, SummaryHow, SummaryRow, messages, summaries, turns, usage
@@ -99,7 +100,7 @@ class Summarizer:
             if sum(len(row.text) for row in together) > SUMMARIES_SHARE * marks.window / rate:
                 drafts += await _condensed(writer, together[:-1])
         except (NoSummary, anyio.get_cancelled_exc_class()):
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), contextlib.suppress(Superseded):
                 await self._store.write(_bill, taken, tuple(side_call.calls), self._clock())
             raise
         return await self._store.write(_keep, taken, view.covered, drafts, tuple(side_call.calls), self._clock())
@@ -198,6 +199,7 @@ class _SummaryWriter:
 
 
 def _bill(db: Db, taken: TakenTurn, calls: Sequence[tuple[str, Usage]], now: float) -> None:
+    turns.check_fence(db, taken.turn.id, taken.turn.fence)
     for model, tokens in calls:
         usage.add(
             db,
