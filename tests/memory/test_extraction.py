@@ -125,12 +125,14 @@ async def until_no_hook_runs(gateway: Core) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-@pytest.mark.parametrize("mood", ["[status 500]", "[status 429 code=insufficient_quota]", "[close]", "[cut after=2]"])
+@pytest.mark.parametrize(
+    "behaviour", ["[status 500]", "[status 429 code=insufficient_quota]", "[close]", "[cut after=2]"]
+)
 async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
-    home: Path, model: ScriptedModel, mood: str
+    home: Path, model: ScriptedModel, behaviour: str
 ) -> None:
     """B6, L16: nothing stays pending for ever, across restarts too."""
-    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=behaviour))
     with capture_logs() as logs:
         async with core(home, model=model, tools=TOOLS) as gateway:
             await gateway.service.end(await talk(gateway, "one", "two", "three"), ANNA, "new")
@@ -162,12 +164,12 @@ async def test_an_extraction_that_never_finishes_is_given_up(home: Path, model: 
     assert len(extractions(gateway)) == TRIES
 
 
-@pytest.mark.parametrize("mood", ["good", "empty", "refusal", "truncated", "calls", "longer", "injected"])
+@pytest.mark.parametrize("behaviour", ["good", "empty", "refusal", "truncated", "calls", "longer", "injected"])
 async def test_an_answer_that_is_no_list_leaves_nothing_and_is_not_paid_for_twice(
-    home: Path, model: ScriptedModel, mood: str
+    home: Path, model: ScriptedModel, behaviour: str
 ) -> None:
     """B6, X19: whatever else it contains."""
-    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=behaviour))
     async with core(home, model=model, tools=TOOLS) as gateway:
         await gateway.service.end(await talk(gateway, "one", "two", "three"), ANNA, "new")
         await until_no_hook_runs(gateway)
