@@ -375,7 +375,7 @@ def _used(db: Any) -> tuple[dict[str, tuple[int, int]], int]:
     return found, total
 
 
-async def test_every_call_is_written_down_with_whom_it_was_made_for(
+async def test_every_call_is_recorded_with_its_agent_channel_and_job(
     home: Path, server: FaultyModel, clock: Clock
 ) -> None:
     """X22: calls of several steps, broken and repeated ones, a fallback's, those of a failed turn and of a
