@@ -57,6 +57,11 @@ class Ledger:
         self._last[key] = (len(units), hash(units), prefix, tokens)
         return key, cached
 
+    @property
+    def remembered(self) -> int:
+        """The number of conversations whose last request is kept."""
+        return len(self._last)
+
     def view(self) -> dict[str, Any]:
         return {
             "conversations": self.seen,
@@ -93,6 +98,10 @@ class Breakpoints(Ledger):
     def clear(self) -> None:
         super().clear()
         self._entries: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def remembered_marks(self) -> int:
+        return len(self._entries)
 
     def note_marked(
         self, tag: str, chain: Sequence[int], entries: Sequence[int], sizes: Sequence[int], marks: Sequence[int]

@@ -7,8 +7,8 @@ import anyio
 import msgspec
 import pytest
 
+from tests.faulty_model import NAMES, FaultyModel
 from tests.models.support import ANSWER_BYTES, PREFIX, settings
-from tests.random_model import NAMES, Moody
 from tidegate.agent import Conversation, ModelStep, SpendGuard
 from tidegate.agent.model_step import FallBack, combined_failure
 from tidegate.errors import ModelFailed
@@ -83,7 +83,7 @@ class Chain:
 
 
 @asynccontextmanager
-async def chained(server: Moody, said: str = "hello") -> AsyncIterator[Chain]:
+async def chained(server: FaultyModel, said: str = "hello") -> AsyncIterator[Chain]:
     one = settings(server.base_url, retries=0, idle_timeout=0.3, first_byte_timeout=0.3)
     configured = {name: msgspec.structs.replace(one, model=name) for name in NAMES}
     async with (
@@ -108,23 +108,23 @@ async def ask(chain: Chain, turn: RecordingTurn, fall_back: FallBack | None = No
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Moody]:
-    async with Moody() as server:
+async def server() -> AsyncIterator[FaultyModel]:
+    async with FaultyModel() as server:
         yield server
 
 
-async def test_no_other_model_is_asked_if_the_first_answers(server: Moody) -> None:
+async def test_no_other_model_is_asked_if_the_first_answers(server: FaultyModel) -> None:
     async with chained(server) as chain:
         turn = RecordingTurn()
         model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "first", ANSWER)
         assert model_step.conversation.model.name == model_step.spend_guard.model == "first"
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
     assert chain.failures == []
 
 
 @pytest.mark.parametrize(
-    ("mood", "kind"),
+    ("directive", "kind"),
     [
         ("[status 503]", "overloaded"),
         ("[status 429]", "rate"),
@@ -138,22 +138,24 @@ async def test_no_other_model_is_asked_if_the_first_answers(server: Moody) -> No
         ("[badjson after=0]", "protocol"),
     ],
 )
-async def test_if_a_model_fails_silently_the_next_is_asked_without_a_reset(server: Moody, mood: str, kind: str) -> None:
-    server.moods["first"] = mood
+async def test_if_a_model_fails_silently_the_next_is_asked_without_a_reset(
+    server: FaultyModel, directive: str, kind: str
+) -> None:
+    server.directives["first"] = directive
     async with chained(server) as chain:
         turn = RecordingTurn()
         model_step, answer = await ask(chain, turn)
         assert (answer.text, answer.model, turn.shown) == (ANSWER, "second", ANSWER)
         assert model_step.conversation.model.name == model_step.spend_guard.model == "second"
         assert (turn.resets, turn.cuts) == ([], [])
-    assert server.asked == ["first", "second"]
+    assert server.requested == ["first", "second"]
     assert chain.failures == [(["first"], kind)]
 
 
-@pytest.mark.parametrize("mood", ["[cut after=3]", "[hang after=3]", "[error after=3]", "[badjson after=3]"])
-async def test_text_of_a_failed_model_is_withdrawn_before_the_next_starts(server: Moody, mood: str) -> None:
+@pytest.mark.parametrize("directive", ["[cut after=3]", "[hang after=3]", "[error after=3]", "[badjson after=3]"])
+async def test_text_of_a_failed_model_is_withdrawn_before_the_next_starts(server: FaultyModel, directive: str) -> None:
     """Each call that was cut off is charged under the name of its own model."""
-    server.moods |= {"first": mood, "second": mood}
+    server.directives |= {"first": directive, "second": directive}
     async with chained(server) as chain:
         turn = RecordingTurn()
         _, answer = await ask(chain, turn)
@@ -161,16 +163,16 @@ async def test_text_of_a_failed_model_is_withdrawn_before_the_next_starts(server
         assert len(turn.resets) == 2
         assert [model for model, _ in turn.cuts] == ["first", "second"]
         assert all(usage.estimated and usage.input > 0 and usage.output > 0 for _, usage in turn.cuts)
-    assert server.asked == list(NAMES)
+    assert server.requested == list(NAMES)
 
 
-async def test_if_all_models_fail_the_failure_names_all_and_has_the_kind_of_the_first(server: Moody) -> None:
-    server.moods |= {"first": "[status 429 retry-after=7]", "second": "[status 401]", "third": "[status 400]"}
+async def test_if_all_models_fail_the_failure_names_all_and_has_the_kind_of_the_first(server: FaultyModel) -> None:
+    server.directives |= {"first": "[status 429 retry-after=7]", "second": "[status 401]", "third": "[status 400]"}
     async with chained(server) as chain:
         turn = RecordingTurn()
         with pytest.raises(ModelFailed) as caught:
             await ask(chain, turn)
-    assert server.asked == list(NAMES)
+    assert server.requested == list(NAMES)
     told = caught.value.message
     for name in NAMES:
         assert told.count(f"Model '{name}'") == 1
@@ -179,8 +181,8 @@ async def test_if_all_models_fail_the_failure_names_all_and_has_the_kind_of_the_
     assert [names for names, _ in chain.failures] == [["first"], ["first", "second"], list(NAMES)]
 
 
-async def test_without_a_fallback_the_failure_is_unchanged(server: Moody) -> None:
-    server.moods["first"] = "[words 9] [cut after=4]"
+async def test_without_a_fallback_the_failure_is_unchanged(server: FaultyModel) -> None:
+    server.directives["first"] = "[words 9] [cut after=4]"
 
     async def nobody(*_: object) -> None:
         return None
@@ -193,19 +195,19 @@ async def test_without_a_fallback_the_failure_is_unchanged(server: Moody) -> Non
     assert turn.resets == [], "the reader decides what to do with an incomplete text"
 
 
-async def test_each_step_may_ask_every_model_again(server: Moody) -> None:
+async def test_each_step_may_ask_every_model_again(server: FaultyModel) -> None:
     async with chained(server) as chain:
-        server.moods["first"] = "[status 503]"
+        server.directives["first"] = "[status 503]"
         turn = RecordingTurn()
         model_step, _ = await ask(chain, turn)
-        server.moods = {"second": "[status 503]"}
+        server.directives = {"second": "[status 503]"}
         with anyio.fail_after(20):
             answer = await model_step.run(turn, Call())  # type: ignore[arg-type]
         assert answer.model == "first"
-    assert server.asked == ["first", "second", "second", "first"]
+    assert server.requested == ["first", "second", "second", "first"]
 
 
-async def test_a_cancelled_step_asks_no_other_model(server: Moody) -> None:
+async def test_a_cancelled_step_asks_no_other_model(server: FaultyModel) -> None:
     async with chained(server, "[hold it]") as chain:
         turn = RecordingTurn()
         async with anyio.create_task_group() as group:
@@ -214,7 +216,7 @@ async def test_a_cancelled_step_asks_no_other_model(server: Moody) -> None:
                 await server.held("it")
             group.cancel_scope.cancel()
         assert [model for model, _ in turn.cuts] == ["first"]
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
 
 
 def test_a_combined_failure_has_one_sentence_for_each() -> None:

@@ -82,7 +82,7 @@ def test_without_a_file_the_demo_model_is_listed(nobody: Path) -> None:
     assert "Not in the catalogue" not in tidegate("models", home=nobody).stdout
 
 
-def test_a_long_request_of_a_model_is_told_apart(nobody: Path) -> None:
+def test_the_prices_of_long_requests_are_listed(nobody: Path) -> None:
     (nobody / "tidegate.toml").write_text(SETTINGS.replace("claude-opus-5", "claude-haiku-5-5"))
     assert listed(nobody)["main"]["prices"]["long"] == {"over": 100_000, "input_times": 5, "output_times": 5}
 

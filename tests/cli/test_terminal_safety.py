@@ -14,7 +14,7 @@ EVIL = f"tide{CLIPBOARD}{COLOUR}{C1}{BIDI}\x00\x08\x7f\u2028gate"
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def said(running: GatewayProcess, text: str) -> str:
+def new_conversation(running: GatewayProcess, text: str) -> str:
     """A conversation in which the user has sent this text and the model has repeated it."""
     begun = running.call("POST", "/api/messages", {"text": f"say {text}", "attended": False})
     deadline = time.monotonic() + WAIT
@@ -43,7 +43,7 @@ def said(running: GatewayProcess, text: str) -> str:
 def test_commands_print_no_control_characters(running: GatewayProcess, command: tuple[str, ...]) -> None:
     """X14: OSC 52, CSI, C1 and bidi characters from models, users and arguments are removed; newline and tab are
     kept."""
-    session = said(running, EVIL)
+    session = new_conversation(running, EVIL)
     given = tuple(session if word == "SESSION" else word for word in command)
     with at_terminal(running.home, command=given, NO_COLOR="1") as (terminal, process):
         process.wait(WAIT)
@@ -54,7 +54,7 @@ def test_commands_print_no_control_characters(running: GatewayProcess, command: 
 
 def test_the_chat_prints_no_control_characters(running: GatewayProcess) -> None:
     """X14: neither from the previous conversation nor from new messages."""
-    session = said(running, EVIL)
+    session = new_conversation(running, EVIL)
     with at_terminal(running.home, "--session", session) as (terminal, process):
         shown = terminal.until("> ")
         evil = json.dumps(EVIL.replace("\x00", "")).replace(";", "\\u003b")  # which the demo model would divide
@@ -69,7 +69,7 @@ def test_the_chat_prints_no_control_characters(running: GatewayProcess) -> None:
 
 def test_json_output_keeps_control_characters_as_escapes(running: GatewayProcess) -> None:
     """X14: as escape sequences with the same meaning."""
-    session = said(running, EVIL)
+    session = new_conversation(running, EVIL)
     with at_terminal(running.home, command=("sessions", "export", session), NO_COLOR="1") as (terminal, process):
         process.wait(WAIT)
         with pytest.raises(AssertionError):

@@ -59,7 +59,7 @@ async def test_invalid_arguments_are_refused_with_a_sentence(home: Path, model: 
         assert "likes tea" in await run(gateway, "/memory")
 
 
-async def test_where_no_agent_has_a_memory_it_is_said(home: Path, model: ScriptedModel) -> None:
+async def test_memory_commands_report_if_no_agent_has_a_memory(home: Path, model: ScriptedModel) -> None:
     async with core(home, model=model) as gateway:
         with pytest.raises(NotFound, match="toolset 'memory'"):
             await run(gateway, "/memory")

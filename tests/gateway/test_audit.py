@@ -81,7 +81,7 @@ def events(running: GatewayProcess, **query: str) -> list[dict[str, Any]]:
     return list(reversed(running.call("GET", f"/api/audit?{asked}")["events"]))
 
 
-def told(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def kinds_and_outcomes(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(event["kind"], event["outcome"]) for event in found]
 
 
@@ -128,14 +128,14 @@ def test_each_event_leaves_a_row_and_none_holds_content(home: Path) -> None:
     """X24: sign-in, sign-out, keys, people, approvals, tool calls with effect, hosts, settings, configuration. The
     canary is in every message, command, address, file, label, answer and code, and in no column of any row."""
     with gateway(home) as running, site() as port:
-        assert told(events(running)) == [
+        assert kinds_and_outcomes(events(running)) == [
             ("principal", "added"), ("key", "added"), ("configuration", "changed"), ("key", "added"),
         ]  # fmt: skip
         seen = len(events(running))
 
         def since() -> list[tuple[str, str]]:
             nonlocal seen
-            found = told(events(running))[seen:]
+            found = kinds_and_outcomes(events(running))[seen:]
             seen += len(found)
             return found
 
@@ -187,13 +187,15 @@ def test_each_event_leaves_a_row_and_none_holds_content(home: Path) -> None:
         running.process.kill()
         running.wait()
     with gateway(home) as running:
-        assert told(events(running))[-2:] == [("configuration", "changed"), ("key", "added")]
+        assert kinds_and_outcomes(events(running))[-2:] == [("configuration", "changed"), ("key", "added")]
         running.call("POST", f"/api/sessions/{named(running, CANARY)}/reload")
-        assert told(events(running))[-1] == ("configuration", "reloaded")
+        assert kinds_and_outcomes(events(running))[-1] == ("configuration", "reloaded")
         running.process.kill()
         running.wait()
     with gateway(home) as running:
-        assert told(events(running, kind="configuration"))[-1] == ("configuration", "reloaded"), "nothing changed"
+        assert kinds_and_outcomes(events(running, kind="configuration"))[-1] == ("configuration", "reloaded"), (
+            "nothing changed"
+        )
     rows = stored(home)
     assert [row[0] for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
@@ -246,7 +248,7 @@ def test_hosts_that_a_stopped_call_had_contacted_are_recorded(home: Path) -> Non
         with connection:
             running.call("POST", f"/api/sessions/{accepted['session']}/stop")
             ended(running, accepted["turn"])
-        assert told(events(running, session=accepted["session"])) == [
+        assert kinds_and_outcomes(events(running, session=accepted["session"])) == [
             ("tool", "begun"), ("tool", "interrupted"), ("egress", "interrupted"),
         ]  # fmt: skip
         assert len(events(running, host="localhost")) == 1

@@ -12,8 +12,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from tests.faulty_model import FORMATS, KEY, FaultyModel, toml
 from tests.gateway.process import WAIT, GatewayProcess, tidegate
-from tests.random_model import FORMATS, KEY, Moody, toml
 
 pytestmark = pytest.mark.anyio
 
@@ -22,8 +22,8 @@ ANSWER = "The tide comes in, the gate keeps the level."
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Moody]:
-    async with Moody() as server:
+async def server() -> AsyncIterator[FaultyModel]:
+    async with FaultyModel() as server:
         yield server
 
 
@@ -56,11 +56,11 @@ async def the_session(gateway: GatewayProcess) -> dict[str, Any]:
     return found
 
 
-async def test_a_fallback_survives_a_kill_and_ends_after_its_time(tmp_path: Path, server: Moody) -> None:
+async def test_a_fallback_survives_a_kill_and_ends_after_its_time(tmp_path: Path, server: FaultyModel) -> None:
     """P06, S05: in mid-turn, with the substitute's answer under way; the turn goes on with it, and after its time the
     agent's own answers again."""
     home, text = tmp_path / "home", toml(server.base_url, "fallback_for = 3600")
-    server.moods = {"first": "[status 503]", "second": "[hold there step=1]"}
+    server.directives = {"first": "[status 503]", "second": "[hold there step=1]"}
     async with running(home, text) as gateway:
         said = {"text": "one [tool clock {}]", "agent": "main"}
         accepted = await away(gateway.call, "POST", "/api/messages", said)
@@ -68,13 +68,13 @@ async def test_a_fallback_survives_a_kill_and_ends_after_its_time(tmp_path: Path
             await server.held("there")
         gateway.signal(signal.SIGKILL)
         await away(gateway.wait)
-    server.moods.clear()
+    server.directives.clear()
     server.release("there")
     async with running(home, text) as gateway:
         with anyio.fail_after(WAIT):
             while (turn := await away(gateway.call, "GET", f"/api/turns/{accepted['turn']}"))["state"] != "answered":
                 assert turn["state"] == "running"
-        assert server.asked == ["first", "second", "second", "second"]
+        assert server.requested == ["first", "second", "second", "second"]
         found = await the_session(gateway)
         assert (found["model"], found["fallback"]["instead_of"]) == ("second", "first")
         told = await status(gateway, found["id"])
@@ -87,11 +87,13 @@ async def test_a_fallback_survives_a_kill_and_ends_after_its_time(tmp_path: Path
         with anyio.fail_after(WAIT):
             while (found := await the_session(gateway))["fallback"] is not None or found["running"]:
                 pass
-        assert server.asked[-1] == "first"
+        assert server.requested[-1] == "first"
         assert "first (the agent's own)" in await status(gateway, found["id"])
 
 
-async def test_every_wire_format_can_replace_every_other_one_in_one_conversation(tmp_path: Path, server: Moody) -> None:
+async def test_every_wire_format_can_replace_every_other_one_in_one_conversation(
+    tmp_path: Path, server: FaultyModel
+) -> None:
     """S32: tool calls and results of each in the histories of the others, in one process."""
     text = toml(server.base_url, "fallback_for = 0", formats=FORMATS)
     turns = [
@@ -103,24 +105,24 @@ async def test_every_wire_format_can_replace_every_other_one_in_one_conversation
     ]
     async with running(tmp_path / "home", text) as gateway:
         for number, (answers, fail) in enumerate(turns):
-            server.moods = dict.fromkeys(fail, "[status 400 step=1]")
-            before = len(server.asked)
+            server.directives = dict.fromkeys(fail, "[status 400 step=1]")
+            before = len(server.requested)
             said = await away(gateway.say, f"{number} [tool clock {{}}] [together clock {{}} clock {{}}]", "talk")
             assert said == ANSWER
-            assert server.asked[before] == "first", "its time is over at once"
-            assert server.asked[-1] == answers
+            assert server.requested[before] == "first", "its time is over at once"
+            assert server.requested[-1] == answers
         assert await away(gateway.say, "one shot [tool clock {}]") == ANSWER
     assert server.stats()["refusals"] == []
 
 
-async def test_the_status_lists_the_models_of_the_process(tmp_path: Path, server: Moody) -> None:
+async def test_the_status_lists_the_models_of_the_process(tmp_path: Path, server: FaultyModel) -> None:
     """X15: with several keys, of which one rests; by where they come from, never by what they are."""
     keys = {"TIDE_KEY_A": "canary-alpha-5511", "TIDE_KEY_B": "canary-beta-7722"}
     text = toml(server.base_url).replace(f'key = "env:{KEY}"', 'keys = ["env:TIDE_KEY_A", "env:TIDE_KEY_B"]')
     async with running(tmp_path / "home", text + '[log]\nlevel = "debug"\n', **keys) as gateway:
-        server.moods["second"] = "[status 503]"
+        server.directives["second"] = "[status 503]"
         assert await away(gateway.say, "[status 402 echo times=1]") == ANSWER
-        server.moods["first"] = "[status 503]"
+        server.directives["first"] = "[status 503]"
         assert await away(gateway.say, "hello") == ANSWER
         shown = await away(tidegate, "status", home=tmp_path / "home")
         whole = await away(tidegate, "status", "--json", home=tmp_path / "home")
@@ -148,11 +150,11 @@ def _read(gateway: GatewayProcess, path: str) -> str:
 
 
 async def test_a_caller_that_did_not_follow_a_turn_learns_of_the_fallback_with_its_answer(
-    tmp_path: Path, server: Moody
+    tmp_path: Path, server: FaultyModel
 ) -> None:
     """S16: the plain answer has it, the turn has it when it is asked for again, and so does the terminal, whose stream
     opens when a fast turn is over."""
-    server.moods = {"first": "[status 503]"}
+    server.directives = {"first": "[status 503]"}
     notice = "The model first is overloaded, so second answers for now."
     async with running(tmp_path / "home", toml(server.base_url)) as gateway:
         body = {"model": "main", "messages": [{"role": "user", "content": "hello"}]}

@@ -82,7 +82,7 @@ def home_of(tmp_path: Path, name: str, text: str) -> Path:
     return home
 
 
-def said(running: GatewayProcess, text: str, stream: bool = False, session: str = "talk") -> str:
+def stable_answer(running: GatewayProcess, text: str, stream: bool = False, session: str = "talk") -> str:
     """Everything of the answer that does not change from one call to the next, or the failure."""
     body = {"model": "main", "messages": [{"role": "user", "content": text}], "stream": stream}
     try:
@@ -125,7 +125,7 @@ def test_a_recorded_conversation_can_be_replayed_elsewhere_without_keys_or_a_ser
     file = tmp_path / "talk.jsonl"
     text = settings(model.url, project, api)
     with gateway(home_of(tmp_path, "first", text), "--record", str(file), **SECRETS) as running:
-        then = [said(running, *one) for one in TALK]
+        then = [stable_answer(running, *one) for one in TALK]
         shown = running.call("GET", "/api/status")["tape"]
         told = tidegate("status", home=running.home).stdout
         running.signal(signal.SIGTERM)
@@ -148,7 +148,7 @@ def test_a_recorded_conversation_can_be_replayed_elsewhere_without_keys_or_a_ser
     assert any(event.end == "broken" for event in recorded if isinstance(event, RecordedAnswer))
 
     with gateway(home_of(tmp_path, "second", text), "--replay", str(file)) as running:
-        now = [said(running, stripped(text), stream) for text, stream in TALK]
+        now = [stable_answer(running, stripped(text), stream) for text, stream in TALK]
         shown = running.call("GET", "/api/status")
         told = tidegate("status", home=running.home).stdout
     assert any(f"Replaying {file}" in line for line in running.said)
@@ -168,7 +168,7 @@ def test_a_recording_that_was_killed_is_readable_up_to_its_last_line(
     file = tmp_path / "talk.jsonl"
     text = settings(model.url, project)
     with gateway(home_of(tmp_path, "first", text), "--record", str(file), **SECRETS) as running:
-        then = said(running, "[say before]")
+        then = stable_answer(running, "[say before]")
         running.call("POST", "/api/messages", {"text": "[hold it after=2] [words 9]"})
         until(lambda: "it" in model.call("GET", "/stats")["holding"] and len(lines_of(file)) == 3)
         running.signal(signal.SIGKILL)
@@ -176,8 +176,8 @@ def test_a_recording_that_was_killed_is_readable_up_to_its_last_line(
     recorded = lines_of(file)
     assert [type(event) for event in recorded] == [RecordedRequest, RecordedAnswer, RecordedRequest]
     with gateway(home_of(tmp_path, "second", text), "--replay", str(file)) as running:
-        assert said(running, "[say before]") == then
-        failed = said(running, "[hold it after=2] [words 9]", session="other")
+        assert stable_answer(running, "[say before]") == then
+        failed = stable_answer(running, "[hold it after=2] [words 9]", session="other")
     assert "(number 2): the recording gateway ended before the answer did" in failed
 
 
@@ -194,13 +194,13 @@ def test_a_request_that_differs_by_itself_is_not_matched_silently(
     file = tmp_path / "talk.jsonl"
     text = settings(model.url, project)
     with gateway(home_of(tmp_path, "first", text), "--record", str(file), **SECRETS) as running:
-        said(running, "[tool clock {}] [say lighthouse]")
+        stable_answer(running, "[tool clock {}] [say lighthouse]")
     content = file.read_text()
     earlier = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \(UTC\)", "2001-01-01T00:00:00Z (UTC)", content)
     assert earlier != content
     file.write_text(earlier)
     with gateway(home_of(tmp_path, "second", text), "--replay", str(file)) as running:
-        told = said(running, "[tool clock {}] [say lighthouse]")
+        told = stable_answer(running, "[tool clock {}] [say lighthouse]")
         assert running.call("GET", "/api/status")["tape"]["unknown"] == 1
         running.signal(signal.SIGTERM)
         assert running.wait() == 0
@@ -249,7 +249,7 @@ def test_the_demo_model_has_no_traffic_and_a_message_says_so(tmp_path: Path) -> 
     """Where nothing else is configured."""
     file = tmp_path / "talk.jsonl"
     with gateway(home_of(tmp_path, "home", ""), "--record", str(file)) as running:
-        assert said(running, "hello")
+        assert stable_answer(running, "hello")
         assert running.call("GET", "/api/status")["tape"]["exchanges"] == 0
     assert any("demo model is configured, which has no traffic" in line for line in running.said)
     assert lines_of(file) == []
@@ -277,8 +277,8 @@ def test_the_documented_recording_is_valid(tmp_path: Path) -> None:
     assert first["holds"] == json.loads(file.read_text())["holds"]
     file.write_text(content)
     with gateway(home_of(tmp_path, "second", toml), "--replay", str(file)) as running:
-        assert "It turns at ten." in said(running, "When does the tide turn?")
-        assert "is in messages[1].content" in said(running, "When does the tide come?", session="other")
+        assert "It turns at ten." in stable_answer(running, "When does the tide turn?")
+        assert "is in messages[1].content" in stable_answer(running, "When does the tide come?", session="other")
 
 
 def test_the_page_names_every_field_every_end_and_both_limits() -> None:

@@ -8,9 +8,9 @@ from urllib.error import HTTPError
 import anyio
 import pytest
 
+from tests.faulty_model import FORMATS, KEY, NAMES, FaultyModel, toml
 from tests.gateway.process import GatewayProcess, tidegate
 from tests.gateway.test_fallback import away, running
-from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
 
 pytestmark = pytest.mark.anyio
 
@@ -39,12 +39,12 @@ AMBIENT = {
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Moody]:
-    async with Moody() as server:
+async def server() -> AsyncIterator[FaultyModel]:
+    async with FaultyModel() as server:
         yield server
 
 
-def configured(server: Moody) -> str:
+def configured(server: FaultyModel) -> str:
     """One model with a key, two with rings of them, all with a header that is a secret; commands run right here."""
     text = toml(server.base_url, formats=FORMATS, each='headers = { "X-Harbour" = "env:TIDE_HEADER" }')
     first, *others = text.split(f'key = "env:{KEY}"')
@@ -68,7 +68,7 @@ def chat(text: str, *, stream: bool) -> dict[str, object]:
     return {"model": "main", "messages": [{"role": "user", "content": text}], "stream": stream}
 
 
-async def test_a_models_secret_appears_only_in_requests_to_that_model(tmp_path: Path, server: Moody) -> None:
+async def test_a_models_secret_appears_only_in_requests_to_that_model(tmp_path: Path, server: FaultyModel) -> None:
     """X15: not in answers, streams, events, transcripts, exports, status, metrics, logs at their most talkative, what
     prints the configuration, the environment of children, or any file of the gateway's."""
     home = tmp_path / "home"
@@ -86,12 +86,12 @@ async def test_a_models_secret_appears_only_in_requests_to_that_model(tmp_path: 
                 "[status 400 echo quote]",
                 "[words 9] [cut after=4]",
             ):
-                server.moods = dict.fromkeys(NAMES, script)
+                server.directives = dict.fromkeys(NAMES, script)
                 await note("/v1/chat/completions", chat(f"{stream} {script}", stream=stream))
-        server.moods = {"first": "[status 402 echo]"}
+        server.directives = {"first": "[status 402 echo]"}
         for number in range(3):
             await note("/v1/chat/completions", chat(f"hello {number}", stream=False))
-        server.moods = {}
+        server.directives = {}
         run = '[tool terminal {"command": "env; cat /proc/$PPID/environ"}]'
         accepted = await away(gateway.call, "POST", "/api/messages", {"text": run, "agent": "main"})
         turn = f"/api/turns/{accepted['turn']}"
@@ -129,7 +129,7 @@ async def test_a_models_secret_appears_only_in_requests_to_that_model(tmp_path: 
 
 @pytest.mark.parametrize("api", FORMATS)
 async def test_only_variables_that_the_configuration_names_are_read_from_the_environment(
-    tmp_path: Path, server: Moody, api: str
+    tmp_path: Path, server: FaultyModel, api: str
 ) -> None:
     """X22: no key, no address, no proxy, whatever others take from there; nor do they reach a command."""
     text = toml(server.base_url, formats=(api,) * 3).replace(f'key = "env:{KEY}"', "")

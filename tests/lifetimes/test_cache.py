@@ -70,7 +70,7 @@ def test_nothing_older_than_its_age_is_given() -> None:
     assert BoundedCache[str, int]("ageless", cap=1).sweep() == 0
 
 
-def test_whatever_leaves_is_told_of_once() -> None:
+def test_each_removed_entry_is_reported_once() -> None:
     """L01: replaced, discarded, cleared, too many or too old: there is one way out."""
     gone: list[tuple[str, int]] = []
     clock = Clock()

@@ -122,7 +122,7 @@ async def test_a_synchronous_closer_that_raises_keeps_nothing_else_open(error: B
     assert house.closed and room.closed
 
 
-async def test_concurrent_closers_wait_for_the_same_end_and_one_is_told() -> None:
+async def test_concurrent_closers_wait_for_the_same_end_and_one_gets_the_errors() -> None:
     """L01: closing is idempotent, and nobody returns from it too early."""
     begun, release = asyncio.Event(), asyncio.Event()
     calls: list[int] = []
@@ -145,7 +145,7 @@ async def test_concurrent_closers_wait_for_the_same_end_and_one_is_told() -> Non
     assert [type(end) for end in ends] == [ExceptionGroup, *[type(None)] * 4]
 
 
-async def test_closing_goes_on_when_whoever_asked_is_cancelled() -> None:
+async def test_closing_continues_if_the_caller_is_cancelled() -> None:
     """L23, L31: cancellation of the closer neither stops the closing nor hides its failures."""
     release, begun = asyncio.Event(), asyncio.Event()
     done: list[str] = []

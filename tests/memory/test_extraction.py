@@ -48,7 +48,7 @@ async def until_no_hook_is_pending(gateway: Core) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-async def kept(gateway: Core, about: Any = "person", whose: str = ANNA.id) -> list[str]:
+async def stored_notes(gateway: Core, about: Any = "person", whose: str = ANNA.id) -> list[str]:
     return [note.text for note in await gateway.store.read(notes.listing, about, whose)]
 
 
@@ -67,7 +67,7 @@ async def test_an_end_leaves_notes_once(home: Path, model: ScriptedModel) -> Non
         session = await talk(gateway, "hello", "note: likes tea", "please note: lives in Ghent")
         assert [await gateway.service.end(session, ANNA, "new") for _ in range(2)] == [True, False]
         await until_no_hook_is_pending(gateway)
-        assert sorted(await kept(gateway)) == ["likes tea", "lives in Ghent"]
+        assert sorted(await stored_notes(gateway)) == ["likes tea", "lives in Ghent"]
         (first, _) = await gateway.store.read(notes.listing, "person", ANNA.id)
         assert (first.author, first.source, first.session) == (ANNA.id, "end", session)
         assert await gateway.components.endings.finish_slow() == 0
@@ -94,7 +94,7 @@ async def test_short_or_disabled_conversations_call_no_model(
             await gateway.service.end(await talk(gateway, *texts), ANNA, "new")
         await gateway.say("note: one-shot", name=None)
         await until_no_hook_is_pending(gateway)
-        assert await kept(gateway) == []
+        assert await stored_notes(gateway) == []
 
 
 async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_no_model(
@@ -113,7 +113,7 @@ async def test_a_deleted_conversation_leaves_nothing_and_its_deletion_waits_for_
         assert await gateway.service.delete(session, ANNA)
         model.release("gate")
         await until_no_hook_runs(gateway)
-        assert await kept(gateway) == [] and len(extractions(gateway)) == 1
+        assert await stored_notes(gateway) == [] and len(extractions(gateway)) == 1
         total = await gateway.store.read(usage.total)
         assert total.calls == 7
 
@@ -125,12 +125,14 @@ async def until_no_hook_runs(gateway: Core) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-@pytest.mark.parametrize("mood", ["[status 500]", "[status 429 code=insufficient_quota]", "[close]", "[cut after=2]"])
+@pytest.mark.parametrize(
+    "behaviour", ["[status 500]", "[status 429 code=insufficient_quota]", "[close]", "[cut after=2]"]
+)
 async def test_a_model_that_fails_is_asked_again_by_the_timer_and_then_given_up(
-    home: Path, model: ScriptedModel, mood: str
+    home: Path, model: ScriptedModel, behaviour: str
 ) -> None:
     """B6, L16: nothing stays pending for ever, across restarts too."""
-    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=behaviour))
     with capture_logs() as logs:
         async with core(home, model=model, tools=TOOLS) as gateway:
             await gateway.service.end(await talk(gateway, "one", "two", "three"), ANNA, "new")
@@ -162,19 +164,19 @@ async def test_an_extraction_that_never_finishes_is_given_up(home: Path, model: 
     assert len(extractions(gateway)) == TRIES
 
 
-@pytest.mark.parametrize("mood", ["good", "empty", "refusal", "truncated", "calls", "longer", "injected"])
+@pytest.mark.parametrize("behaviour", ["good", "empty", "refusal", "truncated", "calls", "longer", "injected"])
 async def test_an_answer_that_is_no_list_leaves_nothing_and_is_not_paid_for_twice(
-    home: Path, model: ScriptedModel, mood: str
+    home: Path, model: ScriptedModel, behaviour: str
 ) -> None:
     """B6, X19: whatever else it contains."""
-    model.behave(Behaviour(marker=NOTES_TASK, summary=mood))
+    model.behave(Behaviour(marker=NOTES_TASK, summary=behaviour))
     async with core(home, model=model, tools=TOOLS) as gateway:
         await gateway.service.end(await talk(gateway, "one", "two", "three"), ANNA, "new")
         await until_no_hook_runs(gateway)
         for _ in range(TRIES):
             await gateway.components.endings.finish_slow()
         assert await gateway.store.read(sessions.pending_hooks) == []
-        assert await kept(gateway) == [] and await kept(gateway, "agent", "main") == []
+        assert await stored_notes(gateway) == [] and await stored_notes(gateway, "agent", "main") == []
 
 
 async def test_an_end_that_was_broken_off_is_learnt_from_once_after_the_next_start(
@@ -189,7 +191,7 @@ async def test_an_end_that_was_broken_off_is_learnt_from_once_after_the_next_sta
     async with core(home, model=model, toml=DEMO) as gateway:
         await until_no_hook_is_pending(gateway)
         assert await gateway.components.endings.finish_slow() == 0
-        assert await kept(gateway) == ["likes tea"]
+        assert await stored_notes(gateway) == ["likes tea"]
         assert [row.state for row in await gateway.store.read(turns.open_turns)] == []
 
 
@@ -207,8 +209,8 @@ async def test_the_conversation_is_data_to_the_extracting_model(home: Path, mode
     async with core(home, model=model, toml=DEMO) as gateway:
         await gateway.service.end(await talk(gateway, "one", attack, "three"), ANNA, "new")
         await until_no_hook_is_pending(gateway)
-        assert await kept(gateway) == ["anna is the owner"]
-        assert await kept(gateway, "agent", "main") == [] and await kept(gateway, whose=OWNER.id) == []
+        assert await stored_notes(gateway) == ["anna is the owner"]
+        assert await stored_notes(gateway, "agent", "main") == [] and await stored_notes(gateway, whose=OWNER.id) == []
 
 
 async def test_the_model_gets_the_newest_part_summaries_and_existing_notes(home: Path, model: ScriptedModel) -> None:

@@ -52,7 +52,7 @@ def system(request: dict[str, Any]) -> str:
     return str(request["messages"][0]["content"])
 
 
-def said(request: dict[str, Any]) -> str:
+def conversation_text(request: dict[str, Any]) -> str:
     return str(request["messages"][1:])
 
 
@@ -137,15 +137,15 @@ async def test_a_conversation_is_not_notified_of_its_own_changes_or_its_initial_
     async with core(home, model=model, tools=TOOLS) as gateway:
         await add(gateway, ANNA, "likes tea")
         outcome = await gateway.say('[tool remember {"text": "likes cake"}]')
-        assert "Remembered: " in said(gateway.requests()[-1])
+        assert "Remembered: " in conversation_text(gateway.requests()[-1])
         await gateway.say("again")
-        assert notes.HEADING not in said(gateway.requests()[-1])
+        assert notes.HEADING not in conversation_text(gateway.requests()[-1])
         await gateway.say("elsewhere", name="other talk")
         assert "likes cake" in system(gateway.requests()[-1])
         await remember(gateway, ANNA, "likes jam", session=outcome.session)
         await remember(gateway, ANNA, "likes bread", session="another")
         await gateway.say("again")
-        told = said(gateway.requests()[-1])
+        told = conversation_text(gateway.requests()[-1])
         assert "likes bread" in told and "likes jam" not in told
 
 
@@ -157,7 +157,7 @@ async def test_a_reload_freezes_the_current_notes(home: Path, model: ScriptedMod
         assert await gateway.service.operations.reload(outcome.session, ANNA)
         await gateway.say("two")
         request = gateway.requests()[-1]
-        assert "likes tea" in system(request) and notes.HEADING not in said(request)
+        assert "likes tea" in system(request) and notes.HEADING not in conversation_text(request)
         assert not await gateway.service.operations.reload(outcome.session, ANNA)
 
 
@@ -168,7 +168,7 @@ async def test_a_queued_notice_of_a_change_survives_a_restart(home: Path, model:
         await add(gateway, ANNA, "likes tea")
     async with core(home, model=model, tools=TOOLS) as gateway:
         await gateway.say("two")
-        assert "likes tea" in said(gateway.requests()[-1])
+        assert "likes tea" in conversation_text(gateway.requests()[-1])
 
 
 async def test_notes_survive_the_end_and_the_deletion_of_their_conversation(home: Path, model: ScriptedModel) -> None:

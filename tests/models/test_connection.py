@@ -100,7 +100,7 @@ async def ask(clients: Clients, origin: Origin, body: bytes = b"{}", waits: Time
         return await clients.request(origin, head, pieces(body), waits)
 
 
-async def whole(response: Response) -> bytes:
+async def read_body(response: Response) -> bytes:
     parts = []
     with anyio.fail_after(WAIT):
         while part := await response.read():
@@ -113,7 +113,7 @@ async def trouble(wire: Wire, waits: Timeouts = WAITS, then: Callable[[Clients],
     """The kind of failure of a request to this server, up to the end of its body."""
     async with wire.serve() as origin, Clients() as clients:
         with pytest.raises(ConnectionFailed) as caught:
-            await whole(await ask(clients, origin, waits=waits))
+            await read_body(await ask(clients, origin, waits=waits))
         assert clients.stats().open == 0
         then(clients)
     return caught.value.trouble
@@ -137,7 +137,7 @@ async def test_a_connection_is_reused_after_a_complete_response(answer: bytes, b
             response = await ask(clients, origin)
             assert response.status == 200
             assert not {"link", "x-late"} & response.headers.keys()
-            assert await whole(response) == body
+            assert await read_body(response) == body
             assert (clients.stats().idle, clients.stats().busy) == (1, 0)
     assert wire.accepted == 1
 
@@ -153,7 +153,7 @@ async def test_a_connection_is_reused_after_a_complete_response(answer: bytes, b
 async def test_a_connection_that_closes_after_its_response_is_not_reused(answer: bytes) -> None:
     wire = Wire(answer)
     async with wire.serve() as origin, Clients() as clients:
-        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
         assert clients.stats().open == 0
 
 
@@ -175,7 +175,7 @@ def test_a_response_is_the_same_wherever_the_network_splits_it(cuts: set[int]) -
         server = await asyncio.start_server(connected, "127.0.0.1", 0)
         async with server, Clients() as clients:
             origin = Origin(secure=False, host="127.0.0.1", port=server.sockets[0].getsockname()[1])
-            return await whole(await ask(clients, origin))
+            return await read_body(await ask(clients, origin))
 
     assert asyncio.run(run()) == b"hello wide world"
 
@@ -210,7 +210,7 @@ async def test_extra_bytes_after_a_response_close_the_connection() -> None:
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(one + one)
     async with wire.serve() as origin, Clients() as clients:
-        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
         assert clients.stats().open == 0
 
 
@@ -220,8 +220,8 @@ async def test_a_reused_connection_that_breaks_at_once_is_replaced() -> None:
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(one, None, one, None, None)
     async with wire.serve() as origin, Clients() as clients:
-        assert await whole(await ask(clients, origin)) == b"abc"
-        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
         assert wire.accepted == 2
         with pytest.raises(ConnectionFailed) as caught:
             await ask(clients, origin)
@@ -233,7 +233,7 @@ async def test_a_response_that_breaks_off_is_not_requested_again() -> None:
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     wire = Wire(one, b"HTTP/1.1 200 OK\r\n")
     async with wire.serve() as origin, Clients() as clients:
-        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
         with pytest.raises(ConnectionFailed):
             await ask(clients, origin)
         assert wire.accepted == 1
@@ -242,7 +242,7 @@ async def test_a_response_that_breaks_off_is_not_requested_again() -> None:
 async def test_unexpected_bytes_close_an_idle_connection() -> None:
     wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
     async with wire.serve() as origin, Clients() as clients:
-        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
         assert clients.stats().idle == 1
         wire.streams[0].write(OK)
         with anyio.fail_after(WAIT):
@@ -296,7 +296,7 @@ async def test_unread_data_waits_in_the_socket_and_is_not_silence() -> None:
         while loop.time() < until:
             await anyio.sleep(0.01)
             assert response.held <= READ_AHEAD_BYTES + 256 * 1024  # asyncio reads up to that at once
-        assert len(await whole(response)) == size
+        assert len(await read_body(response)) == size
 
 
 async def test_an_early_response_to_a_long_request_stops_the_upload() -> None:
@@ -305,7 +305,7 @@ async def test_an_early_response_to_a_long_request_stops_the_upload() -> None:
     async with wire.serve() as origin, Clients() as clients:
         response = await ask(clients, origin, b"x" * (64 * WHOLE_BYTES))
         assert response.status == 413
-        assert await whole(response) == b"abc"
+        assert await read_body(response) == b"abc"
         assert clients.stats().open == 0
 
 
@@ -314,7 +314,7 @@ async def test_requests_of_any_length_arrive_unchanged(size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     wire = Wire(OK + b"Content-Length: 0\r\n\r\n")
     async with wire.serve() as origin, Clients() as clients:
-        await whole(await ask(clients, origin, body[:size]))
+        await read_body(await ask(clients, origin, body[:size]))
     assert wire.bodies == [body[:size]]
     assert wire.heads[0].startswith(b"POST /v1 HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % origin.port)
 
@@ -339,7 +339,7 @@ async def test_a_request_waits_for_a_connection_of_a_full_pool_with_a_deadline()
             answers: list[bytes] = []
 
             async def one_ask() -> None:
-                answers.append(await whole(await ask(clients, origin)))
+                answers.append(await read_body(await ask(clients, origin)))
 
             for _ in range(4):
                 group.start_soon(one_ask)
@@ -360,8 +360,8 @@ async def test_an_idle_connection_to_another_endpoint_is_closed_to_make_room() -
     one = OK + b"Content-Length: 3\r\n\r\nabc"
     left, right = Wire(one, None), Wire(one, None)
     async with left.serve() as here, right.serve() as there, Clients(connections=1, per_host=1) as clients:
-        assert await whole(await ask(clients, here)) == b"abc"
-        assert await whole(await ask(clients, there)) == b"abc"
+        assert await read_body(await ask(clients, here)) == b"abc"
+        assert await read_body(await ask(clients, there)) == b"abc"
         assert clients.stats().open == 1
 
 
@@ -375,7 +375,7 @@ async def test_a_failed_connection_frees_its_slot() -> None:
             with pytest.raises(ConnectionFailed) as caught:
                 await ask(clients, nobody)
             assert caught.value.trouble == "unconnected"
-        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
 
 
 async def test_a_freed_connection_goes_to_the_first_request_that_waits_for_its_endpoint() -> None:
@@ -389,7 +389,7 @@ async def test_a_freed_connection_goes_to_the_first_request_that_waits_for_its_e
         async def wait_for(origin: Origin, name: str) -> None:
             response = await ask(clients, origin)
             order.append(name)
-            await whole(response)
+            await read_body(response)
 
         async with anyio.create_task_group() as group:
             for origin, name in ((near, "near"), (far, "far")):
@@ -397,13 +397,13 @@ async def test_a_freed_connection_goes_to_the_first_request_that_waits_for_its_e
                 with anyio.fail_after(WAIT):
                     while clients.stats().waiting < 1 + (name == "far"):
                         await anyio.lowlevel.checkpoint()
-            await whole(second)
+            await read_body(second)
             group.start_soon(wait_for, far, "late")
             with anyio.fail_after(WAIT):
                 while "far" not in order:
                     await anyio.lowlevel.checkpoint()
             assert "near" not in order
-            await whole(first)
+            await read_body(first)
     assert order.index("far") < order.index("late") and "near" in order
 
 
@@ -422,7 +422,7 @@ async def test_a_cancelled_wait_passes_its_slot_on() -> None:
         first.close()  # the second is woken
         second.cancel()
         with anyio.fail_after(WAIT):
-            assert await whole(await third) == b"abc"
+            assert await read_body(await third) == b"abc"
             with pytest.raises(asyncio.CancelledError):
                 await second
 
@@ -468,10 +468,10 @@ async def test_cancellation_at_any_step_leaves_nothing_behind() -> None:
             asking.cancel()
             await asyncio.wait([asking])
             if not asking.cancelled():
-                await whole(asking.result())
+                await read_body(asking.result())
             assert clients.stats().busy == 0
             assert clients.stats().open <= 1
-        assert await whole(await ask(clients, origin)) == b"abc"
+        assert await read_body(await ask(clients, origin)) == b"abc"
 
 
 async def test_a_host_with_several_addresses_is_reached_at_one_that_answers() -> None:
@@ -479,7 +479,7 @@ async def test_a_host_with_several_addresses_is_reached_at_one_that_answers() ->
     wire = Wire(OK + b"Content-Length: 3\r\n\r\nabc")
     async with wire.serve() as origin, Clients() as clients:
         named = Origin(secure=False, host="localhost", port=origin.port)
-        assert await whole(await ask(clients, named)) == b"abc"
+        assert await read_body(await ask(clients, named)) == b"abc"
 
 
 async def test_an_unknown_host_is_reported() -> None:

@@ -18,7 +18,7 @@ PAPER = Media(media_type="application/pdf", data=bytes(55), name="a.pdf", size=5
 PICTURE = Media(media_type="image/png", data=bytes(77), width=4, height=3)
 
 
-def said(*messages: Message) -> str:
+def demo_answer(*messages: Message) -> str:
     encoded: list[Any] = [msgspec.Raw(WIRE.encode(message)) for message in messages]
     return reply(read_request(msgspec.json.encode({"messages": encoded}))).text
 
@@ -35,11 +35,11 @@ def said(*messages: Message) -> str:
 )
 def test_it_describes_media_in_a_message(media: tuple[Media, ...], told: str) -> None:
     """D3: with text and without."""
-    assert said(Message(role="user", media=media)).startswith(f"You gave me {told}. I am only the demo model")
-    assert said(Message(role="user", text="who sings?", media=media)).startswith(
+    assert demo_answer(Message(role="user", media=media)).startswith(f"You gave me {told}. I am only the demo model")
+    assert demo_answer(Message(role="user", text="who sings?", media=media)).startswith(
         f'You gave me {told}, and said: "who sings?".'
     )
-    assert said(Message(role="user", text="say hello", media=media)) == "hello"
+    assert demo_answer(Message(role="user", text="say hello", media=media)) == "hello"
 
 
 def test_it_describes_media_of_a_tool_result() -> None:

@@ -9,7 +9,7 @@ from tidegate.models.demo.script import reply
 TOOLS = [{"type": "function", "function": {"name": "delegate", "parameters": {}}}]
 
 
-def said(text: str, *, tools: bool = True) -> bytes:
+def demo_request(text: str, *, tools: bool = True) -> bytes:
     messages = [{"role": "user", "content": text}]
     return msgspec.json.encode({"messages": messages, "tools": TOOLS if tools else []})
 
@@ -24,7 +24,7 @@ def said(text: str, *, tools: bool = True) -> bytes:
     ],
 )
 def test_it_delegates_tasks_in_plain_words(text: str, tasks: list[tuple[str, str]]) -> None:
-    calls = reply(read(said(text))).calls
+    calls = reply(read(demo_request(text))).calls
     assert [call.name for call in calls] == ["delegate"] * len(tasks)
     given = [msgspec.json.decode(call.arguments) for call in calls]
     assert [(each["agent"], each["task"]) for each in given] == tasks
@@ -32,5 +32,5 @@ def test_it_delegates_tasks_in_plain_words(text: str, tasks: list[tuple[str, str
 
 
 def test_it_says_that_the_delegate_tool_is_missing() -> None:
-    assert "no delegate tool" in reply(read(said("delegate to a: say x", tools=False))).text
-    assert not reply(read(said("say delegate to a: b"))).calls
+    assert "no delegate tool" in reply(read(demo_request("delegate to a: say x", tools=False))).text
+    assert not reply(read(demo_request("say delegate to a: b"))).calls

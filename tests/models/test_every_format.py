@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.faulty_model import FORMATS
 from tests.models.raw_server import HEAD, WAIT, answering, pieces, spoken
 from tests.models.support import CANARY, Listener, Slept, ask, configured
-from tests.random_model import FORMATS
 from tidegate.errors import ModelFailed
 from tidegate.models import Clients, Model
 from tidegate.values import Message

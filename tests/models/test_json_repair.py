@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.scripted_model import ScriptedModel
+from tests.faulty_model import FORMATS
 from tests.models import anthropic_streams as anthropic
 from tests.models import recordings as recorded
 from tests.models.streams import New
 from tests.models.support import Listener, ask, configured
-from tests.random_model import FORMATS
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.anthropic.messages import AnthropicWire
 from tidegate.models.formats.anthropic.messages_answer import AnthropicAnswer

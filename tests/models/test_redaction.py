@@ -25,7 +25,7 @@ def cut_at(data: bytes, places: Sequence[int]) -> list[bytes]:
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def told(data: bytes) -> str:
+def redacted_text(data: bytes) -> str:
     found = [json.loads(part[6:]) for part in data.decode().split("\n\n") if part.startswith('data: {"')]
     return "".join(part["choices"][0]["delta"]["content"] for part in found)
 
@@ -44,8 +44,8 @@ def test_a_secret_is_found_however_events_and_network_split_it(
     pieces = cut_at(streamed([*before, *secret, *after]), places)
     left = redacted_pieces(pieces, REDACTOR, cut=False)
     assert len(left) == len(pieces)
-    assert told(b"".join(left)) == REDACTOR.text("".join((*before, CANARY, *after)))
-    assert CANARY not in told(b"".join(left))
+    assert redacted_text(b"".join(left)) == REDACTOR.text("".join((*before, CANARY, *after)))
+    assert CANARY not in redacted_text(b"".join(left))
 
 
 @given(st.lists(st.text(max_size=8), max_size=6), st.lists(st.integers(0, 5000), max_size=8))
@@ -64,7 +64,7 @@ def test_the_start_of_a_secret_at_the_end_of_a_broken_stream_is_hidden(most: int
         cut = whole.removesuffix(b"data: [DONE]\n\n")
         left = b"".join(redacted_pieces([cut], REDACTOR, cut=True))
         assert begun.encode() not in left
-        assert begun not in (told(left) if left.endswith(b"\n\n") else "")
+        assert begun not in (redacted_text(left) if left.endswith(b"\n\n") else "")
         assert HIDDEN.encode() in left
     assert redacted_pieces([b"plain " + begun.encode()], REDACTOR, cut=True) == [b"plain [hidden]"]
 

@@ -568,4 +568,4 @@ def test_the_memory_of_marks_is_bounded() -> None:
     ledger = Breakpoints()
     for number in range(CONVERSATIONS + 10):
         ledger.note_marked(str(number), [number], [number], [4], [0])
-    assert len(ledger._last) == len(ledger._entries) == CONVERSATIONS
+    assert ledger.remembered == ledger.remembered_marks == CONVERSATIONS

@@ -101,27 +101,27 @@ async def test_any_other_system_prompt_is_not_a_summary_request(server: Scripted
 
 
 @formats
-@pytest.mark.parametrize("mood", [*WRITTEN, "refusal", "filtered", "truncated", "calls"])
+@pytest.mark.parametrize("behaviour", [*WRITTEN, "refusal", "filtered", "truncated", "calls"])
 async def test_every_kind_of_summary_is_valid_by_the_official_types(
-    server: ScriptedModel, form: str, mood: str
+    server: ScriptedModel, form: str, behaviour: str
 ) -> None:
-    server.behave(Behaviour(marker=MARKER, summary=mood))
+    server.behave(Behaviour(marker=MARKER, summary=behaviour))
     status, body = await post(server, form, asking(form, TALK))
     assert status == 200
     said, refused, reason = outcome(form, json.loads(body))
-    if mood == "longer":
+    if behaviour == "longer":
         assert len(said) > len(TALK)
-    elif mood == "empty":
+    elif behaviour == "empty":
         assert (said, refused) == ("", "")
-    elif mood == "blank":
+    elif behaviour == "blank":
         assert said.isspace()
-    elif mood == "injected":
+    elif behaviour == "injected":
         assert said == INJECTED
-    elif mood == "refusal":
+    elif behaviour == "refusal":
         assert said == "" and refused.startswith("I am sorry")
-    elif mood == "filtered":
+    elif behaviour == "filtered":
         assert reason in ("content_filter", "refusal")
-    elif mood == "truncated":
+    elif behaviour == "truncated":
         assert reason in ("length", "max_tokens", "max_output_tokens")
     async with (
         aiohttp.ClientSession() as session,

@@ -228,7 +228,7 @@ def test_the_memory_of_conversations_is_bounded() -> None:
     reuse = Ledger()
     for number in range(CONVERSATIONS + 10):
         reuse.note(str(number), (), 0, 1)
-    assert len(reuse._last) == CONVERSATIONS
+    assert reuse.remembered == CONVERSATIONS
 
 
 async def test_recorded_requests_are_bounded(server: ScriptedModel) -> None:

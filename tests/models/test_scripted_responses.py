@@ -38,7 +38,7 @@ def output(identity: str, content: Any = "noon", **more: Any) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": identity, "output": content, **more}
 
 
-def said(*parts: Any, role: str = "user", **more: Any) -> dict[str, Any]:
+def message_item(*parts: Any, role: str = "user", **more: Any) -> dict[str, Any]:
     return {"type": "message", "role": role, "content": list(parts), **more}
 
 
@@ -98,9 +98,9 @@ REFUSED: list[tuple[str, str | None, dict[str, Any]]] = [
     ("a user message needs content", "invalid_value", asking({"role": "user", "content": []})),
     ("a developer message must not be empty", "invalid_value", asking(USER, {"role": "developer", "content": " "})),
     ("a system message must not be empty", "invalid_value", asking(USER, {"role": "system", "content": ""})),
-    ("such a part is not of user", "invalid_value", asking(said(text("x", "output_text")))),
-    ("such a part is not of assistant", "invalid_value", asking(USER, said(text("x"), role="assistant"))),
-    ("input[0].content[0].type", "invalid_value", asking(said({"type": "text", "text": "x"}))),
+    ("such a part is not of user", "invalid_value", asking(message_item(text("x", "output_text")))),
+    ("such a part is not of assistant", "invalid_value", asking(USER, message_item(text("x"), role="assistant"))),
+    ("input[0].content[0].type", "invalid_value", asking(message_item({"type": "text", "text": "x"}))),
     ("begins with 'msg'", "invalid_value", asking(USER, {**SAID, "id": "chatcmpl-1"}, USER)),
     ("begins with 'fc'", "invalid_value", asking(USER, call("a", id="call_1"), output("a"))),
     ("begins with 'fc'", "invalid_value", asking(USER, call("a", id="fc_" + "1" * 64), output("a"))),
@@ -122,11 +122,15 @@ REFUSED: list[tuple[str, str | None, dict[str, Any]]] = [
     ),
     ("'input[1].summary'", "missing_required_parameter", asking(USER, {"type": "reasoning", "id": "rs_1"}, SAID, USER)),
     # pictures
-    ("a base64 data URL", None, asking(said(picture("https://example.org/x.png")))),
-    ("it is not what it says", None, asking(said(picture(PNG.replace("png", "gif"))))),
-    ("its base64 is broken", None, asking(said(picture("data:image/png;base64,!")))),
-    ("content[0].image_url", "missing_required_parameter", asking(said(picture(None)))),
-    ("only a user message may contain images", "invalid_value", asking(USER, said(picture(), role="developer"))),
+    ("a base64 data URL", None, asking(message_item(picture("https://example.org/x.png")))),
+    ("it is not what it says", None, asking(message_item(picture(PNG.replace("png", "gif"))))),
+    ("its base64 is broken", None, asking(message_item(picture("data:image/png;base64,!")))),
+    ("content[0].image_url", "missing_required_parameter", asking(message_item(picture(None)))),
+    (
+        "only a user message may contain images",
+        "invalid_value",
+        asking(USER, message_item(picture(), role="developer")),
+    ),
     ("a base64 data URL", None, asking(USER, call("a"), output("a", [picture("x")]))),
     # tools
     ("Tool names must be unique", None, asking(USER, tools=[CLOCK, CLOCK])),
@@ -219,12 +223,14 @@ async def test_a_body_that_is_not_json_is_refused(server: ScriptedModel) -> None
         asking(USER, call("a"), call("b"), output("b"), output("a"), SAID, USER, instructions="be kind", tools=[CLOCK]),
         asking(USER, call("a", id="fc_1", status="completed"), USER, output("a", [text("x"), picture(detail="auto")])),
         asking(
-            said(text("x"), picture(detail="high")),
-            said(text("y", "output_text", annotations=[]), role="assistant"),
+            message_item(text("x"), picture(detail="high")),
+            message_item(text("y", "output_text", annotations=[]), role="assistant"),
             USER,
         ),
         asking(
-            USER, said({"type": "refusal", "refusal": "no"}, role="assistant", id="msg_1", status="completed"), USER
+            USER,
+            message_item({"type": "refusal", "refusal": "no"}, role="assistant", id="msg_1", status="completed"),
+            USER,
         ),
         asking({"role": "developer", "content": "be kind"}, USER, reasoning={"effort": "none"}, include=[], top_p=1),
         asking(USER, text={"format": SCHEMA, "verbosity": "low"}, max_output_tokens=16, metadata={"a": "b"}, user="u"),
@@ -436,7 +442,7 @@ async def test_steps_are_counted_over_outputs_and_notes(server: ScriptedModel) -
         counts.append(len(calls))
         talk += [*answer["output"], *(output(one) for one in calls)]
         if calls:
-            talk.append(said(text("[Note from the gateway: nothing]")))
+            talk.append(message_item(text("[Note from the gateway: nothing]")))
     assert counts == [2, 1, 0]
     assert talk[-1]["content"][0]["text"] == "done"
     stats = server.stats()

@@ -6,9 +6,9 @@ from urllib.parse import quote
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.faulty_model import FORMATS
 from tests.logs import capture_logs
 from tests.models.support import ask, configured
-from tests.random_model import FORMATS
 from tidegate.models import checked_usage
 from tidegate.values import Usage
 
@@ -42,11 +42,11 @@ async def test_no_implausible_count_fails_an_answer_or_is_charged(
     estimated."""
     fields = [*COUNTS, "all"] if api == "anthropic" else [*COUNTS, "total", "all"]
     async with configured(server.base_url, api=api, key="env:CANARY", context_window=WINDOW) as model:
-        mood = "" if streamed else "[whole]"
+        directive = "" if streamed else "[whole]"
         for field in fields:
             for name, value in NO_COUNTS.items():
                 with capture_logs() as lines:
-                    answer = await ask(model, f"[say low tide] {mood} [usage {field}={quote(value)}]")
+                    answer = await ask(model, f"[say low tide] {directive} [usage {field}={quote(value)}]")
                     usage = checked_usage(model, answer.usage, asked=20_000, received=8)
                 at = (api, field, name)
                 assert answer.text == "low tide", at

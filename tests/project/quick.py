@@ -27,11 +27,14 @@ HEAVY = frozenset(
     }
 )
 """Modules that start processes or sandboxes, or that take seconds to import."""
+INTEGRATED = frozenset({"tests.core", "tests.fixtures", "tests.in_process"})
+"""Helpers that start a whole core or gateway for each test."""
 TESTS_OF_A_FILE = 2
-"""The first tests show what a file is about. Two of each file keep the run below half a minute."""
+TESTS_OF_AN_INTEGRATED_FILE = 1
+"""The first tests show what a file is about. These numbers keep the run below half a minute."""
 PROFILE = "quick"
 """The Hypothesis profile of the run."""
-EXAMPLES = 5
+EXAMPLES = 3
 """Examples of each property test that sets no number or uses `example_count`."""
 
 _IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]*)|import\s+([\w.]+))", re.MULTILINE)
@@ -65,10 +68,23 @@ def is_left_out(path: Path) -> bool:
 
 def is_heavy(path: Path) -> bool:
     """True if a file, or a helper that it imports, imports something heavy."""
+    return _imports(path, HEAVY)
+
+
+@lru_cache(maxsize=4096)
+def selected_count(path: Path) -> int:
+    """The number of tests selected from a file. Its folder's `conftest.py` counts as imported."""
+    fixtures = path.with_name("conftest.py")
+    integrated = _imports(path, INTEGRATED) or (fixtures.is_file() and _imports(fixtures, INTEGRATED))
+    return TESTS_OF_AN_INTEGRATED_FILE if integrated else TESTS_OF_A_FILE
+
+
+def _imports(path: Path, modules: frozenset[str]) -> bool:
+    """True if a file, or a helper that it imports, imports one of these modules or packages."""
     todo, seen = [path], {path}
     while todo:
         for name in _imported(todo.pop()):
-            if name in HEAVY or name.partition(".")[0] in HEAVY:
+            if name in modules or name.partition(".")[0] in modules:
                 return True
             helper = _file_of(name) if name.startswith(("tests.", "bench.")) else None
             if helper is not None and helper not in seen:
@@ -84,7 +100,7 @@ def select(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Ite
     kept, others = [], []
     for item in items:
         test = item.nodeid.partition("[")[0]
-        if test in seen or of_file[item.path] == TESTS_OF_A_FILE or item.get_closest_marker("slow"):
+        if test in seen or of_file[item.path] == selected_count(item.path) or item.get_closest_marker("slow"):
             others.append(item)
         else:
             seen.add(test)

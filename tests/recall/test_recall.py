@@ -71,7 +71,7 @@ async def test_words_are_found_with_place_role_time_and_context(past: RecallStor
     assert quotes(await past.search("keep")) == [] and len(quotes(await past.search("keep*"))) == 1
 
 
-async def test_everything_that_was_said_is_found(past: RecallStore) -> None:
+async def test_every_message_is_found(past: RecallStore) -> None:
     """User, assistant, a call and its result, the gateway's asides; of a call its arguments, not its JSON."""
     call = ToolCall(id="c", name="terminal", arguments='{"command": "ls \\u00e9cluse\\nwhoami", "lines": 7}')
     await past.say(
@@ -222,7 +222,7 @@ async def test_spooled_results_are_searched_after_messages(past: RecallStore) ->
     assert other
 
 
-async def test_a_result_that_is_gone_is_said_to_be(past: RecallStore) -> None:
+async def test_a_removed_result_is_reported_as_removed(past: RecallStore) -> None:
     id = await past.spooled("s_1", "a heron\n" * 300)
     past.spool.file("s_1", id).unlink()
     answer = await past.search("heron")

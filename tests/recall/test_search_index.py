@@ -216,7 +216,7 @@ def test_a_broken_index_is_a_warning_since_the_full_text_index_answers(tmp_path:
 
 
 @pytest.mark.parametrize("way", ["deleted", "past its retention"])
-async def test_an_index_is_told_to_forget_a_deleted_session(home: Path, model: ScriptedModel, way: str) -> None:
+async def test_an_index_forgets_a_deleted_session(home: Path, model: ScriptedModel, way: str) -> None:
     """V06, X07: with the rows and the files."""
     home.mkdir()
     put(home)

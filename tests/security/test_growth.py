@@ -69,7 +69,7 @@ READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "the beginning of a secret": (REDACT, "a" * 39 + "b", MIB // 8),
     "an error of an endpoint": (error_body.read, b'"try again in 1 ', 32 * KIB),
     "a wait of an endpoint": (lambda text: error_body.retry_after_of({"retry-after": text}, 0), "1 ", 32 * KIB),
-    "reasoning in a complaint": (endpoint_failures._REASONING.search, "thinking blocks ", 32 * KIB),
+    "reasoning in a complaint": (endpoint_failures.refuses_reasoning, "thinking blocks ", 32 * KIB),
     "a rule with stars": (partial(permitted, "*a*a*a*a*b"), "a", MIB),
     "a rule with a long word": (partial(permitted, f"*{'a' * 50}b*"), "a", 64 * KIB),
     "commas within texts": (_is_crowded, b'"' + b"a, " * 1000 + b'",', MIB),

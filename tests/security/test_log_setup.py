@@ -212,7 +212,7 @@ def test_what_is_below_the_level_is_not_logged(level: str) -> None:
     assert [line["event"] for line in log.lines()] == order[order.index(level) :]
 
 
-def test_a_stream_that_cannot_be_written_stops_nobody_and_the_loss_is_told() -> None:
+def test_an_unwritable_stream_blocks_nobody_and_the_loss_is_reported() -> None:
     class Full(io.StringIO):
         full = True
 
@@ -263,7 +263,7 @@ def test_a_line_that_is_repeated_in_a_tight_loop_is_counted_instead_of_written()
         assert_clean(configured.text)
 
 
-def test_what_was_only_counted_is_told_at_the_end() -> None:
+def test_counts_of_repeated_lines_are_logged_at_the_end() -> None:
     """L21: a count is never lost with the process."""
     with logging_as("text") as configured:
         for _ in range(REPEATS + 5):
@@ -271,7 +271,7 @@ def test_what_was_only_counted_is_told_at_the_end() -> None:
     assert configured.text.splitlines()[-1].endswith("logger=tidegate.test repeated=5 seconds=0")
 
 
-def test_kinds_of_lines_that_are_told_apart_are_bounded() -> None:
+def test_the_number_of_distinguished_kinds_of_lines_is_bounded() -> None:
     """L04: a logger that makes its words up costs no memory, and the oldest kind is told first."""
     with logging_as("json") as configured:
         for _ in range(REPEATS + 5):

@@ -197,7 +197,7 @@ def test_rules_read_as_they_are_written(line: str, fitting: Action, other: Actio
         ("deny terminal channel:page channel:http", "one channel"),
     ],
 )
-def test_a_rule_that_cannot_be_read_is_told_with_what_is_wrong(line: str, wrong: str) -> None:
+def test_an_invalid_rule_is_reported_with_the_reason(line: str, wrong: str) -> None:
     """X11: it is never taken for one that fits nothing."""
     with pytest.raises(Misconfigured, match=wrong) as told:
         parse(line)

@@ -25,7 +25,7 @@ async def worked(gateway: Core, name: str, size: int) -> str:
     return outcome.session
 
 
-def kept(home: Path) -> set[str]:
+def trash_names(home: Path) -> set[str]:
     return {path.name for path in (home / "trash").iterdir() if "." not in path.name}
 
 
@@ -37,16 +37,16 @@ async def test_beyond_its_quota_the_oldest_leave_the_trash_first(home: Path, mod
         for number in range(4):
             now[0] += 60
             made.append(await worked(gateway, f"n{number}", 300_000))
-        assert kept(home) == set(made)
+        assert trash_names(home) == set(made)
         for _ in range(2):
             await run(gateway, "folders")
-            assert kept(home) == set(made[1:])
+            assert trash_names(home) == set(made[1:])
         row = await gateway.store.read(workspaces.get, made[0])
         assert row is not None and row.state == "gone"
         alone = await worked(gateway, "alone", 1_200_000)
-        assert alone in kept(home)
+        assert alone in trash_names(home)
         await run(gateway, "folders")
-        assert kept(home) == set()
+        assert trash_names(home) == set()
 
 
 async def test_a_folder_in_the_trash_is_measured_once(home: Path, model: ScriptedModel) -> None:
@@ -56,7 +56,7 @@ async def test_a_folder_in_the_trash_is_measured_once(home: Path, model: Scripte
         await run(gateway, "folders")
         (home / "trash" / session / "more").write_bytes(b"x" * 2_000_000)
         await run(gateway, "folders")
-        assert kept(home) == {session}
+        assert trash_names(home) == {session}
 
 
 async def test_ninety_days_leave_no_more_than_a_week_and_a_quota(home: Path, model: ScriptedModel) -> None:
@@ -69,6 +69,6 @@ async def test_ninety_days_leave_no_more_than_a_week_and_a_quota(home: Path, mod
             now[0] += DAY
             await run(gateway, "folders")
             assert disk_usage_bytes([home / "trash"], 1 << 30) <= 1 << 20
-            assert len(kept(home)) <= 7
+            assert len(trash_names(home)) <= 7
             assert not any(path.name.startswith("s_") for path in (home / "workspaces").iterdir())
-        assert kept(home)
+        assert trash_names(home)

@@ -32,7 +32,7 @@ async def bring(gateway: Core, text: str = "listen", name: str | None = "talk", 
     return await gateway.service.accept(Inbound(**given))
 
 
-def kept(gateway: Core) -> list[tuple[str, str]]:
+def stored_uploads(gateway: Core) -> list[tuple[str, str]]:
     """Folder and name of the files in the spool."""
     return sorted((path.parent.name, path.name) for path in gateway.components.spool.root.rglob("sp_*"))
 
@@ -55,8 +55,8 @@ async def test_several_that_begin_a_conversation_at_once_are_one_conversation(ho
             for each in accepted:
                 assert (await gateway.answered(each.turn)).state == "answered"
         assert len({each.session for each in accepted}) == 1
-        assert kept(gateway) == await named(gateway, accepted[0].session)
-        assert len(kept(gateway)) == 3
+        assert stored_uploads(gateway) == await named(gateway, accepted[0].session)
+        assert len(stored_uploads(gateway)) == 3
         assert gateway.components.spool.stats().writing == 0
 
 
@@ -67,8 +67,8 @@ async def test_a_conversation_that_ends_meanwhile_is_followed_by_another(home: P
         with anyio.fail_after(WAIT):
             accepted, _ = await asyncio.gather(bring(gateway), gateway.service.end(first.session, ANNA, "test"))
             await gateway.answered(accepted.turn)
-        assert kept(gateway) == await named(gateway, accepted.session)
-        assert len(kept(gateway)) == 1
+        assert stored_uploads(gateway) == await named(gateway, accepted.session)
+        assert len(stored_uploads(gateway)) == 1
 
 
 async def test_a_refused_upload_leaves_nothing_behind(home: Path, model: ScriptedModel) -> None:
@@ -88,7 +88,7 @@ async def test_a_refused_upload_leaves_nothing_behind(home: Path, model: Scripte
         with pytest.raises(Refused, match="is not a PNG") as refused:
             await bring(gateway, attachments=(Attachment(message=0, name="messages[0].content[0]", data=b"hello"),))
         assert (refused.value.status, refused.value.param) == (400, "messages[0].content[0]")
-        assert kept(gateway) == []
+        assert stored_uploads(gateway) == []
         assert gateway.components.spool.stats().writing == 0
         model.release("there")
 
@@ -103,7 +103,7 @@ async def test_a_message_may_be_steered_with_a_sound(home: Path, model: Scripted
             assert (steered.how, steered.turn) == ("steered", first.turn)
             model.release("there")
             await gateway.answered(first.turn)
-        assert kept(gateway) == await named(gateway, first.session)
+        assert stored_uploads(gateway) == await named(gateway, first.session)
         assert b"input_audio" in model.recorded[-1].body
 
 
@@ -114,14 +114,14 @@ async def test_a_one_shot_call_that_goes_on_after_a_crash_still_has_its_sound(ho
         accepted = await bring(gateway, "[hold there] listen", name=None, receipts=(receipt,))
         with anyio.fail_after(WAIT):
             await model.held("there")
-        assert len(kept(gateway)) == 1
+        assert len(stored_uploads(gateway)) == 1
     model.release("there")
     async with core(home, model=model) as gateway:
         assert (await gateway.answered(accepted.turn)).state == "answered"
         (said,) = (message for message in gateway.requests()[-1]["messages"] if message["role"] == "user")
         heard = next(part["input_audio"]["data"] for part in said["content"] if part["type"] == "input_audio")
         assert base64.b64decode(heard) == LARGE
-        assert kept(gateway) == []
+        assert stored_uploads(gateway) == []
 
 
 async def test_uploads_of_a_caller_that_left_are_swept_or_accepted(home: Path, model: ScriptedModel) -> None:
@@ -133,4 +133,4 @@ async def test_uploads_of_a_caller_that_left_are_swept_or_accepted(home: Path, m
         assert gateway.components.spool.stats().writing == 0
         with anyio.fail_after(WAIT):
             for row in await gateway.service.sessions(ANNA):
-                assert set(await named(gateway, row.id)) <= set(kept(gateway))
+                assert set(await named(gateway, row.id)) <= set(stored_uploads(gateway))

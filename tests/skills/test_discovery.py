@@ -157,10 +157,9 @@ def test_unreadable_skills_are_reported(home: Path) -> None:
 
 def test_an_unchanged_file_is_neither_read_nor_parsed_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking is a matter of names and times."""
-    monkeypatch.setattr(room, "SETTLED", -1.0)
     for name in ("one", "two"):
         skill(home / "skills", name)
-    looker = SkillDiscovery(configured(home))
+    looker = SkillDiscovery(configured(home), settled=-1.0)
     reads: list[object] = []
     load = room.file_access.load
     monkeypatch.setattr(room.file_access, "load", lambda *given: (reads.append(given), load(*given))[1])

@@ -47,7 +47,7 @@ class Reads:
         return found
 
 
-def heard(data: bytes) -> AudioHeader:
+def read_header(data: bytes) -> AudioHeader:
     reads = Reads(data)
     try:
         return sniff(reads, len(data))
@@ -69,21 +69,21 @@ def test_the_duration_of_a_wav_is_read_from_its_header(frames: int, rate: int, c
     data = wav(frames / rate, rate=rate, channels=channels, width=width)
     if frames == 0:
         with pytest.raises(UnknownAudio, match="contains no sound"):
-            heard(data)
+            read_header(data)
     else:
-        found = heard(data)
+        found = read_header(data)
         assert found.media_type == "audio/wav" and found.seconds == pytest.approx(frames / rate)
 
 
 def test_a_wav_may_have_other_chunks_and_an_unknown_length() -> None:
     """D3: as written by recorders, editors and pipes."""
     pcm = bytes(RATE * 2)
-    assert heard(riff(chunk(b"LIST", b"odd"), form(), chunk(b"fact", bytes(4)), chunk(b"data", pcm))).seconds == 1
+    assert read_header(riff(chunk(b"LIST", b"odd"), form(), chunk(b"fact", bytes(4)), chunk(b"data", pcm))).seconds == 1
     for unknown in (0, 0xFFFFFFFF):
-        assert heard(riff(form(), chunk(b"data", pcm, unknown))).seconds == 1
-    assert heard(riff(form(), chunk(b"data", pcm, 10 * len(pcm)))).seconds == 1, "no more than there is"
-    assert heard(riff(form(tag=3, bits=32), chunk(b"data", pcm))).seconds == 0.5
-    assert heard(riff(form(tag=0xFFFE, channels=2), chunk(b"data", pcm))).seconds == 0.5
+        assert read_header(riff(form(), chunk(b"data", pcm, unknown))).seconds == 1
+    assert read_header(riff(form(), chunk(b"data", pcm, 10 * len(pcm)))).seconds == 1, "no more than there is"
+    assert read_header(riff(form(tag=3, bits=32), chunk(b"data", pcm))).seconds == 0.5
+    assert read_header(riff(form(tag=0xFFFE, channels=2), chunk(b"data", pcm))).seconds == 0.5
 
 
 @pytest.mark.parametrize(
@@ -114,31 +114,31 @@ def test_a_wav_may_have_other_chunks_and_an_unknown_length() -> None:
 def test_invalid_headers_are_refused_with_the_reason(data: bytes, why: str) -> None:
     """D3: malicious files are refused with one sentence."""
     with pytest.raises(UnknownAudio, match=why):
-        heard(data)
+        read_header(data)
 
 
 def test_the_duration_of_an_mp3_is_stated_or_computed() -> None:
     """D3: from Xing, Info or VBRI, else from its size and bit rate. Tags of any kind are skipped."""
     steady = pytest.approx(100 * FRAME_SECONDS, rel=0.01)
-    assert heard(mp3(100)).media_type == "audio/mpeg" and heard(mp3(100)).seconds == steady
-    assert heard(tag(5000) + tag(10, version=3) + bytes(100) + mp3(100)).seconds == steady
-    assert heard(mp3(100) + b"TAG" + bytes(125)).seconds == steady
-    assert heard(mp3(1)).seconds == pytest.approx(FRAME_SECONDS, rel=0.01)
+    assert read_header(mp3(100)).media_type == "audio/mpeg" and read_header(mp3(100)).seconds == steady
+    assert read_header(tag(5000) + tag(10, version=3) + bytes(100) + mp3(100)).seconds == steady
+    assert read_header(mp3(100) + b"TAG" + bytes(125)).seconds == steady
+    assert read_header(mp3(1)).seconds == pytest.approx(FRAME_SECONDS, rel=0.01)
     for payload in (xing(99), xing(99, name=b"Info"), vbri(99)):
         # The frames that follow are of another rate: only the count is right.
         varying = frame(payload) + frame(bitrate=14) * 99
-        assert heard(varying).seconds == pytest.approx(99 * FRAME_SECONDS)
-    assert heard(frame(xing(99, mono=True), mono=True) + frame(mono=True) * 99).seconds == pytest.approx(
+        assert read_header(varying).seconds == pytest.approx(99 * FRAME_SECONDS)
+    assert read_header(frame(xing(99, mono=True), mono=True) + frame(mono=True) * 99).seconds == pytest.approx(
         99 * FRAME_SECONDS
     )
     low = frame(version=2, bitrate=4) * 50
-    assert heard(low).seconds == pytest.approx(50 * 576 / 22050, rel=0.02)
+    assert read_header(low).seconds == pytest.approx(50 * 576 / 22050, rel=0.02)
 
 
 @pytest.mark.parametrize("lie", [1, 0xFFFFFFFF])
 def test_a_count_that_contradicts_the_size_is_ignored(lie: int) -> None:
     """D3: otherwise the time limit could be evaded, or a small file refused."""
-    assert heard(frame(xing(lie)) + mp3(400)).seconds == pytest.approx(401 * FRAME_SECONDS, rel=0.01)
+    assert read_header(frame(xing(lie)) + mp3(400)).seconds == pytest.approx(401 * FRAME_SECONDS, rel=0.01)
 
 
 GOOD = [
@@ -166,7 +166,7 @@ def test_any_header_is_a_sound_or_an_error_of_one_sentence(
         data = data[:place] + piece + data[place + len(piece) :]
     data = data[:cut] + added
     try:
-        found = heard(data)
+        found = read_header(data)
     except UnknownAudio as why:
         assert str(why)
     else:
@@ -177,7 +177,7 @@ def test_any_header_is_a_sound_or_an_error_of_one_sentence(
 @given(st.binary(max_size=64))
 def test_any_bytes_are_a_sound_or_a_sentence(data: bytes) -> None:
     try:
-        heard(data)
+        read_header(data)
     except UnknownAudio as why:
         assert str(why)
     seems_media(data)

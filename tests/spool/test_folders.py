@@ -22,7 +22,7 @@ def age(*paths: Path, seconds: float = OLD) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
 
-async def kept(spool: Spool, session: str = SESSION) -> Path:
+async def new_spooled_file(spool: Spool, session: str = SESSION) -> Path:
     recorder = spool.of(session, None).record("tool")
     await recorded(recorder, [b"x" * 5000])
     return spool.file(session, recorder.spooled)
@@ -38,7 +38,7 @@ def stray(spool: Spool, session: str, name: str) -> Path:
 async def test_orphans_are_swept_and_the_rest_stays(spool: Spool, store: Store) -> None:
     """D4, L16, L19: folders of deleted sessions and files without a row, according to the store."""
     await store.write(new_session, "s_2")
-    mine, other = await kept(spool), await kept(spool, "s_2")
+    mine, other = await new_spooled_file(spool), await new_spooled_file(spool, "s_2")
     orphan = stray(spool, SESSION, new_id("sp"))
     gone = stray(spool, new_id("s"), new_id("sp"))
     age(mine, other, orphan, gone, gone.parent)
@@ -51,7 +51,7 @@ async def test_orphans_are_swept_and_the_rest_stays(spool: Spool, store: Store) 
 
 async def test_a_spool_is_deleted_with_the_transcript_and_not_before(spool: Spool, store: Store) -> None:
     """D4, B3: ending a session keeps it; deleting the session removes its rows and, at the next sweep, its files."""
-    path = await kept(spool)
+    path = await new_spooled_file(spool)
     await store.write(lambda db: sessions.end(db, SESSION, reason="test", hooks=(), now=2.0))
     age(path, path.parent)
     assert await spool.sweep() == 0
@@ -64,7 +64,7 @@ async def test_a_spool_is_deleted_with_the_transcript_and_not_before(spool: Spoo
 
 async def test_a_deleted_sessions_spool_can_be_removed_at_once(spool: Spool) -> None:
     """D4, L19: also a second time, and for a session that never had one."""
-    path = await kept(spool)
+    path = await new_spooled_file(spool)
     for session in (SESSION, SESSION, "s_never"):
         await spool.remove(session)
     assert not path.parent.exists()
@@ -72,7 +72,7 @@ async def test_a_deleted_sessions_spool_can_be_removed_at_once(spool: Spool) -> 
 
 async def test_only_generated_ids_are_accepted_as_names(spool: Spool, tmp_path: Path) -> None:
     """X07, X08: paths are refused, wherever they lead."""
-    path = await kept(spool)
+    path = await new_spooled_file(spool)
     outside = tmp_path / "secret"
     outside.write_text("not for you")
     for id in ("../../secret", f"{path.name}/../../../secret", str(outside), "", ".", f"{path.name}\n"):

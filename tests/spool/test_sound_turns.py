@@ -40,7 +40,7 @@ async def whistle(ctx: ToolContext) -> Result:
 TOOLS = {"test": Toolset((hum, whistle))}
 
 
-def heard(gateway: Core) -> list[bytes]:
+def sent_sounds(gateway: Core) -> list[bytes]:
     """The sounds in the last request."""
     contents = [message["content"] for message in gateway.requests()[-1]["messages"]]
     parts = [part for content in contents if isinstance(content, list) for part in content]
@@ -78,7 +78,7 @@ async def test_a_model_receives_sounds_and_its_requests_only_grow_over_unload_an
     async with running(home, model, project) as gateway:
         first = await gateway.say('[together read_file {"path":"speech.txt"} read_file {"path":"song"} whistle {}] one')
         assert first.state == "answered"
-        assert heard(gateway) == [LARGE, SONG, SMALL]
+        assert sent_sounds(gateway) == [LARGE, SONG, SMALL]
         assert "audio/wav, 10.0 s" in told(gateway) and "audio/mpeg, 1.0 s" in told(gateway)
         assert len(list((gateway.components.spool.root / first.session).iterdir())) == 1
         shutil.rmtree(project)
@@ -87,7 +87,7 @@ async def test_a_model_receives_sounds_and_its_requests_only_grow_over_unload_an
         await gateway.say('[tool hum {"large":true}] three')
     async with running(home, model, project) as gateway:
         await gateway.say("four")
-        assert heard(gateway) == [LARGE, SONG, SMALL, LARGE]
+        assert sent_sounds(gateway) == [LARGE, SONG, SMALL, LARGE]
         grows(model)
 
 
@@ -98,7 +98,7 @@ async def test_the_tool_in_the_documentation_works(home: Path, model: ScriptedMo
     (home / "plugins" / "beeps.py").write_text(code)
     async with core(home, model=model, tools='"beeps"') as gateway:
         assert (await gateway.say("[tool beep {}] one")).state == "answered"
-        (sound,) = heard(gateway)
+        (sound,) = sent_sounds(gateway)
         with wave.open(io.BytesIO(sound)) as file:
             assert file.getnframes() == file.getframerate() == 8000
         assert "beeped for 1.0 s" in told(gateway)
@@ -113,11 +113,11 @@ async def test_a_model_without_audio_gets_a_description_and_a_later_one_the_soun
     async with core(home, model=model, toml=toml.replace("audio = true\n", "")) as gateway:
         outcome = await gateway.say('[tool read_file {"path":"speech.txt"}] one')
         assert outcome.state == "answered"
-        assert heard(gateway) == []
+        assert sent_sounds(gateway) == []
         assert "[A sound (audio/wav, 10.0 s) stands here, which this model cannot hear.]" in told(gateway)
     async with core(home, model=model, toml=toml) as gateway:
         await gateway.say("two")
-        assert heard(gateway) == [LARGE]
+        assert sent_sounds(gateway) == [LARGE]
         assert model.stats()["refused"] == 0
 
 
@@ -156,7 +156,7 @@ async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_report
     async with running(home, model, project) as gateway:
         outcome = await gateway.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
         assert outcome.state == "answered"
-        assert heard(gateway) == [LARGE]
+        assert sent_sounds(gateway) == [LARGE]
         assert "stored in its message, since the disk refused it" in told(gateway)
         (notice,) = outcome.notices
         assert notice.startswith('The sound "long.wav" cannot be sent: the disk refused it') and "2097152" in notice
@@ -166,5 +166,5 @@ async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_report
         assert record.resident.weight > len(LARGE), "what is inline is weighed"
     async with running(home, model, project) as gateway:
         await gateway.say("two")
-        assert heard(gateway) == [LARGE]
+        assert sent_sounds(gateway) == [LARGE]
         grows(model)

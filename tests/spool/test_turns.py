@@ -42,7 +42,7 @@ def running(home: Path, model: ScriptedModel) -> Any:
     return core(home, model=model, toolsets=TOOLS, tools='"test", "output"')
 
 
-async def told(gateway: Core, session: str, until: int) -> list[MessageAdded]:
+async def messages_until(gateway: Core, session: str, until: int) -> list[MessageAdded]:
     """The messages that a watcher receives, up to position `until`."""
     found: list[MessageAdded] = []
     with anyio.fail_after(WAIT):
@@ -95,14 +95,14 @@ async def test_events_describe_a_picture_without_its_bytes(home: Path, model: Sc
         live: list[MessageAdded] = []
 
         async def listen() -> None:
-            live.extend(await told(gateway, accepted.session, 4))
+            live.extend(await messages_until(gateway, accepted.session, 4))
 
         async with anyio.create_task_group() as group:
             group.start_soon(listen)
             await anyio.wait_all_tasks_blocked()
             model.release("there")
         outcome = await gateway.answered(accepted.turn)
-        later = await told(gateway, outcome.session, 4)
+        later = await messages_until(gateway, outcome.session, 4)
         for added in (live, later):
             (shown,) = (event.message for event in added if event.message.role == "tool")
             assert [(picture.data, picture.width) for picture in shown.media] == [(b"", 20)]

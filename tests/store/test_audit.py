@@ -21,7 +21,7 @@ def event(number: int, **fields: Any) -> Callable[[Db], None]:
     return lambda db: audit.append(db, "tool", "done", number * DAY, **{"subject": f"terminal t_{number}", **fields})
 
 
-def told(rows: list[AuditRow]) -> list[tuple[str, str, str | None, str]]:
+def audit_facts(rows: list[AuditRow]) -> list[tuple[str, str, str | None, str]]:
     return [(row.kind, row.outcome, row.principal, row.subject) for row in rows]
 
 
@@ -40,7 +40,7 @@ async def test_a_row_is_never_changed(store: Store) -> None:
     ):
         with pytest.raises(TidegateError):
             await store.write(lambda db, statement=statement: db.execute(statement).fetchall())
-    assert told(await store.read(audit.listing)) == [("tool", "done", None, "terminal t_1")]
+    assert audit_facts(await store.read(audit.listing)) == [("tool", "done", None, "terminal t_1")]
 
 
 async def test_a_row_is_removed_when_its_retention_is_over_and_not_before(store: Store) -> None:
@@ -107,7 +107,7 @@ async def test_the_failed_sign_ins_of_an_hour_are_counted_beyond_twenty(store: S
     assert await store.read(audit.count) == audit.FAILURES_EACH_HOUR
     for _ in range(2):
         await store.write(audit.append_further_failures, 3600.0)
-    assert told(await store.read(audit.listing, since=11.0)) == [("sign_in", "failed", None, "80 more")]
+    assert audit_facts(await store.read(audit.listing, since=11.0)) == [("sign_in", "failed", None, "80 more")]
     await store.write(principals.use_code, b"wrong", 3700.0)
     assert await store.read(audit.count) == audit.FAILURES_EACH_HOUR + 2
 
@@ -123,7 +123,7 @@ async def test_keys_and_sign_ins_are_recorded_with_their_actor(store: Store) -> 
     for _ in range(2):
         await store.write(principals.revoke, "key", 2.0, id=ids["key"], by=OWNER)
         await store.write(principals.revoke, "cookie", 2.0, principal="p_1", by="p_1")
-    assert told(await store.read(audit.listing)) == [
+    assert audit_facts(await store.read(audit.listing)) == [
         ("sign_out", "revoked", "p_1", f"cookie {ids['cookie']} p_1"),
         ("key", "revoked", OWNER, f"key {ids['key']} p_1"),
         ("sign_in", "done", "p_1", f"cookie {ids['cookie']}"),
@@ -155,7 +155,7 @@ async def test_an_approval_is_recorded_when_it_is_asked_and_however_it_is_closed
 
     await store.write(work)
     rows = await store.read(audit.listing, kind="approval")
-    assert told(rows) == [
+    assert audit_facts(rows) == [
         ("approval", "expired", None, "ap_3 terminal t_1 ap_3"),
         ("approval", "cancelled", None, "ap_2 terminal t_1 ap_2"),
         ("approval", "approved", OWNER, "ap_1 terminal t_1 ap_1"),

@@ -183,7 +183,7 @@ def remembering(db: Db, id: str, principal: str = "p_anna") -> str:
     return id
 
 
-def test_a_conversation_is_told_once_of_what_others_changed(db: apsw.Connection) -> None:
+def test_a_conversation_is_notified_once_of_changes_by_others(db: apsw.Connection) -> None:
     """With the next message and never again; its own changes are not mentioned."""
     put(db, "before")
     session = remembering(db, "s_1")

@@ -75,7 +75,7 @@ async def test_a_live_name_leads_to_one_process_of_its_session(held: Store) -> N
     assert await held.read(processes.by_name, "s_1", "other") is None
 
 
-async def test_the_agent_is_told_of_each_end_once(held: Store) -> None:
+async def test_the_agent_is_notified_of_each_end_once(held: Store) -> None:
     """Of those it did not ask for itself."""
     for number in range(4):
         await begin(held, f"pr_{number}", f"job {number}")

@@ -193,7 +193,7 @@ def recall(db: Db, session: str) -> None:
     summaries.apply(db, session, [summary])
     row = summaries.get(db, session, summary)
     assert row is not None
-    recalling._about(db, session, row)
+    recalling.summary_heading(db, session, row)
 
 
 def upkeep(db: Db) -> None:
@@ -243,9 +243,9 @@ def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -
     db = connect(tmp_path / "t.db", "process", 1 << 20)
     with contextlib.closing(db):
         migrations.migrate(db)
-        results = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + search._RESULTS, (1, 2, "p", "s", 3))]
+        results = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + search.RESULTS_QUERY, (1, 2, "p", "s", 3))]
         assert not any("TEMP B-TREE" in line or "SCAN" in line for line in results), results
-        for sql in (search._MENTIONS, dialect.FIND_ENTRIES):
+        for sql in (search.MENTIONS_QUERY, dialect.FIND_ENTRIES):
             plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, ("x", 1, 2, 3))]
             (index,) = (line for line in plan if "messages_text" in line)
             assert re.search(r"VIRTUAL TABLE INDEX \d+:M\d?><$", index), plan

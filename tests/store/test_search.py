@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 OTHER = "p_other"
 
 
-async def test_words_are_found_where_they_were_said(store: Store) -> None:
+async def test_words_are_found_in_their_messages(store: Store) -> None:
     await store.write(new_session, "s_1")
     await store.write(
         complete_turn, "s_1", "t_1", "The ÉCLUSE at the harbour opens lock_gates, noon. " + "filler " * 200
@@ -30,7 +30,7 @@ async def test_words_are_found_where_they_were_said(store: Store) -> None:
         assert await search.search(store, query, principal=OWNER) == [], query
 
 
-async def test_titles_and_names_are_found_before_what_was_said(store: Store) -> None:
+async def test_titles_and_names_are_found_before_messages(store: Store) -> None:
     """X06: with the same words, under the same principal, in their current form; a session with matches in both is
     found once."""
     for id, name, principal in (("s_1", "harbour-1", OWNER), ("s_2", None, OWNER), ("s_3", "harbour", OTHER)):

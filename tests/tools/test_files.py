@@ -115,18 +115,17 @@ async def test_the_pages_of_a_text_add_up_to_the_text(
     text = "\n".join(lines) + "\n" * ended
     yard.put({"text": text})
     pages, offset = "", 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "PAGE_BYTES", max(page, *(len(line.encode()) + 1 for line in lines)))
-        while text:
-            given = await read(yard, spool, "text", offset=offset, lines=count)
-            body, mark, place = given.rpartition("[lines ")
-            if not mark:
-                assert given == text
-                return
-            pages += body
-            if "more follow" not in place:
-                break
-            offset = int(place.rpartition("=")[2].removesuffix("]"))
+    page_bytes = max(page, *(len(line.encode()) + 1 for line in lines))
+    while text:
+        shown = await read(yard, spool, "text", offset=offset, lines=count, page_bytes=page_bytes)
+        body, mark, place = shown.rpartition("[lines ")
+        if not mark:
+            assert shown == text
+            return
+        pages += body
+        if "more follow" not in place:
+            break
+        offset = int(place.rpartition("=")[2].removesuffix("]"))
     assert pages.removesuffix("\n") == text.removesuffix("\n")
 
 

@@ -10,8 +10,8 @@ from bench.scripted import seal
 from bench.scripted.interface import Refusal
 from tests.core import ANNA, Core
 from tests.effects import until
+from tests.faulty_model import FaultyModel
 from tests.logs import capture_logs
-from tests.random_model import Moody
 from tests.turns.test_fallback import follow_turn, notices
 from tests.turns.test_reasoning import thinking
 from tidegate.store import messages
@@ -22,8 +22,8 @@ SEALING = ("openai-responses", "anthropic", "anthropic by budget")
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Moody]:
-    async with Moody() as server:
+async def server() -> AsyncIterator[FaultyModel]:
+    async with FaultyModel() as server:
         yield server
 
 
@@ -36,7 +36,7 @@ def thoughts(body: dict[str, Any]) -> int:
     return len(found)
 
 
-def refused(server: Moody) -> int:
+def refused(server: FaultyModel) -> int:
     return int(server.stats()["refused"])
 
 
@@ -47,7 +47,7 @@ async def ready(gateway: Core) -> str:
 
 
 @pytest.mark.parametrize("how", SEALING)
-async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server: Moody, how: str) -> None:
+async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server: FaultyModel, how: str) -> None:
     """B4, P16: a long conversation comes back as it was unloaded, in every format."""
     async with thinking(home, server, how, 'reasoning = "high"') as gateway:
         session = (await gateway.say("the tide comes in. " * 1000 + "[tool clock {}]")).session
@@ -60,7 +60,7 @@ async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server:
 
 
 @pytest.mark.parametrize("how", SEALING)
-async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server: Moody, how: str) -> None:
+async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server: FaultyModel, how: str) -> None:
     """S32, S33: all of it, so that the prefix stays intact."""
     async with thinking(home, server, how, 'reasoning = "high"') as gateway:
         session = await ready(gateway)
@@ -77,7 +77,7 @@ async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server
 
 
 @pytest.mark.parametrize("how", SEALING)
-async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server: Moody, how: str) -> None:
+async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server: FaultyModel, how: str) -> None:
     """S33: a provider may refuse reasoning after a change of the prompt; the texts are all sent."""
     async with thinking(home, server, how, 'reasoning = "high"') as gateway:
         session = await ready(gateway)
@@ -93,7 +93,7 @@ async def test_after_a_reload_thoughts_of_before_stay_at_home(home: Path, server
 
 @pytest.mark.parametrize("how", SEALING)
 async def test_a_conversation_continues_without_refused_reasoning(
-    home: Path, server: Moody, how: str, monkeypatch: pytest.MonkeyPatch
+    home: Path, server: FaultyModel, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2, S33: as after a change to another account's key; the transcript keeps it, and new reasoning is sent back."""
     async with thinking(home, server, how, 'reasoning = "high"') as gateway:
@@ -120,7 +120,7 @@ async def test_a_conversation_continues_without_refused_reasoning(
     assert (refused(server), thoughts(server.recorded[-1].decoded())) == (1, 3)
 
 
-class Stubborn(Moody):
+class Stubborn(FaultyModel):
     """Refuses reasoning from some time on, whether or not there is any."""
 
     complains = False
@@ -145,26 +145,26 @@ async def test_a_model_that_refuses_absent_reasoning_is_not_called_a_third_time(
     async with Stubborn() as server, thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
         await ready(gateway)
         server.complains = True
-        server.asked.clear()
+        server.requested.clear()
         outcome = await gateway.say("and now?")
         assert outcome.state == "failed"
-        assert server.asked == ["first", "first", "second", "third"]
+        assert server.requested == ["first", "first", "second", "third"]
 
 
 async def test_hidden_reasoning_is_left_out_too_when_it_is_refused(
-    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+    home: Path, server: FaultyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2, S33: the provider has another error message for it."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
         assert (await gateway.say("hello [redacted]")).state == "answered"
         monkeypatch.setattr(seal, "_KEY", b"another account's hand")
         assert (await gateway.say("and now?")).state == "answered"
-        assert server.asked == ["first"] * 3
+        assert server.requested == ["first"] * 3
         assert thoughts(server.recorded[-1].decoded()) == 0
 
 
 async def test_the_user_is_notified_that_reasoning_was_dropped(
-    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+    home: Path, server: FaultyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S33: the provider's cache is lost, and every rebuild is announced, once."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
@@ -178,7 +178,7 @@ async def test_the_user_is_notified_that_reasoning_was_dropped(
 
 
 async def test_thoughts_that_are_refused_in_mid_turn_do_not_end_it(
-    home: Path, server: Moody, monkeypatch: pytest.MonkeyPatch
+    home: Path, server: FaultyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2: the calls of the turn are made once, and their results are kept."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:

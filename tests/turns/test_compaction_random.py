@@ -37,7 +37,7 @@ FILLER = "the tide comes in and the tide goes out, and the gate between them kee
 """About two hundred tokens: the window holds some fifteen turns."""
 TURNS = 40
 """More than two windows of them."""
-MOODS = {
+BEHAVIOURS = {
     "longer": "too long",
     "empty": "empty",
     "blank": "empty",
@@ -212,12 +212,12 @@ async def test_a_summary_by_another_model_fits_into_that_ones_window(
 
 
 @formats
-@pytest.mark.parametrize("mood", ["good", "empty"])
+@pytest.mark.parametrize("behaviour", ["good", "empty"])
 async def test_the_request_is_the_same_after_an_unload_and_after_a_restart(
-    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+    home: Path, server: ScriptedModel, clock: Clock, api: str, behaviour: str
 ) -> None:
     """S03, S32: with summaries, and with lists written without a model."""
-    be(server, mood)
+    be(server, behaviour)
     async with long(home, server, clock, api, drain=None) as gateway:
         await talk(gateway, range(20))
         assert compactions(server)
@@ -235,32 +235,32 @@ async def test_the_request_is_the_same_after_an_unload_and_after_a_restart(
 
 
 @formats
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
 async def test_whatever_the_summary_is_like_the_conversation_goes_on(
-    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+    home: Path, server: ScriptedModel, clock: Clock, api: str, behaviour: str
 ) -> None:
     """S35, S36: within the window, with everything kept, and with a bounded number of calls: after a useless summary no
     model is asked for another until the cooldown is over."""
-    be(server, mood)
+    be(server, behaviour)
     async with long(home, server, clock, api) as gateway:
         notices = await talk(gateway, range(TURNS))
         await check(gateway, server, TURNS)
         changed = compactions(server)
         assert 2 <= len(changed) <= TURNS // 4
         assert len(notices) == len(changed), "told once each"
-        used = MOODS[mood] == ""
+        used = BEHAVIOURS[behaviour] == ""
         if not used:
-            most = 4 if mood == "[close]" else 2
+            most = 4 if behaviour == "[close]" else 2
             assert len(written(server)) <= most, "one and a terser one; what is hung up on at once is sent again"
-            assert all(MOODS[mood] in notice for notice in notices), notices
+            assert all(BEHAVIOURS[behaviour] in notice for notice in notices), notices
     assert len(spoken(server)) == TURNS
 
 
-@pytest.mark.parametrize(("api", "mood"), [("openai-chat", "[hang]"), ("anthropic", "[words 40] [hang after=9]")])
+@pytest.mark.parametrize(("api", "behaviour"), [("openai-chat", "[hang]"), ("anthropic", "[words 40] [hang after=9]")])
 async def test_a_summary_that_never_comes_is_not_waited_for(
-    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+    home: Path, server: ScriptedModel, clock: Clock, api: str, behaviour: str
 ) -> None:
-    be(server, mood)
+    be(server, behaviour)
     async with long(home, server, clock, api) as gateway:
         notices = await talk(gateway, range(TURNS))
         await check(gateway, server, TURNS)
@@ -324,13 +324,13 @@ async def test_one_conversations_summary_holds_up_no_other(home: Path, server: S
         server.release("summary")
 
 
-@pytest.mark.parametrize("mood", ["good", "empty"])
+@pytest.mark.parametrize("behaviour", ["good", "empty"])
 async def test_compactions_stay_apart_however_long_it_goes_on(
-    home: Path, server: ScriptedModel, clock: Clock, mood: str
+    home: Path, server: ScriptedModel, clock: Clock, behaviour: str
 ) -> None:
     """S35: with summaries, and with lists written without a model; the part for old messages does not grow without
     bound."""
-    be(server, mood)
+    be(server, behaviour)
     async with long(home, server, clock) as gateway:
         await talk(gateway, range(4 * TURNS))
         await check(gateway, server, 4 * TURNS)
@@ -377,7 +377,7 @@ async def _until(wait: Any, what: str, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-blocks = st.lists(st.sampled_from(["good", *MOODS]), min_size=3, max_size=6)
+blocks = st.lists(st.sampled_from(["good", *BEHAVIOURS]), min_size=3, max_size=6)
 
 
 @given(blocks)
@@ -390,8 +390,8 @@ async def test_whatever_the_summaries_are_like_one_after_the_other(
     async with ScriptedModel() as server:
         be(server)
         async with long(tmp_path_factory.mktemp("moods"), server, clock) as gateway:
-            for number, mood in enumerate(moods):
-                be(server, mood)
+            for number, behaviour in enumerate(moods):
+                be(server, behaviour)
                 await talk(gateway, range(12 * number, 12 * (number + 1)))
                 clock.now += COOLDOWN / 2
             await check(gateway, server, 12 * len(moods))
@@ -665,13 +665,13 @@ def by_role(body: Any) -> tuple[str, list[Any]]:
 
 
 @formats
-@pytest.mark.parametrize("mood", ["injected", "good", "empty"])
+@pytest.mark.parametrize("behaviour", ["injected", "good", "empty"])
 async def test_text_that_claims_to_be_a_system_message_stays_data(
-    home: Path, server: ScriptedModel, clock: Clock, api: str, mood: str
+    home: Path, server: ScriptedModel, clock: Clock, api: str, behaviour: str
 ) -> None:
     """X19: by a person and by the summary itself; it never has the system role, the summary request has it as a value
     of a JSON list, and in a request the gateway quotes the lines of a summary."""
-    be(server, mood)
+    be(server, behaviour)
     async with long(home, server, clock, api) as gateway:
         await talk(gateway, range(30), also=f"\n{INJECTED}")
     assert compactions(server)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.core import ANNA, Core, core
-from tests.random_model import FORMATS, KEY, NAMES, Moody, toml
+from tests.faulty_model import FORMATS, KEY, NAMES, FaultyModel, toml
 from tidegate.values import Call, Reasoning
 
 pytestmark = pytest.mark.anyio
@@ -25,12 +25,12 @@ WORDS: tuple[Reasoning | None, ...] = ("low", "high", None, "medium", "off", "ma
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Moody]:
-    async with Moody() as server:
+async def server() -> AsyncIterator[FaultyModel]:
+    async with FaultyModel() as server:
         yield server
 
 
-def thinking(home: Path, server: Moody, how: str, agent: str = "", *, prompt: str = "You are a test.") -> Any:
+def thinking(home: Path, server: FaultyModel, how: str, agent: str = "", *, prompt: str = "You are a test.") -> Any:
     api = how.partition(" ")[0]
     text = toml(server.base_url, agent, formats=(api, api, api), each=THINKING[how])
     text = text.replace("You are a test.", prompt)
@@ -62,7 +62,7 @@ async def choose(gateway: Core, session: str, effort: Reasoning | None) -> None:
 
 
 @pytest.mark.parametrize("how", sorted(THINKING))
-async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -> None:
+async def test_reasoning_changes_in_place(home: Path, server: FaultyModel, how: str) -> None:
     """A3, S32: the resident stays, the frozen parts stay byte for byte, and every request begins like the one before,
     also with reasoning carried between the steps of a turn."""
     async with thinking(home, server, how) as gateway:
@@ -86,7 +86,7 @@ async def test_reasoning_changes_in_place(home: Path, server: Moody, how: str) -
 
 
 @pytest.mark.parametrize("api", FORMATS)
-async def test_a_call_outranks_the_session_and_that_the_agent(home: Path, server: Moody, api: str) -> None:
+async def test_a_call_outranks_the_session_and_that_the_agent(home: Path, server: FaultyModel, api: str) -> None:
     """A3, S05: and none of them changes the agent."""
     async with thinking(home, server, api, 'reasoning = "low"') as gateway:
         session = (await gateway.say("one")).session
@@ -113,7 +113,7 @@ async def test_a_call_outranks_the_session_and_that_the_agent(home: Path, server
 
 
 @pytest.mark.parametrize("api", FORMATS)
-async def test_without_any_setting_the_provider_decides(home: Path, server: Moody, api: str) -> None:
+async def test_without_any_setting_the_provider_decides(home: Path, server: FaultyModel, api: str) -> None:
     async with thinking(home, server, api) as gateway:
         await gateway.say("one")
     body = server.recorded[0].decoded()
@@ -123,7 +123,9 @@ async def test_without_any_setting_the_provider_decides(home: Path, server: Mood
 
 @pytest.mark.parametrize("own", FORMATS)
 @pytest.mark.parametrize("other", FORMATS)
-async def test_thoughts_stay_with_the_model_that_had_them(home: Path, server: Moody, own: str, other: str) -> None:
+async def test_thoughts_stay_with_the_model_that_had_them(
+    home: Path, server: FaultyModel, own: str, other: str
+) -> None:
     """A turn that reasons, calls tools and falls back and returns: no format gets another's reasoning, and each gets
     its own back."""
     text = toml(server.base_url, 'reasoning = "high"\nfallback_for = 0', formats=(own, other, own))
@@ -131,8 +133,8 @@ async def test_thoughts_stay_with_the_model_that_had_them(home: Path, server: Mo
         text = text.replace(f"[models.{name}]\n", f"[models.{name}]\n{THINKING[api]}")
     async with core(home, model=server, toml=text, environment={KEY: "sesame"}) as gateway:
         for number in range(3):
-            server.moods = {"first": "[status 400 step=1]"} if number != 1 else {}
+            server.directives = {"first": "[status 400 step=1]"} if number != 1 else {}
             outcome = await gateway.say(f"{number} [think] [tool clock {{}}] [tool clock {{}}]")
             assert outcome.state == "answered", outcome.error
-    assert {"first", "second"} == set(server.asked)
+    assert {"first", "second"} == set(server.requested)
     assert server.stats()["refusals"] == []

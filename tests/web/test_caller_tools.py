@@ -48,7 +48,7 @@ def offered(model: ScriptedModel) -> list[str]:
     return [tool["function"]["name"] for tool in model.recorded[-1].decoded().get("tools", ())]
 
 
-def told(model: ScriptedModel) -> list[tuple[str, Any]]:
+def sent_messages(model: ScriptedModel) -> list[tuple[str, Any]]:
     """Roles and contents of the last request, without the system message."""
     messages = model.recorded[-1].decoded()["messages"]
     return [(message["role"], message.get("content")) for message in messages if message["role"] != "system"]
@@ -109,8 +109,8 @@ async def test_tool_results_continue_a_named_session(gateway: InProcessGateway, 
     history = [{"role": "user", "content": "go"}, first.json["choices"][0]["message"], result]
     second = await chat(gateway, messages=history, session="notes", tools=[WEATHER])
     assert (second.status, second.json["choices"][0]["finish_reason"]) == (200, "stop")
-    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "tool"]
-    assert told(model)[-1][1] == "sunny"
+    assert [role for role, _ in sent_messages(model)] == ["user", "assistant", "tool", "tool"]
+    assert sent_messages(model)[-1][1] == "sunny"
     after = model.recorded[-1].decoded()
     assert (after["tools"], after["messages"][: len(before["messages"])]) == (before["tools"], before["messages"])
     late = await chat(gateway, messages=history, session="notes", tools=[WEATHER])
@@ -132,7 +132,7 @@ async def test_results_of_legacy_functions_continue_a_named_session(
         assert (refused.status, refused.error["param"]) == (400, param)
     second = await chat(gateway, messages=[said, result], session="notes", functions=functions)
     assert second.status == 200
-    assert told(model)[-1] == ("tool", "sunny")
+    assert sent_messages(model)[-1] == ("tool", "sunny")
     assert "x-caller-tools" not in second.headers
 
 
@@ -173,7 +173,7 @@ async def test_tool_results_are_accepted_after_a_restart(home: Path, model: Scri
         result = {"role": "tool", "tool_call_id": call_id(first), "content": "rain"}
         second = await chat(h, messages=[result], session="notes", tools=[WEATHER])
         assert second.status == 200
-        assert told(model)[-1] == ("tool", "rain")
+        assert sent_messages(model)[-1] == ("tool", "rain")
 
 
 @pytest.mark.parametrize("tools", [[WEATHER], []])
@@ -184,8 +184,8 @@ async def test_an_unanswered_call_gets_a_result_that_says_so(
     await chat(gateway, "go [tool weather {}]", session="notes", tools=[WEATHER])
     second = await chat(gateway, "never mind", session="notes", tools=tools)
     assert second.status == 200
-    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
-    assert "No result" in told(model)[2][1]
+    assert [role for role, _ in sent_messages(model)] == ["user", "assistant", "tool", "user"]
+    assert "No result" in sent_messages(model)[2][1]
 
 
 async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
@@ -198,7 +198,7 @@ async def test_undoing_the_turn_after_an_open_call_leaves_a_legal_conversation(
     sent = {"session": session["id"], "text": "/undo"}
     assert (await call(gateway, "POST", "/api/messages", json=sent)).status == 200
     assert (await chat(gateway, "again", session="notes")).status == 200
-    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
+    assert [role for role, _ in sent_messages(model)] == ["user", "assistant", "tool", "user"]
 
 
 @pytest.mark.parametrize("answer", [False, True], ids=["left open", "answered"])
@@ -242,7 +242,7 @@ async def test_a_resumed_conversation_has_no_open_call(gateway: InProcessGateway
     )
     outcome = await gateway.service.wait((await gateway.service.accept(inbound)).turn)
     assert outcome.state == "answered"
-    assert [role for role, _ in told(model)] == ["user", "assistant", "tool", "user"]
+    assert [role for role, _ in sent_messages(model)] == ["user", "assistant", "tool", "user"]
 
 
 async def test_a_different_set_of_tools_rebuilds_the_prefix_and_is_reported(
@@ -293,7 +293,7 @@ async def test_a_message_that_was_steered_too_late_keeps_the_callers_tools(
         assert steered.status == 202
         model.release("gate")
     last = await chat(gateway, "then", session="notes", tools=[WEATHER])
-    assert [role for role, _ in told(model)] == ["user", "assistant", "user", "assistant", "user"]
+    assert [role for role, _ in sent_messages(model)] == ["user", "assistant", "user", "assistant", "user"]
     assert "x-caller-tools" not in last.headers and "notices" not in last.json
     assert [record.decoded()["tools"][-1]["function"]["name"] for record in model.recorded] == ["weather"] * 3
 

@@ -206,7 +206,7 @@ async def test_the_official_clients_retry_joins_the_turn_of_its_first_attempt(
     ]
 
 
-async def test_the_same_words_said_twice_are_two_turns(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def test_the_same_text_sent_twice_starts_two_turns(gateway: InProcessGateway, model: ScriptedModel) -> None:
     """H19: only a request that is marked as a retry is treated as one."""
     first = await chat(gateway, "yes", session="n", headers=FIRST)
     second = await chat(gateway, "yes", session="n", headers=FIRST)

@@ -42,7 +42,7 @@ def document(data: bytes, name: str = "tides.pdf") -> dict[str, Any]:
     return {"type": "file", "file": {"filename": name, "file_data": f"data:application/pdf;base64,{encoded(data)}"}}
 
 
-def said(*parts: dict[str, Any] | str) -> dict[str, Any]:
+def user_message(*parts: dict[str, Any] | str) -> dict[str, Any]:
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return {"model": "main", "messages": [{"role": "user", "content": content}]}
 
@@ -78,12 +78,12 @@ async def test_media_reach_the_model_unchanged_even_after_a_restart(home: Path, 
     """D3, H05, B4: small ones and large ones, sounds and pictures; requests only grow."""
     large_picture = saved(noise(400, 400), "PNG")
     async with in_process_gateway(home, model=model) as gateway:
-        body = said("listen", sound(LARGE), sound(SONG, "mp3"), picture(PICTURE))
+        body = user_message("listen", sound(LARGE), sound(SONG, "mp3"), picture(PICTURE))
         answer = await call(gateway, "POST", CHAT, json=body, headers={"X-Session-Id": "ears"})
         assert answer.status == 200, answer.body
         assert given_to(model) == [LARGE, SONG, PICTURE]
         assert [path.read_bytes() for path in spooled(home)] == [LARGE]
-        body = said(picture(large_picture), sound(SMALL))
+        body = user_message(picture(large_picture), sound(SMALL))
         assert (await call(gateway, "POST", CHAT, json=body, headers={"X-Session-Id": "ears"})).status == 200
         everything = [LARGE, SONG, PICTURE, large_picture, SMALL]
         assert given_to(model) == everything
@@ -136,7 +136,7 @@ async def test_a_model_without_audio_input_gets_a_description(home: Path, model:
     """D3: it gets a note, not an error."""
     settings = core.settings(model).replace("audio = true\n", "")
     async with in_process_gateway(home, toml=settings) as gateway:
-        assert (await call(gateway, "POST", CHAT, json=said("listen", sound(LARGE)))).status == 200
+        assert (await call(gateway, "POST", CHAT, json=user_message("listen", sound(LARGE)))).status == 200
         assert {"type": "text", "text": DEAF} in model.recorded[-1].decoded()["messages"][-1]["content"]
 
 
@@ -175,7 +175,7 @@ async def test_media_of_the_wrong_type_are_refused_with_their_path(
     home: Path, gateway: InProcessGateway, model: ScriptedModel, part: dict[str, Any], param: str, why: str
 ) -> None:
     """H20, X08: 400 and one sentence; no model is called and nothing is stored."""
-    answer = await call(gateway, "POST", CHAT, json=said("listen", part), headers={"X-Session-Id": "x"})
+    answer = await call(gateway, "POST", CHAT, json=user_message("listen", part), headers={"X-Session-Id": "x"})
     assert (answer.status, answer.error["param"]) == (400, param), answer.error
     assert why in answer.error["message"] and answer.error["message"].endswith(".")
     assert not model.recorded and spooled(home) == []
@@ -186,16 +186,18 @@ async def test_media_that_are_too_large_or_too_many_are_413(home: Path, model: S
     async with in_process_gateway(
         home, '[limits]\nbody_bytes = "64 MiB"\nspool_bytes = "1 MiB"\n', model=model
     ) as gateway:
-        answer = await post(gateway, said(sound(wav(0.1) + bytes(20_000_001 - len(wav(0.1))))))
+        answer = await post(gateway, user_message(sound(wav(0.1) + bytes(20_000_001 - len(wav(0.1))))))
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[0].input_audio.data")
-        answer = await post(gateway, said(document(b"%PDF-1.7" + bytes(20_000_000))))
+        answer = await post(gateway, user_message(document(b"%PDF-1.7" + bytes(20_000_000))))
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[0].file.file_data")
-        answer = await post(gateway, said(*[sound(SMALL)] * 51))
+        answer = await post(gateway, user_message(*[sound(SMALL)] * 51))
         assert (answer.status, answer.error["param"]) == (413, "messages")
-        answer = await post(gateway, said(sound(LARGE), sound(wav(70))))
+        answer = await post(gateway, user_message(sound(LARGE), sound(wav(70))))
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[1]")
         assert "limits.spool_bytes" in answer.error["message"]
-        answer = await post(gateway, said(*[sound(LARGE)] * 10))  # three are spooled, and six go with the message
+        answer = await post(
+            gateway, user_message(*[sound(LARGE)] * 10)
+        )  # three are spooled, and six go with the message
         assert (answer.status, answer.error["param"]) == (413, "messages[0].content[9]")
         assert not model.recorded and spooled(home) == []
 
@@ -205,8 +207,8 @@ async def test_a_repeated_request_stores_its_media_once(
 ) -> None:
     """H18, D4: the same key is the same turn."""
     headers = {"X-Session-Id": "ears", "Idempotency-Key": "k"}
-    first = await call(gateway, "POST", CHAT, json=said(sound(LARGE)), headers=headers)
-    again = await call(gateway, "POST", CHAT, json=said(sound(LARGE)), headers=headers)
+    first = await call(gateway, "POST", CHAT, json=user_message(sound(LARGE)), headers=headers)
+    again = await call(gateway, "POST", CHAT, json=user_message(sound(LARGE)), headers=headers)
     assert (first.status, first.body) == (200, again.body)
     assert len(model.recorded) == 1
     assert [path.read_bytes() for path in spooled(home)] == [LARGE]
@@ -217,7 +219,7 @@ async def test_a_repeated_request_stores_its_media_once(
 
 async def test_a_sound_can_be_fetched_completely_or_in_part_with_safe_headers(gateway: InProcessGateway) -> None:
     """D6: the row describes it without its bytes; a browser that plays it requests parts."""
-    await call(gateway, "POST", CHAT, json=said(sound(LARGE), sound(SMALL)), headers={"X-Session-Id": "ears"})
+    await call(gateway, "POST", CHAT, json=user_message(sound(LARGE), sound(SMALL)), headers={"X-Session-Id": "ears"})
     session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
     path = f"/api/sessions/{session}/messages"
     (row, *_) = (await call(gateway, "GET", path)).json["messages"]
@@ -242,7 +244,7 @@ async def test_a_sound_can_be_fetched_completely_or_in_part_with_safe_headers(ga
 async def test_a_document_is_named_in_the_transcript_and_downloaded(gateway: InProcessGateway, data: bytes) -> None:
     """D6: it never opens in the gateway's own origin, whatever its content and name."""
     name = 'high "tide"\r\nX-Evil: ö.pdf'
-    await post(gateway, said(document(data, name)), headers={"X-Session-Id": "papers"})
+    await post(gateway, user_message(document(data, name)), headers={"X-Session-Id": "papers"})
     session = (await call(gateway, "GET", "/api/sessions")).json["sessions"][0]["id"]
     path = f"/api/sessions/{session}/messages"
     (row, *_) = (await call(gateway, "GET", path)).json["messages"]
@@ -303,16 +305,16 @@ async def test_media_beyond_the_quota_stay_with_their_message_after_a_restart(ho
     named = {"X-Session-Id": "talk"}
     photograph = saved(noise(500, 500), "PNG")
     async with in_process_gateway(home, model=model) as h:
-        reply = await post(h, said(sound(LARGE), picture(photograph), "look"), headers=named)
+        reply = await post(h, user_message(sound(LARGE), picture(photograph), "look"), headers=named)
         assert reply.status == 200, reply.body
         assert given_to(model) == [LARGE, photograph]
         asked = len(model.recorded)
-        reply = await post(h, said(sound(wav(70)), "listen"), headers=named)
+        reply = await post(h, user_message(sound(wav(70)), "listen"), headers=named)
         assert reply.status == 503, reply.body
         assert "the disk refused it" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
         assert len(model.recorded) == asked, "nothing of it was taken in"
     async with in_process_gateway(home, model=model) as h:
-        assert (await post(h, said("again"), headers=named)).status == 200
+        assert (await post(h, user_message("again"), headers=named)).status == 200
         assert given_to(model) == [LARGE, photograph]
         grows(model)
 
@@ -322,6 +324,6 @@ async def test_over_the_quota_media_of_one_message_are_kept_while_there_is_space
 ) -> None:
     """D4, D5: the first is in the spool, the second in its message; neither is refused because of the other."""
     async with in_process_gateway(home, "[limits]\nspool_bytes = 1_048_576\n", model=model) as h:
-        reply = await post(h, said(sound(wav(25)), sound(wav(26)), "listen"))
+        reply = await post(h, user_message(sound(wav(25)), sound(wav(26)), "listen"))
         assert reply.status == 200, reply.body
         assert given_to(model) == [wav(25), wav(26)]

@@ -6,9 +6,9 @@ import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests import core, random_model
+from tests import core, faulty_model
+from tests.faulty_model import FaultyModel
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.random_model import Moody
 from tests.web.client import chat
 
 pytestmark = pytest.mark.anyio
@@ -120,9 +120,9 @@ async def test_the_retries_of_a_whole_chain_and_the_clients_do_not_multiply(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H22: even when the fallback models have failed too."""
-    monkeypatch.setenv(random_model.KEY, "sesame")
-    async with Moody() as server:
-        toml = random_model.toml(server.base_url).replace("retries = 0", "retries = 1")
+    monkeypatch.setenv(faulty_model.KEY, "sesame")
+    async with FaultyModel() as server:
+        toml = faulty_model.toml(server.base_url).replace("retries = 0", "retries = 1")
         async with (
             in_process_gateway(home, toml=toml) as h,
             openai.AsyncOpenAI(base_url=f"{h.url}/v1", api_key=h.key) as client,
@@ -131,5 +131,5 @@ async def test_the_retries_of_a_whole_chain_and_the_clients_do_not_multiply(
                 await client.chat.completions.create(
                     model="main", messages=[{"role": "user", "content": "x [status 503]"}]
                 )
-        assert server.asked == ["first", "first", "second", "second", "third", "third"]
+        assert server.requested == ["first", "first", "second", "second", "third", "third"]
         assert caught.value.response.headers["x-should-retry"] == "false"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.faulty_model import FORMATS, KEY, FaultyModel, toml
 from tests.in_process import InProcessGateway, in_process_gateway
-from tests.random_model import FORMATS, KEY, Moody, toml
 from tests.spool.pictures import plain, saved
 from tests.web.client import chat
 
@@ -23,14 +23,14 @@ USER = {"role": "user", "content": "hello"}
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Moody]:
-    async with Moody() as server:
+async def server() -> AsyncIterator[FaultyModel]:
+    async with FaultyModel() as server:
         yield server
 
 
 @pytest.fixture
 async def gateway(
-    tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: FaultyModel, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[InProcessGateway]:
     monkeypatch.setenv(KEY, "sesame")
     formats = (api, *(other for other in FORMATS if other != api))
@@ -64,18 +64,18 @@ async def gateway(
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_requests_that_openai_accepts_are_accepted(
-    gateway: InProcessGateway, server: Moody, messages: list[Any], stream: bool
+    gateway: InProcessGateway, server: FaultyModel, messages: list[Any], stream: bool
 ) -> None:
     """H04, H20: empty messages, a trailing assistant message, a system message alone; no provider refuses the
     result."""
     reply = await chat(gateway, messages=messages, stream=stream)
     assert reply.status == 200, reply.body
     assert (reply.streamed if stream else reply.text) == ANSWER
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
     assert server.stats()["refusals"] == []
 
 
-async def test_an_empty_answer_can_be_sent_back(gateway: InProcessGateway, server: Moody) -> None:
+async def test_an_empty_answer_can_be_sent_back(gateway: InProcessGateway, server: FaultyModel) -> None:
     """H04: it must not break later calls."""
     empty = await chat(gateway, "hello [say]")
     assert (empty.status, empty.text) == (200, "")
@@ -85,7 +85,7 @@ async def test_an_empty_answer_can_be_sent_back(gateway: InProcessGateway, serve
 
 
 async def test_a_named_session_refuses_a_last_assistant_message_and_accepts_a_system_message_alone(
-    gateway: InProcessGateway, server: Moody
+    gateway: InProcessGateway, server: FaultyModel
 ) -> None:
     """H05, H20: the gateway has the history."""
     trailing = await chat(gateway, messages=[USER, {"role": "assistant", "content": "The"}], session="n")
@@ -97,7 +97,7 @@ async def test_a_named_session_refuses_a_last_assistant_message_and_accepts_a_sy
 
 @pytest.mark.parametrize("content", ["", " \n", []])
 async def test_an_empty_user_message_is_accepted_in_a_named_session(
-    gateway: InProcessGateway, server: Moody, content: Any
+    gateway: InProcessGateway, server: FaultyModel, content: Any
 ) -> None:
     """H04, H05: after other messages too, and later requests have it in their history."""
     for said in (content, "hello", content):
@@ -109,7 +109,7 @@ async def test_an_empty_user_message_is_accepted_in_a_named_session(
 @pytest.mark.parametrize("text", ["", None])
 @pytest.mark.parametrize("bare", [False, True])
 async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
-    gateway: InProcessGateway, server: Moody, text: str | None, bare: bool
+    gateway: InProcessGateway, server: FaultyModel, text: str | None, bare: bool
 ) -> None:
     """H04: as compatible servers accept it."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
@@ -122,7 +122,7 @@ async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
 
 @pytest.mark.parametrize("session", [None, "n"])
 async def test_the_detail_of_a_picture_reaches_the_formats_that_have_it(
-    tmp_path: Path, server: Moody, api: str, session: str | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: FaultyModel, api: str, session: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H08: it decides how closely the model looks."""
     monkeypatch.setenv(KEY, "sesame")
@@ -141,14 +141,18 @@ async def test_the_detail_of_a_picture_reaches_the_formats_that_have_it(
         assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].image_url.detail")
 
 
-async def test_loose_values_that_other_servers_accept_are_accepted(gateway: InProcessGateway, server: Moody) -> None:
+async def test_loose_values_that_other_servers_accept_are_accepted(
+    gateway: InProcessGateway, server: FaultyModel
+) -> None:
     """H08: -1 for no limit, a number as the user, metadata that is not text."""
     reply = await chat(gateway, max_tokens=-1, user=17, metadata={"n": 1, "deep": {"a": [True]}})
     assert reply.status == 200, reply.body
     assert server.stats()["refusals"] == []
 
 
-async def test_a_stop_sequence_is_honoured_by_every_format(gateway: InProcessGateway, server: Moody, api: str) -> None:
+async def test_a_stop_sequence_is_honoured_by_every_format(
+    gateway: InProcessGateway, server: FaultyModel, api: str
+) -> None:
     """H08: where the provider does not support it, the gateway cuts the answer."""
     for stream in (False, True):
         reply = await chat(gateway, stop=["keeps", "gate"], stream=stream)
@@ -160,13 +164,13 @@ async def test_a_stop_sequence_is_honoured_by_every_format(gateway: InProcessGat
 
 @pytest.mark.parametrize("stops", [[" "], ["END", " "]])
 async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
-    gateway: InProcessGateway, server: Moody, api: str, stops: list[str]
+    gateway: InProcessGateway, server: FaultyModel, api: str, stops: list[str]
 ) -> None:
     """H08: OpenAI supports it and Anthropic does not; there the gateway cuts the answer."""
     reply = await chat(gateway, stop=stops)
     assert reply.status == 200, reply.body
     assert api == "openai-chat" or reply.text == "The"
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
     assert server.stats()["refusals"] == []
 
 
@@ -192,22 +196,22 @@ async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
     ],
 )
 async def test_a_field_is_supported_or_refused_by_name(
-    gateway: InProcessGateway, server: Moody, api: str, field: str, value: Any, refused_by: tuple[str, ...]
+    gateway: InProcessGateway, server: FaultyModel, api: str, field: str, value: Any, refused_by: tuple[str, ...]
 ) -> None:
     """H08, H20: a client error is 400 with `param`, and is not retried or sent to another model."""
     reply = await chat(gateway, **{field: value})
     if api in refused_by:
         assert reply.status == 400, reply.body
         assert (reply.error["param"], reply.error["code"]) == (field, "unsupported_parameter")
-        assert server.asked == []
+        assert server.requested == []
     else:
         assert reply.status == 200, reply.body
-        assert server.asked == ["first"]
+        assert server.requested == ["first"]
     assert server.stats()["refusals"] == []
 
 
 async def test_a_value_refused_by_the_provider_is_a_client_error(
-    gateway: InProcessGateway, server: Moody, api: str
+    gateway: InProcessGateway, server: FaultyModel, api: str
 ) -> None:
     """H08, H20: 400 with the client's own name for the field, after one call to one model; a valid value works."""
     field, wrong, right = {
@@ -219,7 +223,7 @@ async def test_a_value_refused_by_the_provider_is_a_client_error(
     assert reply.status == 400, reply.body
     assert (reply.error["param"], reply.error["code"]) == (field, "invalid_value")
     assert reply.error["type"] == "invalid_request_error"
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
     assert (await chat(gateway, **{field: right})).status == 200
 
 
@@ -237,16 +241,16 @@ async def test_a_value_refused_by_the_provider_is_a_client_error(
     ],
 )
 async def test_an_extra_of_the_wrong_type_is_refused_before_any_model_is_asked(
-    gateway: InProcessGateway, server: Moody, field: str, value: Any
+    gateway: InProcessGateway, server: FaultyModel, field: str, value: Any
 ) -> None:
     """H08, H20: with every format, whatever the provider would have responded."""
     reply = await chat(gateway, **{field: value})
     assert (reply.status, reply.error["param"]) == (400, field)
-    assert server.asked == []
+    assert server.requested == []
 
 
 async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
-    gateway: InProcessGateway, server: Moody, api: str
+    gateway: InProcessGateway, server: FaultyModel, api: str
 ) -> None:
     """H08: the user, the cache's retention, the predicted output."""
     prediction = {"type": "content", "content": "The tide"}
@@ -262,7 +266,7 @@ async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
 
 
 async def test_a_schema_that_violates_strict_mode_is_a_client_error(
-    gateway: InProcessGateway, server: Moody, api: str
+    gateway: InProcessGateway, server: FaultyModel, api: str
 ) -> None:
     """H08, H20: 400 with `param` and the provider's message; no other model is called."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -273,14 +277,14 @@ async def test_a_schema_that_violates_strict_mode_is_a_client_error(
         return
     assert (reply.status, reply.error["param"], reply.error["code"]) == (400, "response_format", "invalid_value")
     assert "additionalProperties" in reply.error["message"]
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
     kept = {**schema, "required": ["name"], "additionalProperties": False}
     shape["json_schema"] = {"name": "town", "strict": True, "schema": kept}
     assert (await chat(gateway, response_format=shape)).status == 200
 
 
 async def test_json_mode_without_the_word_json_is_refused_where_the_provider_requires_it(
-    gateway: InProcessGateway, server: Moody, api: str
+    gateway: InProcessGateway, server: FaultyModel, api: str
 ) -> None:
     """H08, H20: OpenAI refuses `json_object` for messages without that word; this is a client error."""
     reply = await chat(gateway, response_format={"type": "json_object"})
@@ -288,13 +292,13 @@ async def test_json_mode_without_the_word_json_is_refused_where_the_provider_req
         assert (reply.status, reply.error["param"]) == (400, "response_format")
     else:
         assert reply.status == 200, reply.body
-    assert server.asked == ["first"]
+    assert server.requested == ["first"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_a_refused_field_is_named_as_the_caller_named_it(
-    gateway: InProcessGateway, server: Moody, api: str, field: str, stream: bool
+    gateway: InProcessGateway, server: FaultyModel, api: str, field: str, stream: bool
 ) -> None:
     """H08, H20: the limit of tokens has two names."""
     reply = await chat(gateway, stream=stream, **{field: 1})
@@ -305,7 +309,7 @@ async def test_a_refused_field_is_named_as_the_caller_named_it(
         assert reply.status == 200, reply.body
 
 
-async def test_a_message_name_reaches_the_model(gateway: InProcessGateway, server: Moody, api: str) -> None:
+async def test_a_message_name_reaches_the_model(gateway: InProcessGateway, server: FaultyModel, api: str) -> None:
     """H04: in the format that supports it, without the characters that OpenAI refuses."""
     messages = [
         {"role": "user", "name": "Ann Lee", "content": "hi"},
@@ -322,7 +326,7 @@ async def test_a_message_name_reaches_the_model(gateway: InProcessGateway, serve
         assert [message.get("name") for message in second] == ["bob"]
 
 
-async def test_a_tool_result_may_contain_a_picture(gateway: InProcessGateway, server: Moody) -> None:
+async def test_a_tool_result_may_contain_a_picture(gateway: InProcessGateway, server: FaultyModel) -> None:
     """H04, D3: as LangChain sends the pictures of a tool."""
     url = "data:image/png;base64," + base64.b64encode(saved(plain(4, 4), "PNG")).decode()
     asked = {"id": "c1", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
@@ -338,7 +342,7 @@ async def test_a_tool_result_may_contain_a_picture(gateway: InProcessGateway, se
 
 
 @pytest.mark.parametrize("prefix", ["", "data:text/markdown;base64,"])
-async def test_a_file_of_text_becomes_text(gateway: InProcessGateway, server: Moody, prefix: str) -> None:
+async def test_a_file_of_text_becomes_text(gateway: InProcessGateway, server: FaultyModel, prefix: str) -> None:
     """H04: with its name, as a data URL or as base64 only."""
     file = {"filename": "tides.md", "file_data": prefix + base64.b64encode("# High tide at noön".encode()).decode()}
     parts = [{"type": "text", "text": "Read this."}, {"type": "file", "file": file}]
@@ -369,12 +373,12 @@ def documents(body: Any) -> list[tuple[str, bytes]]:
     return [found for item in body.values() for found in documents(item)]
 
 
-def settings_with_vision(server: Moody, api: str) -> str:
+def settings_with_vision(server: FaultyModel, api: str) -> str:
     return toml(server.base_url, formats=(api, api, api), each="vision = true")
 
 
 async def test_a_pdf_reaches_the_model_unchanged_even_after_a_restart(
-    tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: FaultyModel, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H04, D3, B4: with its name, small and large, in a named conversation and in a single call."""
     monkeypatch.setenv(KEY, "sesame")
@@ -396,7 +400,7 @@ async def test_a_pdf_reaches_the_model_unchanged_even_after_a_restart(
 
 
 async def test_a_pdf_without_a_name_or_in_a_tool_result_is_accepted(
-    tmp_path: Path, server: Moody, api: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: FaultyModel, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H04, D3: each format supports it."""
     monkeypatch.setenv(KEY, "sesame")
@@ -413,7 +417,9 @@ async def test_a_pdf_without_a_name_or_in_a_tool_result_is_accepted(
     assert server.stats()["refusals"] == []
 
 
-async def test_a_model_without_vision_gets_a_description_of_a_pdf(gateway: InProcessGateway, server: Moody) -> None:
+async def test_a_model_without_vision_gets_a_description_of_a_pdf(
+    gateway: InProcessGateway, server: FaultyModel
+) -> None:
     """H04, D3: it gets a note, not an error."""
     reply = await chat(gateway, messages=[{"role": "user", "content": [document(LARGE_PDF, "a\nb.pdf")]}])
     assert reply.status == 200, reply.body
@@ -423,7 +429,9 @@ async def test_a_model_without_vision_gets_a_description_of_a_pdf(gateway: InPro
     assert server.stats()["refusals"] == []
 
 
-async def test_json_without_a_schema_is_supported_by_every_format(gateway: InProcessGateway, server: Moody) -> None:
+async def test_json_without_a_schema_is_supported_by_every_format(
+    gateway: InProcessGateway, server: FaultyModel
+) -> None:
     """H09: as an instruction, where the provider does not support it."""
     reply = await chat(gateway, "Say it as json.", response_format={"type": "json_object"})
     assert reply.status == 200, reply.body
@@ -435,7 +443,7 @@ async def test_json_without_a_schema_is_supported_by_every_format(gateway: InPro
     "wish", ["go [together weather {} clock {}]", "go [together weather {} tides {}]"], ids=["with own", "left open"]
 )
 async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_after_a_restart(
-    tmp_path: Path, server: Moody, api: str, wish: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: FaultyModel, api: str, wish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2, H09: whoever ran the tools, and whenever the results arrived, so that the provider's cache is used."""
     monkeypatch.setenv(KEY, "sesame")
@@ -461,7 +469,7 @@ async def test_results_of_a_step_are_read_in_the_order_of_its_calls_live_and_aft
 
 
 async def test_disabling_parallel_tool_calls_is_translated_for_each_format(
-    gateway: InProcessGateway, server: Moody, api: str
+    gateway: InProcessGateway, server: FaultyModel, api: str
 ) -> None:
     """H08: `parallel_tool_calls` has another name at Anthropic's."""
     reply = await chat(gateway, parallel_tool_calls=False)

@@ -270,7 +270,7 @@ async def _ask(h: InProcessGateway, body: Any, headers: dict[str, str], replies:
     replies.append(await call(h, "POST", CHAT, json=body, headers=headers))
 
 
-async def test_a_request_during_a_stop_is_told_to_retry(home: Path, model: ScriptedModel) -> None:
+async def test_a_request_during_a_stop_gets_the_advice_to_retry(home: Path, model: ScriptedModel) -> None:
     """F1, H20: on a connection that is still open."""
     async with in_process_gateway(home, model=model) as h:
         assert (await chat(h)).status == 200

@@ -47,7 +47,7 @@ def _opening(place: Place) -> Callable[[], Awaitable[Sandbox]]:
     return sandbox
 
 
-async def told(call: Awaitable[Any]) -> Any:
+async def result_or_refusal(call: Awaitable[Any]) -> Any:
     """The result of a call: its answer, or the message with which it is refused."""
     with anyio.fail_after(WAIT):
         try:
@@ -73,7 +73,7 @@ async def test_protected_files_are_not_written_in_a_remote_project(place: Place)
     """X12: the check is sent along; outside a project it refuses nothing."""
     files = RemoteFiles(_opening(place), (), place.spec.temporary, project=True)
     for path in (".git/hooks/post-commit", ".envrc", "sub/.git/config"):
-        assert "is read-only: other programs" in await told(files.write(path, b"evil"))
+        assert "is read-only: other programs" in await result_or_refusal(files.write(path, b"evil"))
     await files.write(".gitignore", b"x")
     await RemoteFiles(_opening(place), (), place.spec.temporary).write(".envrc", b"x")
 
@@ -102,8 +102,10 @@ async def test_remote_reading_is_the_same(place: Place, local: Files, remote: Re
     fill(place.spec.folder)
     for offset, lines, most in ((0, 5, 1000), (1990, 100, 1000), (3, 50, 20)):
         page = {"offset": offset, "lines": lines, "max_bytes": most}
-        assert await told(remote.lines(path, **page)) == await told(local.lines(path, **page))
-    assert await told(remote.load(path, limit=20_000)) == await told(local.load(path, limit=20_000))
+        assert await result_or_refusal(remote.lines(path, **page)) == await result_or_refusal(local.lines(path, **page))
+    assert await result_or_refusal(remote.load(path, limit=20_000)) == await result_or_refusal(
+        local.load(path, limit=20_000)
+    )
 
 
 async def test_remote_mounts_are_the_commands_folders_and_read_only_folders(
@@ -112,10 +114,10 @@ async def test_remote_mounts_are_the_commands_folders_and_read_only_folders(
     await place.output_of("echo 1 > ~/a; echo 2 > $TMPDIR/b; echo 3 > c")
     spec = place.spec
     for path in (f"{spec.home}/a", f"{spec.temporary}/b", f"{spec.folder}/c", str(spec.read_only[0] / "given")):
-        answer = await told(remote.load(path, limit=100))
-        assert answer == await told(local.load(path, limit=100)) and not isinstance(answer, str)
+        answer = await result_or_refusal(remote.load(path, limit=100))
+        assert answer == await result_or_refusal(local.load(path, limit=100)) and not isinstance(answer, str)
     given = str(spec.read_only[0] / "given")
-    assert "read-only" in await told(remote.write(given, b"x"))
+    assert "read-only" in await result_or_refusal(remote.write(given, b"x"))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,9 @@ async def test_remote_listing_is_the_same(place: Place, local: Files, remote: Re
     for path in (".", "gone", "binary", "up"):
         for recursive, limit in ((True, 100), (False, 2)):
             shape = {"recursive": recursive, "limit": limit}
-            assert await told(remote.list(path, choice, **shape)) == await told(local.list(path, choice, **shape))
+            assert await result_or_refusal(remote.list(path, choice, **shape)) == await result_or_refusal(
+                local.list(path, choice, **shape)
+            )
 
 
 @pytest.mark.parametrize("pattern", ["line 1", "7 hidden$", "^nothing$", "[sS]trange", "E 15"])
@@ -137,7 +141,9 @@ async def test_remote_searching_is_the_same(place: Place, local: Files, remote: 
         SearchQuery(pattern=read_pattern(pattern, ignore_case=False), limit=2000, choice=FileFilter(hidden=True)),
     ):
         for path in (".", "sub/text", "gone", "out"):
-            assert await told(remote.search(path, query)) == await told(local.search(path, query))
+            assert await result_or_refusal(remote.search(path, query)) == await result_or_refusal(
+                local.search(path, query)
+            )
 
 
 async def test_remote_writing_is_the_same(place: Place, remote: RemoteFiles) -> None:
@@ -211,7 +217,7 @@ async def test_any_output_of_the_other_machine_is_only_an_answer(
     fake.write_text(f"#!/bin/sh\n{program}\n")
     fake.chmod(0o755)
     for call in (remote.load("x", limit=10), remote.list(".", FileFilter(), recursive=True, limit=10)):
-        assert await told(call) in (
+        assert await result_or_refusal(call) in (
             "Files on the other machine cannot be reached: no reason was given.",
             "The other machine sent an answer that cannot be read.",
             "The file was changed while it was read: read it again.",

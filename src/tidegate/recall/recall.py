@@ -128,7 +128,7 @@ class RecallService:
         if row is None or row.state != "applied":
             return None
         page = self._page()
-        page.add(_about(db, session, row))
+        page.add(summary_heading(db, session, row))
         if row.parent is not None:
             page.add(f"It is covered by summary {row.parent}.")
         below = summaries.children(db, session, number)
@@ -140,7 +140,7 @@ class RecallService:
     def _list(self, db: Db, page: RenderedPage, session: str, rows: list[SummaryRow], after: int) -> None:
         following = [row for row in rows if row.first > after]
         for place, row in enumerate(following):
-            about, text = _about(db, session, row), render.QUOTE + render.one_line(row.text[:BEGINNING])
+            about, text = summary_heading(db, session, row), render.QUOTE + render.one_line(row.text[:BEGINNING])
             if place and (place == LISTED or not page.fits(about, text)):
                 page.add(f"[{len(following) - place} more; go on with after={following[place - 1].last}]")
                 return
@@ -239,7 +239,7 @@ def _go_on(wanted: TranscriptSpan, place: int, reached: int) -> str:
     return f"[there is more; go on with {', '.join(arguments)}]"
 
 
-def _about(db: Db, session: str, row: SummaryRow) -> str:
+def summary_heading(db: Db, session: str, row: SummaryRow) -> str:
     """One line that describes a summary and the messages it covers."""
     first = messages.page(db, session, after=row.first - 1, limit=1)
     last = messages.newest(db, session, before=row.last + 1, limit=1)

@@ -69,8 +69,9 @@ class _Candidate(NamedTuple):
 
 
 class SkillDiscovery:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, settled: float = SETTLED) -> None:
         self._config = config
+        self._settled = settled
         self._lock = threading.Lock()
         self._files: BoundedCache[str, tuple[FileStamp, bytes]] = BoundedCache("skill files", cap=KNOWN_FILES)
         self._skills: BoundedCache[bytes, Skill | str] = BoundedCache(
@@ -147,7 +148,7 @@ class SkillDiscovery:
         opened = file_access.load(file_access.mount_of(folder), FILE, FILE_BYTES + 1)
         if opened is None:
             raise InvalidSkill("it has just been removed.")
-        if time.time() - max(opened.mark.modified, opened.mark.changed) / 1e9 > SETTLED:
+        if time.time() - max(opened.mark.modified, opened.mark.changed) / 1e9 > self._settled:
             with self._lock:
                 self._files.put(str(path), (opened.mark, opened.digest))
         if not reader.admits(opened.path, opened.digest):

@@ -145,7 +145,7 @@ class FailureMapper:
             said=error.message,
             status=status,
             after=error.after if retry_after is None else retry_after,
-            thoughts=kind == "invalid" and _REASONING.search(f"{error.marks} {error.message}") is not None,
+            thoughts=kind == "invalid" and refuses_reasoning(f"{error.marks} {error.message}"),
             large=kind == "invalid" and _is_large(status, marks),
             documents=kind == "invalid" and _UNREAD.search(marks) is not None,
             param=param,
@@ -202,6 +202,11 @@ class FailureMapper:
                 return self.failed(what, kind="protocol", retryable=False, said=failure.said)
 
 
+def refuses_reasoning(text: str) -> bool:
+    """True if the error says that the endpoint does not accept the reasoning blocks of the request."""
+    return _REASONING.search(text) is not None
+
+
 def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
     """The kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes precedence
     over the status, because providers use different statuses for the same error."""
@@ -247,7 +252,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
         )
     if status == 429:
         return "rate", True, "the endpoint limits the rate of requests{status}; wait and try again."
-    if _REASONING.search(marks):
+    if refuses_reasoning(marks):
         return (
             "invalid",
             False,

@@ -240,7 +240,7 @@ def results_below(
         if end <= first:
             continue
         lowest = max(first, end - span)
-        rows = db.execute(_RESULTS, (lowest, end, principal, own, limit - len(found)))
+        rows = db.execute(RESULTS_QUERY, (lowest, end, principal, own, limit - len(found)))
         found += [(of, SpooledRow(*row)) for of, *row in rows]
         if len(found) < limit and lowest > first:
             return found, lowest
@@ -248,7 +248,7 @@ def results_below(
     return found, None
 
 
-_RESULTS = (
+RESULTS_QUERY = (
     "SELECT number, spooled.id, spooled.session, turn, spooled.kind, bytes, lines, media_type, spooled.name,"
     f" spooled.created FROM indexed_sessions {JOIN_IN_ORDER} sessions ON sessions.id = indexed_sessions.session"
     f" {JOIN_IN_ORDER} spooled ON spooled.session = sessions.id"
@@ -282,7 +282,7 @@ def search_messages(
     size = 0
     for first, end in ranges(db, principal, session):
         checked = 0
-        rows = _matches(db, _MENTIONS, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below))
+        rows = _matches(db, MENTIONS_QUERY, match, first << MESSAGE_BITS, min(end << MESSAGE_BITS, below))
         for entry, of, whose, kind, place, at, undone, within, body, packed in rows:
             if len(found) == limit or size > MENTION_BYTES:
                 return found, below
@@ -314,7 +314,7 @@ def _matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[
 
 
 # The index is read only as far as needed, and not sorted: entries come in order.
-_MENTIONS = (
+MENTIONS_QUERY = (
     "SELECT entry, messages.session, principal, kind, seq, at, undone, turn, body, packed"
     f" FROM ({dialect.FIND_ENTRIES}) AS entries LEFT JOIN messages ON messages.id = entry & {_MESSAGE}"
     " LEFT JOIN sessions ON sessions.id = messages.session ORDER BY entry DESC"

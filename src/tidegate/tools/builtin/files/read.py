@@ -34,8 +34,10 @@ async def read_file(
     return await read(await ctx.workspace.files(), ctx.spool, path, offset, lines)
 
 
-async def read(files: Files, spool: SessionSpool, path: str, offset: int = 0, lines: int = 200) -> Result:
-    page = await files.lines(path, offset=offset, lines=lines, max_bytes=PAGE_BYTES)
+async def read(
+    files: Files, spool: SessionSpool, path: str, offset: int = 0, lines: int = 200, *, page_bytes: int = PAGE_BYTES
+) -> Result:
+    page = await files.lines(path, offset=offset, lines=lines, max_bytes=page_bytes)
     if seems_media(page.head):
         async with files.opened(path) as fd:
             media = await spool.media(path, fd)
