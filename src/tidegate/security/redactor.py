@@ -28,8 +28,12 @@ ITEMS = 200
 TEXT = 16 * 1024
 """Bounds of one logged value: a log line must be readable, and a cyclic value must end."""
 
+_WORD = r"(?:[A-Z]?[a-z]{1,14}|[A-Z]{1,8})[.:!?)\]}`]*(?![^\s\"',;\\])"
+"""An ordinary word after "bearer", such as "token". Credentials are longer or mix letters with other characters."""
+
 _LOOKS = (
-    r"(?i:\b(?P<scheme>bearer|authorization[\"']?[ \t]*[:=][ \t]*[\"']?basic)[ \t]+)[^\s\"',;\\]+"
+    r"(?i:\b(?P<scheme>authorization[\"']?[ \t]*[:=,][ \t]*b?[\"']?(?:bearer|basic))[ \t]+)[^\s\"',;\\]+"
+    rf"|\b(?P<bearer>(?i:bearer))[ \t]+(?!{_WORD})[A-Za-z0-9._~+/=%-]{{{SHORTEST}}}[^\s\"',;\\]*"
     r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{8,}"
     r"|\btg[cp]?_[A-Za-z0-9]{16,}"
     r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
@@ -153,7 +157,7 @@ def _forms(secret: str) -> Iterable[str]:
 
 
 def _replacement(found: re.Match[str]) -> str:
-    kept = found["scheme"] or found["user"]
+    kept = found["scheme"] or found["bearer"] or found["user"]
     if kept is None:
         return HIDDEN
     return kept + HIDDEN if found["user"] else f"{kept} {HIDDEN}"
