@@ -145,7 +145,7 @@ def _adopt(db: Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
         return True
     if principals.key_exists(db, hashed):
         return False
-    principals.add_key(db, owner.id, "key", hashed, "made at first start", now, None)
+    principals.add_key(db, owner.id, "key", hashed, "created at the first start", now, None)
     return True
 
 

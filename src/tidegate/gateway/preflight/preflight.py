@@ -174,7 +174,7 @@ def _pointless_delegates(config: Config) -> Iterator[str]:
         if agent.delegates and "delegate" not in agent.tools:
             fault = "delegates has no effect: the toolset 'delegate' is not among its tools"
         elif "delegate" in agent.tools and not agent.delegates:
-            fault = "tools has 'delegate', but delegates names no agent that it may give tasks to"
+            fault = "tools includes 'delegate', but delegates names no agent: add the agents that may receive tasks"
         else:
             continue
         yield with_path(config.home, f"{FILE_NAME}: [agents.{name}] {fault}")
