@@ -59,7 +59,7 @@ class Redactor:
         self.learn(*secrets)
 
     def learn(self, *secrets: Secret) -> None:
-        """Hide these secrets, too, from now on."""
+        """Add secrets to hide from now on."""
         fresh = [s for s in secrets if len(s.reveal()) >= SHORTEST and s not in self._known]
         if not fresh:
             return
@@ -78,12 +78,12 @@ class Redactor:
         return self._pattern.sub(_replacement, text)
 
     def replacements(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """The replacements that `text` would make, for callers that have the text in parts: start, end, replacement."""
+        """The replacements that `text` would make, for callers whose text is in parts: start, end, replacement."""
         for found in self._pattern.finditer(text):
             yield found.start(), found.end(), _replacement(found)
 
     def begun(self, text: str) -> int:
-        """How many characters at the end of a truncated text may be the beginning of a known secret."""
+        """The number of characters at the end of a truncated text that may be the beginning of a known secret."""
         longest = 0
         for secret in self._known:
             plain = secret.reveal()

@@ -55,7 +55,7 @@ class DiskLimit:
         return DiskUsage(used.bytes + self.unnamed_bytes, used.files)
 
     def changed(self) -> None:
-        """Note that somebody else may have written."""
+        """Record that something else may have changed the files."""
         self._stale = True
 
     async def check(self, *, running: bool, unnamed_bytes: int = 0) -> bool:

@@ -1,7 +1,7 @@
 """The checks of a configuration before a start, shared by the start itself, `config check` and `doctor`.
 
 A configuration that `examine` accepts is not refused later for its secrets, toolsets, folders or rules; the gateway
-takes the first two from here. All errors are reported together, each with the full path of the file. Nothing is created
+uses the resolved secrets and toolsets. All errors are reported together, each with the full path of the file. Nothing is created
 or changed.
 """
 

@@ -2,7 +2,7 @@
 
 When the process exceeds its ceiling, or the kernel reports that tasks wait for memory, the allocator's free memory is
 returned to the system first. If that is not enough, residents are unloaded, the least recently used first. A resident
-whose turn runs or waits is never unloaded, so the only effect is a slower next turn. A spell of shortage ends only well
+whose turn runs or waits is never unloaded, so the only effect is a slower next turn. A shortage ends only well
 below the ceiling, and an unloading is followed by a pause unless memory keeps growing, so that conversations are not
 unloaded and reloaded over and over. Each spell is logged once.
 """

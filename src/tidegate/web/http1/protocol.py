@@ -240,7 +240,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if not self.is_idle and not self._is_unanswered:
-            self._refused = True  # the response under way comes first, or the client would take this one for it
+            self._refused = True  # the current response must come first, or the client would mistake this one for it
             return
         status, message, code = self._refusal
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)

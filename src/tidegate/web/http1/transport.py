@@ -5,8 +5,8 @@ system call, so a response head and its body share a packet. `close` while the p
 already written (`LingeringClose`); a second `close` ends the lingering too. A peer that does not read the rest of its
 response is dropped like any other that stops reading.
 
-`HalfCloseWatch` tells a peer that only closed its sending side from one that has hung up: the first stays connected,
-the second is dropped soon after.
+`HalfCloseWatch` distinguishes a peer that has only closed its sending side, which stays connected, from one that has
+hung up, which is dropped soon after.
 
 The connection owns the transport. Each helper owns only its timer.
 """
@@ -89,7 +89,7 @@ def _always_closing() -> bool:
 
 
 def _discard(data: Any) -> None:
-    """Writes after the close have no reader."""
+    """Discard data that is written after the close."""
 
 
 class LingeringClose(asyncio.Protocol):

@@ -35,7 +35,7 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
 def enforced(
     kernel_limits: Iterable[str], besides: Mapping[str, Enforcement] | None = None
 ) -> Mapping[str, Enforcement]:
-    """How limits are enforced if control groups hold some of them; `besides` overrides the defaults of others."""
+    """How limits are enforced if control groups cover some of them; `besides` overrides the defaults of others."""
     return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(kernel_limits, "cgroup")})
 
 
@@ -163,7 +163,7 @@ class Child(Protocol):
 
     async def end(self, grace: float) -> int:
         """End its whole process tree, also if the command itself has ended: SIGTERM first, SIGKILL after `grace`
-        seconds. When this returns, nothing of it runs; its output can still be read. Returns how many processes the
+        seconds. When this returns, none of it is running; its output can still be read. Returns how many processes the
         command had left behind. May be called again."""
         ...
 
@@ -175,7 +175,7 @@ class Child(Protocol):
 class Sandbox(Protocol):
     @property
     def alive(self) -> bool:
-        """Whether commands can still be started in it. Not if it was ended from outside."""
+        """Whether commands can still be started in it. False once it has ended, even if it was killed from outside."""
         ...
 
     @property

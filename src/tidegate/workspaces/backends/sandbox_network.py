@@ -66,8 +66,8 @@ _OFFLINE = ("--interface", "lo")
 _ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
 
 SOCKETS = 4096
-"""Sockets that the commands of one sandbox may have open at once on the machine: their buffers are memory that nothing
-counts."""
+"""The number of sockets that the commands of one sandbox may have open on the machine: no limit covers the memory of
+their buffers."""
 
 _WAIT = f'read -r _ && {{ ulimit -n {SOCKETS} 2>/dev/null; exec "$@" <&4 4<&-; }}'
 """Waits for a line that says that the process is owned; without one, it exits. The lifeline becomes its input, since

@@ -29,7 +29,7 @@ ANSWER_SECONDS = 10.0
 """Time limit for an answer of the other side, or for a command to end there."""
 
 OUTPUT_BYTES = 4096
-"""Limit of the output read at the start, which gives the reason of a failure."""
+"""Limit of the output read at the start, which contains the reason for a failure."""
 
 LOST = (
     "The connection to the machine that runs commands was lost, and everything there was ended. It reconnects with "
@@ -191,7 +191,7 @@ class SshConnection:
         self._control_socket.close()
 
     async def signal(self, name: str, known: str) -> bool:
-        """Signal a guardian; false if it is not known to be there."""
+        """Signal a guardian. Returns False if the guardian may not exist."""
         return await self._request("signal", name, known) == [1]
 
     def forget(self, command: "RemoteCommand") -> None:

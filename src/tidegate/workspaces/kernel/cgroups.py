@@ -308,7 +308,7 @@ def _move_gateway_aside(root: Path) -> None:
 
 
 def _usable(name: str) -> Iterator[CgroupTree]:
-    """The hierarchies in which this process can create groups; `name` is used to try."""
+    """The hierarchies in which this process can create groups; `name` is the name of a trial group."""
     try:
         found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     except (OSError, ValueError) as error:
