@@ -123,4 +123,4 @@ class Control:
         except TidegateError as error:
             return {"error": error.message}
         except TimeoutError:
-            return {"error": f"The gateway could not do it within {_VERB_SECONDS:.0f} s; look at its log."}
+            return {"error": f"The gateway did not finish this within {_VERB_SECONDS:.0f} s; look at its log."}

@@ -30,7 +30,7 @@ async def open_plugins(
     for plugin in plugins.of_kind("toolset"):
         tools = tuple(plugin.object.tools)
         if not all(isinstance(tool, Tool) for tool in tools):
-            fault = f"{plugin.status().file}: its tools are not all made with @tool"
+            fault = f"{plugin.status().file}: not all of its tools are made with @tool"
             raise PluginFailed(needed(plugin.use, fault))
         try:
             toolsets[plugin.name] = Toolset(tools)

@@ -42,7 +42,7 @@ class Wire(Protocol):
         ...
 
     def takes(self, media_type: str) -> bool:
-        """Whether media of this type is sent as data, and so must be loaded before it is encoded."""
+        """Whether media of this type is sent as data, which must be loaded before it is encoded."""
         ...
 
     def encode(self, message: Message) -> bytes:

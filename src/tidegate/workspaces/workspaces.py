@@ -79,7 +79,7 @@ CHOWN_SECONDS = 120.0
 """Time limit for changing the owner of a workspace's files, once, from root: about 100,000 files per second."""
 
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
-"""Default variables of commands: UTF-8 text, and no pager, since nobody would turn the pages."""
+"""Default variables of commands: UTF-8 text, and no pager, since nobody could page through the output."""
 
 _SANDBOX_FDS = 5  # its namespaces, its process table, its lifeline, and the pidfd of its first process
 _NETWORK_FDS = 2  # of its network helper: lifeline and pidfd
@@ -271,7 +271,7 @@ class Workspaces:
 
     @asynccontextmanager
     async def use_sandbox(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
-        """The session's live sandbox, kept from becoming idle during the block."""
+        """The session's live sandbox, which counts as in use during the block."""
         backend, spec = await self.spec(session, agent)
         live_sandbox = await self._obtain_sandbox(spec, backend, agent)
         try:

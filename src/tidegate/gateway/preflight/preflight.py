@@ -1,8 +1,8 @@
 """The checks of a configuration before a start, shared by the start itself, `config check` and `doctor`.
 
-A configuration that `examine` accepts is not refused later for its secrets, toolsets, folders or rules; the gateway
-uses the resolved secrets and toolsets. All errors are reported together, each with the full path of the file. Nothing is created
-or changed.
+A configuration that `examine` accepts is not refused later for its secrets, toolsets, folders or rules. The gateway
+uses the secrets and toolsets that were resolved here. All errors are reported together, each with the full path of the
+file. Nothing is created or changed.
 """
 
 import os

@@ -61,7 +61,7 @@ class Facts(Frozen, frozen=True):
     efforts: tuple[str, ...] = ()
     prices: Prices | None = None
     known: bool = False
-    """Whether the catalogue or the configuration knows the model."""
+    """Whether the model is in the catalogue or described in the configuration."""
     thinking_unknown: bool = False
     """Whether it is unknown how, or whether, the model thinks. Requests then set an effort only if the caller asked for
     one."""

@@ -99,7 +99,7 @@ class BackendSelection:
         return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
-        """Check again on the next use if the last check failed: the backend may have been installed or become reachable."""
+        """Check again on the next use if the last check failed: a backend may have become usable since."""
         if isinstance(self._chosen, NoCommands):
             self._chosen = None
 

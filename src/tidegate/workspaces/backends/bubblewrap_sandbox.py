@@ -366,7 +366,7 @@ class SandboxCommand:
             self._sandbox.forget(self)
 
     async def _vanished(self) -> None:
-        """Wait until all its processes are gone. This polls, since a process is notified only about its own children."""
+        """Wait until its processes are gone. This polls, since a process is notified only about its own children."""
         left = 1
         while left:
             await asyncio.sleep(_LOOK_SECONDS)

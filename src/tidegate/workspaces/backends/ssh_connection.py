@@ -330,7 +330,7 @@ class _State:
 
     async def over(self) -> tuple[int, int] | None:
         """The command's exit code and the number of processes it left behind, once its streams have ended; None if they
-        were not reported. Unread data can still be read: it is no more than pipes hold."""
+        were not reported. Unread data, which fits into the buffers of pipes, can still be read."""
         async with self._reading:
             while not self._ended:
                 await self._more()

@@ -35,7 +35,7 @@ MOST_RUNNING = 16
 """Named processes of one session at once: more would be hard to tell apart."""
 
 REPORTED_BYTES = 1200
-"""Bytes of a finished process's last output that are reported with its end."""
+"""Bytes of a process's last output that are reported with its end."""
 
 BATCH, BATCHES = 200, 100
 """Rows read at once, and batches per run: more than are ever needed, and a bound on the loop."""

@@ -89,7 +89,7 @@ class LiveSandbox:
 
     @property
     def idle(self) -> bool:
-        """Nothing is running, and nobody is about to run something."""
+        """True if nothing is running and no caller is about to run a command."""
         return not self.running and not self._users
 
     def matches(self, spec: SandboxSpec, backend: Backend) -> bool:
@@ -97,7 +97,7 @@ class LiveSandbox:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep it from being idle during the block."""
+        """Count it as in use during the block."""
         self._users += 1
         try:
             yield
@@ -189,7 +189,7 @@ class LiveSandbox:
             await self.measure(load, running=not self.idle)
 
     async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
-        """Current usage, if anything depends on it: the kernel enforces some limits, and a project has no disk
+        """Current usage, unless no check needs it: the kernel enforces some limits, and a project has no disk
         limit."""
         if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _POLLED_LIMITS):
             return SandboxUsage()
