@@ -40,7 +40,7 @@ def digest(token: bytes | str) -> bytes:
 
 
 def same(left: bytes | str, right: bytes | str) -> bool:
-    """Whether two tokens are equal, in a time that depends on neither their content nor their length."""
+    """True if two tokens are equal, in a time that depends on neither their content nor their length."""
     return hmac.compare_digest(digest(left), digest(right))
 
 

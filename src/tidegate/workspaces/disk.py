@@ -48,7 +48,7 @@ class DiskLimit:
 
     @property
     def full(self) -> bool:
-        """Whether a limit was exceeded at the last measurement."""
+        """True if a limit was exceeded at the last measurement."""
         return self._used is not None and self._taken(self._used).exceeds(self.most)
 
     def _taken(self, used: DiskUsage) -> DiskUsage:

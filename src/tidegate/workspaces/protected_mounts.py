@@ -91,7 +91,7 @@ def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
 
 
 def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
-    """Whether these mounts are the ones found below the folder `root` of a sandbox, and none is bypassed. A sandbox
+    """True if these mounts are the ones found below the folder `root` of a sandbox, and none is bypassed. A sandbox
     that no longer exists counts as intact."""
     if not root.is_dir():
         return True

@@ -116,7 +116,7 @@ class Folders:
         return found
 
     def is_leftover(self, path: Path) -> bool:
-        """Whether it should be removed even though its session could still use it again."""
+        """True if it should be removed even though its session could still use it again."""
         return path.parent == self.trash and "." in path.name
 
 

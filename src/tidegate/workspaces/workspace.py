@@ -35,8 +35,8 @@ _REPLACED = (
 
 
 class CommandEnd(Frozen, frozen=True):
-    """How a command ended. `code` is None if it was ended by its timeout, negative for a signal. `left_behind` counts
-    the background processes that were ended with it; `note` holds further information for the caller."""
+    """How a command ended. `code` is None if it was ended by its timeout, negative after a signal. `left_behind` counts
+    the background processes that were ended with it; `note` contains further information for the caller."""
 
     code: int | None
     timed_out: bool = False
@@ -64,7 +64,7 @@ class Workspace:
         return self._owner.settings.command_seconds
 
     async def sandboxed(self) -> bool:
-        """Whether commands can reach nothing but the workspace. Approvals depend on it."""
+        """True if commands can reach nothing but the workspace. Approvals depend on it."""
         return (await self._owner.backend()).sandboxed
 
     async def files(self) -> Files:

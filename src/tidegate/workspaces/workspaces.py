@@ -365,7 +365,7 @@ class Workspaces:
             await self._discard_remote_folders(row, keep=True)
 
     async def discard(self, session: str) -> None:
-        """The same, but keep nothing: for deleted sessions, also when their rows are already gone."""
+        """End everything that runs for a deleted session and keep nothing, even if its rows are already gone."""
         row = await self._end_processes(session)
         await to_thread.run_sync(self.folders.remove, session)
         if row is not None:

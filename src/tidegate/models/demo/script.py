@@ -134,7 +134,7 @@ class _Message(msgspec.Struct):
 
     @property
     def is_users(self) -> bool:
-        """Whether a person sent the message. A message of only notes, perhaps with media after them, is from the
+        """True if a person sent the message. A message of only notes, perhaps with media after them, is from the
         gateway."""
         if self.role != "user" or self.text.strip():
             return self.role == "user"

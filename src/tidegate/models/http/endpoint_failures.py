@@ -273,7 +273,7 @@ def _is_large(status: int, marks: str) -> bool:
 
 
 def _is_of_a_minute(marks: str) -> bool:
-    """Whether the exhausted quota is per minute or per second, in which case it is a rate limit."""
+    """True if the exhausted quota is per minute or per second, in which case it is a rate limit."""
     return _MINUTE.search(marks) is not None and "PerDay" not in marks
 
 

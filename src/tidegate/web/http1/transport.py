@@ -37,7 +37,7 @@ class BufferedTransport(asyncio.Transport):
         self._buffer: list[bytes] = []
         self._sent_ahead = b""
         self.unread = False
-        """Whether the peer has begun a request that has not arrived completely."""
+        """True if the peer has begun a request that has not arrived completely."""
         self.abort = transport.abort  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]

@@ -133,7 +133,7 @@ class BubblewrapBackend:
         return INNER
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """The files are on this machine, so the sandbox need not be opened."""
+        """The session's files. They are on this machine, so the sandbox need not be opened."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
@@ -288,7 +288,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """Kill the child if the block fails, and any process of its set-up that was orphaned."""
+    """If the block fails, kill the child and any process that its set-up has left orphaned."""
     try:
         async with killed_on_error(child):
             yield

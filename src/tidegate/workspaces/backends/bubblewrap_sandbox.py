@@ -164,7 +164,7 @@ class BubblewrapSandbox:
         return command
 
     async def is_intact(self) -> bool:
-        """Whether the project's protected files are still mounted; if not, the sandbox is closed. It is also closed if
+        """True if the project's protected files are still mounted; if not, the sandbox is closed. It is also closed if
         a command may have created a protected file that did not exist. A file that appears while no command runs comes
         from elsewhere and is only logged."""
         if not self._spec.project or not self.alive:

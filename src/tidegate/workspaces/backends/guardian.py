@@ -31,7 +31,7 @@ LEFT_SECONDS = 0.3
 """Seconds between SIGTERM and SIGKILL for processes that a command left behind."""
 
 ORPHANED_SECONDS = 1.0
-"""The same for everything when the owner is gone."""
+"""Seconds between SIGTERM and SIGKILL for all processes when the owner is gone."""
 
 KILLED_SECONDS = 5.0
 """Time limit for killed processes to end. A process that does not, such as another user's, is out of reach."""

@@ -161,7 +161,7 @@ async def connect(
 
 
 def _online() -> bool:
-    """Whether there is a default route. The machine may lack IPv6."""
+    """True if there is a default route. The machine may lack IPv6."""
     v4, v6 = (path.read_text().splitlines() if path.exists() else [] for path in _ROUTES)
     return any(line.split()[1] == "00000000" for line in v4) or any(
         line.startswith(f"{'0' * 32} 00 ") and not line.endswith(" lo") for line in v6

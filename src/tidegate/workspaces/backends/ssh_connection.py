@@ -66,7 +66,7 @@ class ControlSocket:
         return f"/proc/{os.getpid()}/fd/{self._fd}/{_SOCKET}"
 
     def open(self) -> None:
-        """It blocks, so it belongs in a thread."""
+        """Open the socket. This blocks, so it belongs in a thread."""
         self._fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_SOCKET, dir_fd=self._fd)  # left by a killed gateway
@@ -295,7 +295,7 @@ class _State:
         self._reading = asyncio.Lock()
 
     async def begin(self) -> str:
-        """The guardian's identity. Raises ToolFailed with the reason if there will be none."""
+        """Wait for the guardian's identity. Raises ToolFailed with the reason if the guardian did not start."""
         output = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):

@@ -160,7 +160,7 @@ class LiveSandbox:
             await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
     async def was_lost(self, sandbox: Sandbox, code: int) -> bool:
-        """Whether a process that has just ended with this code did so because its sandbox was removed: it was killed
+        """True if a process that has just ended with this code did so because its sandbox was removed: it was killed
         with the sandbox, or could no longer enter it."""
         if code not in _KILLED:
             return code != 0 and not sandbox.alive
@@ -214,7 +214,7 @@ class LiveSandbox:
             await self.end_all(disk.exceeded_message)
 
     async def is_full(self) -> bool:
-        """Whether commands can only remove files now. Commands started before that are ended."""
+        """True if commands can now only remove files. Commands that are already running are ended."""
         await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 

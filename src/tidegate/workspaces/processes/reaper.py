@@ -47,7 +47,7 @@ class Reaper:
 
 
 def _some() -> bool:
-    """Whether any child has ended and has not been reaped."""
+    """True if any child has ended and has not been reaped."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
