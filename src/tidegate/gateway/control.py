@@ -52,7 +52,7 @@ class Control:
         self._log = Log("tidegate.control")
 
     async def open(self, scope: Scope) -> None:
-        """Listen until `scope` closes. The caller must hold the home's lock, so an existing socket is a dead gateway's."""
+        """Listen until `scope` closes. The caller must hold the home's lock: an existing socket is a dead gateway's."""
         path = self._home / SOCKET_NAME
         path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

@@ -133,7 +133,7 @@ class Workspaces:
         return await self._choice.backend()
 
     async def _remote_backend(self) -> RemoteBackend | None:
-        """The backend, if its folders are on another machine. Others are not even detected: that takes a process."""
+        """The backend, if its folders are on another machine. Others are not detected, since that needs a process."""
         backend = await self.backend() if self.settings.backend == "ssh" else None
         return backend if isinstance(backend, RemoteBackend) else None
 

@@ -84,7 +84,7 @@ class MemoryPressure:
         await self._relieve()
 
     def _is_short(self) -> bool:
-        """True if memory is short. Between the low mark and the ceiling a current shortage continues, but none begins."""
+        """True if memory is short. Between the low mark and the ceiling a shortage continues, but none begins."""
         private, ceiling, stalled = self._private(), self._ceiling.bytes(), self._ceiling.stalled()
         if private > ceiling or stalled >= STALLED:
             return True

@@ -273,7 +273,7 @@ class HttpConnection(HttpToolsProtocol):
 class Http10Response:
     """A request's `send` for HTTP/1.0 clients, which do not support chunked encoding.
 
-    A response with a length is sent unchanged. A streamed one is sent without chunks and ends when its connection closes.
+    A response with a length stays unchanged. A streamed one is sent without chunks and ends when the connection closes.
     """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:

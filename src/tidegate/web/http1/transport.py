@@ -2,7 +2,7 @@
 
 `BufferedTransport` wraps asyncio's transport. Everything written in one iteration of the event loop leaves in one
 system call, so a response head and its body share a packet. `close` while the peer is still sending keeps what was
-already written (`LingeringClose`); a second `close` ends the lingering too. A peer that does not read the rest of its
+already written (`LingeringClose`); a second `close` ends that as well. A peer that does not read the rest of its
 response is dropped like any other that stops reading.
 
 `HalfCloseWatch` distinguishes a peer that has only closed its sending side, which stays connected, from one that has

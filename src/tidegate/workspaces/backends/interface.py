@@ -198,7 +198,7 @@ class Sandbox(Protocol):
     async def load(self) -> SandboxUsage: ...
 
     async def is_intact(self) -> bool:
-        """True if the protected files are still protected. If not, the sandbox closes itself and sets `close_reason`."""
+        """True if protected files are still protected. If not, the sandbox closes itself and sets `close_reason`."""
         ...
 
     async def wait(self) -> None:

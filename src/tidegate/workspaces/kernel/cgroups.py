@@ -175,7 +175,7 @@ class Cgroup:
 
     @property
     def limit_events(self) -> LimitEvents:
-        """How often the group's limits were hit; after its end, the last known counts. Version 1 counts a refusal in the
+        """How often the group's limits were hit; after its end, the last known count. Version 1 counts a refusal in the
         group of the refused process, version 2 in the group with the limit."""
         felt = {
             controller: count(folder, *counter(tree.version, controller))
@@ -230,7 +230,7 @@ class CommandGroup:
         return send(self.folder, number, besides)
 
     def kill(self, besides: int | None = None) -> int:
-        """Kill every process in the group except one and prevent new ones from starting. Returns how many were killed."""
+        """Kill every process in the group except one and prevent new ones. Returns how many were killed."""
         self._dropped(self)  # refusals from now on are not a limit that was hit
         block_new(self.folder)
         return send(self.folder, signal.SIGKILL, besides)
