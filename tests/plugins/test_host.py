@@ -126,7 +126,7 @@ async def test_plug_ins_start_in_order_and_stop_in_reverse(tmp_path: Path) -> No
         (broken("toolset", "await asyncio.Event().wait()"), "line 3: make did not finish within 0.3 s"),
         (broken("toolset", start="await asyncio.Event().wait()"), "line 8: start did not finish within 0.3 s"),
         (broken("toolset", "raise asyncio.CancelledError"), "line 3: make was cancelled"),
-        (broken("toolset").replace("tools = ()", "tools = (1,)"), "its tools are not all made with @tool"),
+        (broken("toolset").replace("tools = ()", "tools = (1,)"), "not all of its tools are made with @tool"),
         (broken("toolset", "raise SystemExit(3)"), "line 4: SystemExit: 3"),
         (broken("toolset", "raise KeyboardInterrupt"), "line 4: KeyboardInterrupt"),
         (broken("toolset", start="raise SystemExit(3)"), "line 8: SystemExit: 3"),

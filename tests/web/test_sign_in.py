@@ -159,7 +159,7 @@ async def test_the_body_of_a_sign_in_is_limited_to_4_kib(gateway: InProcessGatew
     assert refused.startswith(b"HTTP/1.1 413")
 
 
-async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: InProcessGateway) -> None:
+async def test_no_response_of_the_apis_health_or_metrics_is_stored_or_sniffed(gateway: InProcessGateway) -> None:
     """X04: including errors of every kind."""
     await chat(gateway, "hello", session="one")
     (session,) = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
@@ -176,6 +176,10 @@ async def test_no_response_of_the_apis_is_stored_or_sniffed(gateway: InProcessGa
         ("POST", "/api/logout", None),
         ("GET", "/v1/models", None),
         ("POST", CHAT, ""),
+        ("GET", "/metrics", None),
+        ("GET", "/metrics", ""),
+        ("GET", "/healthz", ""),
+        ("GET", "/readyz", ""),
     ):
         reply = await call(gateway, method, path, key=key)
         found = [reply.headers.getall(name, []) for name in ("Cache-Control", "X-Content-Type-Options")]

@@ -52,7 +52,7 @@ class Control:
         self._log = Log("tidegate.control")
 
     async def open(self, scope: Scope) -> None:
-        """Listen until `scope` closes. The home's lock must be held: an existing socket file is a dead gateway's."""
+        """Listen until `scope` closes. The caller must hold the home's lock: an existing socket is a dead gateway's."""
         path = self._home / SOCKET_NAME
         path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -123,4 +123,4 @@ class Control:
         except TidegateError as error:
             return {"error": error.message}
         except TimeoutError:
-            return {"error": f"The gateway could not do it within {_VERB_SECONDS:.0f} s; look at its log."}
+            return {"error": f"The gateway did not finish this within {_VERB_SECONDS:.0f} s; look at its log."}

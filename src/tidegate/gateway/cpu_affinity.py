@@ -68,7 +68,7 @@ class CpuAffinity:
             self.unpin()
 
     def _is_another_free(self, before: dict[int, tuple[int, int]]) -> bool:
-        """Whether another allowed core was idle most of the time."""
+        """True if another allowed core was idle most of the time."""
         for core in self._all - {self._core}:
             (idle, total), (idle_before, total_before) = self._idle.get(core, (0, 0)), before.get(core, (0, 0))
             if idle - idle_before > FREE * max(1, total - total_before):

@@ -413,5 +413,5 @@ class Gateway:
 
 
 async def _trim() -> None:
-    """Trimming takes milliseconds without the interpreter's lock, so it runs in a thread."""
+    """Trim free memory in a thread: this takes milliseconds, and does not hold the interpreter's lock."""
     await to_thread.run_sync(trim)

@@ -1,8 +1,9 @@
 """The home folder: its creation and checks, and the owner's first key.
 
 The folder and its content are private to the user who runs the gateway. `api-key` is created once, readable by its
-owner only, and never overwritten; it holds a key of the owner that the store knows, unless it was revoked. It appears
-after the owner's row is committed, so an `api-key` beside a database without an owner means that the database was lost.
+owner only, and never overwritten; it contains one of the owner's keys in the store, unless that key was revoked. It
+appears after the owner's row is committed, so an `api-key` next to a database without an owner means that the database
+was lost.
 """
 
 import contextlib
@@ -145,7 +146,7 @@ def _adopt(db: Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
         return True
     if principals.key_exists(db, hashed):
         return False
-    principals.add_key(db, owner.id, "key", hashed, "made at first start", now, None)
+    principals.add_key(db, owner.id, "key", hashed, "created at the first start", now, None)
     return True
 
 

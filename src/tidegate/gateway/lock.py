@@ -49,7 +49,7 @@ class Holder(Frozen, frozen=True):
     used: bool = False
 
     def is_same(self, other: "Holder") -> bool:
-        """Whether both are the same process (pids are recycled)."""
+        """True if both are the same process and not just the same pid, since pids are recycled."""
         return (self.pid, self.began) == (other.pid, other.began)
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ def holder_of(home: Path, name: str = LOCK_NAME) -> Holder | None:
 
 
 def was_used(home: Path) -> bool:
-    """Whether this folder has ever had a database with an owner, according to its `lock` file."""
+    """True if this folder has ever had a database with an owner, according to its `lock` file."""
     try:
         descriptor = os.open(home / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -35,7 +35,7 @@ async def open_plugins(
             file = plugin.status().file
             raise PluginFailed(needed(plugin.use, f"{place_of(error, file, file)}: {described(error)}")) from error
         if not all(isinstance(tool, Tool) for tool in tools):
-            fault = f"{plugin.status().file}: its tools are not all made with @tool"
+            fault = f"{plugin.status().file}: not all of its tools are made with @tool"
             raise PluginFailed(needed(plugin.use, fault))
         try:
             toolsets[plugin.name] = Toolset(tools)

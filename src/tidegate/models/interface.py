@@ -34,7 +34,7 @@ class Wire(Protocol):
 
     @property
     def continues_answers(self) -> bool:
-        """Whether a request may end with an assistant message that the model then continues."""
+        """True if a request may end with an assistant message that the model then continues."""
         ...
 
     def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Wire(Protocol):
         ...
 
     def takes(self, media_type: str) -> bool:
-        """Whether media of this type is sent as data, and so must be loaded before it is encoded."""
+        """True if media of this type is sent as data, which must be loaded before it is encoded."""
         ...
 
     def encode(self, message: Message) -> bytes:

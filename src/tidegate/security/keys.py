@@ -1,4 +1,4 @@
-"""API keys, one-time codes and page tokens: made here, stored only as digests.
+"""API keys, one-time codes and page tokens, which are stored only as digests.
 
 Different tokens have different digests, and neither a digest nor a comparison reveals anything about a token. The
 digest is a plain SHA-256: our tokens have over 200 random bits, so a slow hash would add nothing.
@@ -40,7 +40,7 @@ def digest(token: bytes | str) -> bytes:
 
 
 def same(left: bytes | str, right: bytes | str) -> bool:
-    """Whether two tokens are equal, in a time that depends on neither their content nor their length."""
+    """True if two tokens are equal, in a time that depends on neither their content nor their length."""
     return hmac.compare_digest(digest(left), digest(right))
 
 

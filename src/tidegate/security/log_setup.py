@@ -103,7 +103,7 @@ class _Sink:
 
 
 def _has_room(stream: TextIO) -> bool:
-    """Whether a piece can be written without waiting. A pipe whose reader has stopped would block the event loop. A
+    """True if a piece can be written without waiting. A pipe whose reader has stopped would block the event loop. A
     stream without a descriptor is always writable; a closed one raises when it is written to."""
     try:
         descriptor = stream.fileno()

@@ -68,7 +68,7 @@ class Principal(Frozen, frozen=True):
 
 
 def may_grant(giver: Principal, role: UserRole) -> bool:
-    """Whether the giver may make and revoke keys of that role. For roles that manage keys, only the owner may."""
+    """True if the giver may make and revoke keys of that role. For roles that manage keys, only the owner may."""
     return giver.may("configure") or (giver.may("pair") and role not in RIGHTS["pair"])
 
 

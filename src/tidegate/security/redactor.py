@@ -28,8 +28,12 @@ ITEMS = 200
 TEXT = 16 * 1024
 """Bounds of one logged value: a log line must be readable, and a cyclic value must end."""
 
+_WORD = r"(?:[A-Z]?[a-z]{1,14}|[A-Z]{1,8})[.:!?)\]}`]*(?![^\s\"',;\\])"
+"""An ordinary word after "bearer", such as "token". Credentials are longer or mix letters with other characters."""
+
 _LOOKS = (
-    r"(?i:\b(?P<scheme>bearer|authorization[\"']?[ \t]*[:=][ \t]*[\"']?basic)[ \t]+)[^\s\"',;\\]+"
+    r"(?i:\b(?P<scheme>authorization[\"']?[ \t]*[:=,][ \t]*b?[\"']?(?:bearer|basic))[ \t]+)[^\s\"',;\\]+"
+    rf"|\b(?P<bearer>(?i:bearer))[ \t]+(?!{_WORD})[A-Za-z0-9._~+/=%-]{{{SHORTEST}}}[^\s\"',;\\]*"
     r"|\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{8,}"
     r"|\btg[cp]?_[A-Za-z0-9]{16,}"
     r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
@@ -55,7 +59,7 @@ class Redactor:
         self.learn(*secrets)
 
     def learn(self, *secrets: Secret) -> None:
-        """Hide these secrets, too, from now on."""
+        """Add secrets to hide from now on."""
         fresh = [s for s in secrets if len(s.reveal()) >= SHORTEST and s not in self._known]
         if not fresh:
             return
@@ -74,12 +78,12 @@ class Redactor:
         return self._pattern.sub(_replacement, text)
 
     def replacements(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """The replacements that `text` would make, for callers that have the text in parts: start, end, replacement."""
+        """The replacements that `text` would make, for callers whose text is in parts: start, end, replacement."""
         for found in self._pattern.finditer(text):
             yield found.start(), found.end(), _replacement(found)
 
     def begun(self, text: str) -> int:
-        """How many characters at the end of a truncated text may be the beginning of a known secret."""
+        """The number of characters at the end of a truncated text that may be the beginning of a known secret."""
         longest = 0
         for secret in self._known:
             plain = secret.reveal()
@@ -153,7 +157,7 @@ def _forms(secret: str) -> Iterable[str]:
 
 
 def _replacement(found: re.Match[str]) -> str:
-    kept = found["scheme"] or found["user"]
+    kept = found["scheme"] or found["bearer"] or found["user"]
     if kept is None:
         return HIDDEN
     return kept + HIDDEN if found["user"] else f"{kept} {HIDDEN}"

@@ -1,8 +1,8 @@
 """A session's folder in the spool, with its quota and its rows.
 
 Rows are written only within the session's quota. The rows of a message's uploads (`UploadFolder`) are written in the
-transaction that accepts the message. If it is not committed, their files are removed; if that is unknown, they are left
-to the sweep.
+transaction that accepts the message. If it is not committed, their files are removed; if that is unknown, the sweep
+decides.
 """
 
 import contextlib

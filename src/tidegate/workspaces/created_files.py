@@ -111,7 +111,7 @@ def _nested_names(root: Path) -> Iterator[str]:
         try:
             with os.scandir(root / folder) as entries:
                 found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-        except OSError:  # it was removed, or a command closed it to itself
+        except OSError:  # it was removed, or a command took away its own access
             continue
         for first in NESTED_NAMES.keys() & found.keys() if folder else ():
             yield from (f"{folder}/{name}" for name in NESTED_NAMES[first] if os.path.lexists(root / folder / name))

@@ -48,14 +48,14 @@ class DiskLimit:
 
     @property
     def full(self) -> bool:
-        """Whether a limit was exceeded at the last measurement."""
+        """True if a limit was exceeded at the last measurement."""
         return self._used is not None and self._taken(self._used).exceeds(self.most)
 
     def _taken(self, used: DiskUsage) -> DiskUsage:
         return DiskUsage(used.bytes + self.unnamed_bytes, used.files)
 
     def changed(self) -> None:
-        """Note that somebody else may have written."""
+        """Record that something else may have changed the files."""
         self._stale = True
 
     async def check(self, *, running: bool, unnamed_bytes: int = 0) -> bool:

@@ -91,7 +91,7 @@ def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
 
 
 def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
-    """Whether these mounts are the ones found below the folder `root` of a sandbox, and none is bypassed. A sandbox
+    """True if these mounts are the ones found below the folder `root` of a sandbox, and none is bypassed. A sandbox
     that no longer exists counts as intact."""
     if not root.is_dir():
         return True
@@ -183,7 +183,7 @@ class _Survey:
         return real.removeprefix(f"{self._project}/") if real.startswith(f"{self._project}/") else name
 
     def _shut(self, path: str) -> None:
-        """Make an unreadable folder read-only as a whole: whoever closed it could open it again."""
+        """Make an unreadable folder read-only as a whole: a user who removed the permission could restore it."""
         if not path:
             raise ToolFailed(
                 f"The agent's workspace is set to {self._project}, which cannot be read, so "
@@ -219,8 +219,8 @@ class _Survey:
                 _rename(name, *there)
 
     def repositories(self) -> None:
-        """Protect the repositories of the project folder and of the folders below it, nearest first, and what else is
-        protected in these."""
+        """Protect the repositories of the project folder and of the folders below it, nearest first, and the other
+        protected files in these."""
         waiting, looked, found, nested = deque([("", 0)]), 0, 0, 0
         while waiting:
             folder, depth = waiting.popleft()
@@ -326,7 +326,7 @@ def _rename(name: str, folder: int, state: os.stat_result) -> None:
 
 
 def _open_up(folder: int, state: os.stat_result, needed: int) -> None:
-    """Restore access to a folder that a command closed to its own user, and so to the gateway."""
+    """Restore access to a folder after a command removed its own user's access, and thereby the gateway's."""
     if ~state.st_mode & needed:
         with contextlib.suppress(PermissionError):  # it belongs to another user
             Path(f"/proc/self/fd/{folder}").chmod(stat.S_IMODE(state.st_mode) | stat.S_IRWXU)

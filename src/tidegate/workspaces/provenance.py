@@ -37,7 +37,7 @@ class Reader(Frozen, frozen=True):
     trusted: frozenset[tuple[str, bytes]] = frozenset()
 
     def admits(self, path: str, digest: bytes) -> bool:
-        """Whether a file with this real path and content may enter the prompt."""
+        """True if a file with this real path and content may enter the prompt."""
         return not path.startswith(self.folders) or (path, digest) in self.trusted
 
 

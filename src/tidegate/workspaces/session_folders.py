@@ -62,7 +62,7 @@ class Folders:
         return self.root / session
 
     def private(self, session: str) -> Path:
-        """The folder for what a session's commands keep beside their work: their home and temporary files."""
+        """The folder for the home and temporary files of a session's commands, apart from their working folder."""
         return self.root / f"{session}.private"
 
     def make(self, spec: SandboxSpec, *, here: bool, notes: bool) -> None:
@@ -116,7 +116,7 @@ class Folders:
         return found
 
     def is_leftover(self, path: Path) -> bool:
-        """Whether it should be removed even though its session may still want its folder back."""
+        """True if it should be removed even though its session could still use it again."""
         return path.parent == self.trash and "." in path.name
 
 
@@ -196,8 +196,8 @@ def disk_usage_bytes(folders: Iterable[Path], enough: int) -> int:
 
 
 def _usage_in_namespace(places: list[str]) -> DiskUsage | None:
-    """The same for folders that a command has closed to its own user, and so to the gateway. Runs in a user namespace
-    whose root can read all files of that user. None if measuring fails."""
+    """The same for folders to which a command has removed its own access, and the gateway's with it. Runs in a user
+    namespace whose root can read all files of that user. None if measuring fails."""
     existing = [place for place in places if Path(place).is_dir()]
     measure = [*_AS_ITS_ROOT, "du", "--summarize", "--total", "--block-size=1"]
     counts = []

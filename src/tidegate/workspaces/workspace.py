@@ -1,6 +1,6 @@
 """A session's workspace as its tools see it.
 
-Every method concerns this session only: none takes another session's name. A handle is created per turn, costs nothing
+Every method concerns this session only: none accepts the name of another. A handle is created per turn, costs nothing
 and owns nothing; the folder is created and the sandbox opened on first use. Cancelling `run` ends the command and all
 its processes within a second. Failures are `ToolFailed` with one sentence.
 """
@@ -35,8 +35,8 @@ _REPLACED = (
 
 
 class CommandEnd(Frozen, frozen=True):
-    """How a command ended. `code` is None if it was ended by its timeout, negative for a signal. `left_behind` counts
-    the background processes that were ended with it; `note` holds further information for the caller."""
+    """How a command ended. `code` is None if it was ended by its timeout, negative after a signal. `left_behind` counts
+    the background processes that were ended with it; `note` contains further information for the caller."""
 
     code: int | None
     timed_out: bool = False
@@ -64,7 +64,7 @@ class Workspace:
         return self._owner.settings.command_seconds
 
     async def sandboxed(self) -> bool:
-        """Whether commands can reach nothing but the workspace. Approvals depend on it."""
+        """True if commands can reach nothing but the workspace. Approvals depend on it."""
         return (await self._owner.backend()).sandboxed
 
     async def files(self) -> Files:
@@ -128,7 +128,7 @@ class Workspace:
     # -- background processes --
 
     async def start(self, name: str, command: str, *, restart: bool = False, notify: bool = False) -> ProcessView:
-        """Start a process under a name, or find it running."""
+        """Start a named process, or return the one of that name that is already running."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
             if name not in live_sandbox.running and await live_sandbox.is_full() and live_sandbox.disk is not None:

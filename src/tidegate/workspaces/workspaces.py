@@ -79,7 +79,7 @@ CHOWN_SECONDS = 120.0
 """Time limit for changing the owner of a workspace's files, once, from root: about 100,000 files per second."""
 
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
-"""Default variables of commands: UTF-8 text, and no pager, since nobody would turn the pages."""
+"""Default variables of commands: UTF-8 text, and no pager, since nobody could page through the output."""
 
 _SANDBOX_FDS = 5  # its namespaces, its process table, its lifeline, and the pidfd of its first process
 _NETWORK_FDS = 2  # of its network helper: lifeline and pidfd
@@ -133,7 +133,7 @@ class Workspaces:
         return await self._choice.backend()
 
     async def _remote_backend(self) -> RemoteBackend | None:
-        """The backend, if its folders are on another machine. Others are not even detected: that takes a process."""
+        """The backend, if its folders are on another machine. Others are not detected, since that needs a process."""
         backend = await self.backend() if self.settings.backend == "ssh" else None
         return backend if isinstance(backend, RemoteBackend) else None
 
@@ -271,7 +271,7 @@ class Workspaces:
 
     @asynccontextmanager
     async def use_sandbox(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
-        """The session's live sandbox, kept from becoming idle during the block."""
+        """The session's live sandbox, which counts as in use during the block."""
         backend, spec = await self.spec(session, agent)
         live_sandbox = await self._obtain_sandbox(spec, backend, agent)
         try:
@@ -365,7 +365,7 @@ class Workspaces:
             await self._discard_remote_folders(row, keep=True)
 
     async def discard(self, session: str) -> None:
-        """The same, but keep nothing: for deleted sessions, also when their rows are already gone."""
+        """End everything that runs for a deleted session and keep nothing, even if its rows are already gone."""
         row = await self._end_processes(session)
         await to_thread.run_sync(self.folders.remove, session)
         if row is not None:

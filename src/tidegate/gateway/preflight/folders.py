@@ -1,6 +1,6 @@
 """Checks of the folders and environment variables that agents can access, before a gateway starts.
 
-None of them may contain anything of the gateway's own. These are errors: a folder that is or contains the home folder,
+None of them may expose the gateway's own data. These are errors: a folder that is or contains the home folder,
 that is one of the gateway's own folders in it, or that contains a secret named in the settings (an agent there could
 read the owner's key, rewrite the configuration and stop the gateway); a folder that exposes the kernel's file systems;
 a variable that contains a secret. A working folder must not be or contain a user's home folder, because files there run
@@ -96,7 +96,7 @@ def exposed_secrets(
 
 
 def _contains(value: str, secret: Secret | None) -> bool:
-    """Whether the secret is the value or a part of it, such as the password in an address."""
+    """True if the secret is the value or a part of it, such as the password in an address."""
     if secret is None:
         return False
     text = secret.reveal()
@@ -154,7 +154,7 @@ def _of_the_kernel(folder: Path) -> str | None:
 
 
 def _through_the_kernel(folder: Path) -> str | None:
-    """The same for a path that leads through one of them: `/proc/self/cwd` differs between processes."""
+    """An error if a path leads through one of them: `/proc/self/cwd` differs between processes."""
     trail = {_identity(each) for each in (folder, *folder.parents)}
     for name in KERNEL:
         if _identity(Path(name)) in trail:

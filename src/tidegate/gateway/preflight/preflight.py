@@ -1,8 +1,8 @@
 """The checks of a configuration before a start, shared by the start itself, `config check` and `doctor`.
 
-A configuration that `examine` accepts is not refused later for its secrets, toolsets, folders or rules; the gateway
-takes the first two from here. All errors are reported together, each with the full path of the file. Nothing is created
-or changed.
+A configuration that `examine` accepts is not refused later for its secrets, toolsets, folders or rules. The gateway
+uses the secrets and toolsets that were resolved here. All errors are reported together, each with the full path of the
+file. Nothing is created or changed.
 """
 
 import os
@@ -174,7 +174,7 @@ def _pointless_delegates(config: Config) -> Iterator[str]:
         if agent.delegates and "delegate" not in agent.tools:
             fault = "delegates has no effect: the toolset 'delegate' is not among its tools"
         elif "delegate" in agent.tools and not agent.delegates:
-            fault = "tools has 'delegate', but delegates names no agent that it may give tasks to"
+            fault = "tools includes 'delegate', but delegates names no agent: add the agents that may receive tasks"
         else:
             continue
         yield with_path(config.home, f"{FILE_NAME}: [agents.{name}] {fault}")

@@ -1,6 +1,6 @@
 """The memory ceiling of the process, and whether the system is short of memory, as the kernel reports them.
 
-Both are read anew each time, so a limit that an operator changes takes effect. The ceiling is never above what the
+Both are read each time, so a limit that an operator changes takes effect. The ceiling is never above what the
 kernel allows this process. A figure that the kernel does not provide counts as no limit and no shortage. A reading
 costs a few small files of procfs and cgroupfs.
 """

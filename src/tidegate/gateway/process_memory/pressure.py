@@ -2,7 +2,7 @@
 
 When the process exceeds its ceiling, or the kernel reports that tasks wait for memory, the allocator's free memory is
 returned to the system first. If that is not enough, residents are unloaded, the least recently used first. A resident
-whose turn runs or waits is never unloaded, so the only effect is a slower next turn. A spell of shortage ends only well
+whose turn runs or waits is never unloaded, so the only effect is a slower next turn. A shortage ends only well
 below the ceiling, and an unloading is followed by a pause unless memory keeps growing, so that conversations are not
 unloaded and reloaded over and over. Each spell is logged once.
 """
@@ -84,7 +84,7 @@ class MemoryPressure:
         await self._relieve()
 
     def _is_short(self) -> bool:
-        """Whether to act now. Between the low mark and the ceiling a current spell continues, but no new one begins."""
+        """True if memory is short. Between the low mark and the ceiling a shortage continues, but none begins."""
         private, ceiling, stalled = self._private(), self._ceiling.bytes(), self._ceiling.stalled()
         if private > ceiling or stalled >= STALLED:
             return True

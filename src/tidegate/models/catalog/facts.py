@@ -61,13 +61,13 @@ class Facts(Frozen, frozen=True):
     efforts: tuple[str, ...] = ()
     prices: Prices | None = None
     known: bool = False
-    """Whether the catalogue or the configuration knows the model."""
+    """True if the model is in the catalogue or described in the configuration."""
     thinking_unknown: bool = False
     """Whether it is unknown how, or whether, the model thinks. Requests then set an effort only if the caller asked for
     one."""
 
     def takes(self, media_type: str) -> bool:
-        """Whether the model accepts media of this type. Documents follow `vision`: providers render their pages as
+        """True if the model accepts media of this type. Documents follow `vision`: providers render their pages as
         pictures."""
         return self.audio if media_type.startswith("audio/") else self.vision
 

@@ -134,7 +134,7 @@ class _Message(msgspec.Struct):
 
     @property
     def is_users(self) -> bool:
-        """Whether a person sent the message. A message of only notes, perhaps with media after them, is from the
+        """True if a person sent the message. A message of only notes, perhaps with media after them, is from the
         gateway."""
         if self.role != "user" or self.text.strip():
             return self.role == "user"
@@ -211,7 +211,7 @@ def _tells_time(name: str) -> bool:
 
 
 def _tools(said: str, request: DemoRequest) -> DemoReply | None:
-    """Requests in plain words that become a tool call, or a reply that the tool is missing; None for other requests."""
+    """The tool call for a request in plain words, or a reply that the tool is missing; None for other requests."""
     made = sum(len(message.tool_calls) for message in request.messages)
     wanted: list[tuple[str, str]] = []
     if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):

@@ -35,7 +35,7 @@ class IncomingAnswer(Protocol):
 
     @property
     def shown(self) -> bool:
-        """Whether any of its text was passed to `on_text`."""
+        """True if any of its text was passed to `on_text`."""
         ...
 
     @property
@@ -45,12 +45,12 @@ class IncomingAnswer(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the end mark has arrived, so that nothing more follows."""
+        """True if the end mark has arrived, so that nothing more follows."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether the answer would be complete if the stream ended now."""
+        """True if the answer would be complete if the stream ended now."""
         ...
 
     def feed(self, received: bytes) -> None:

@@ -2,7 +2,7 @@
 
 Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, the replacement character, so every string of an
 answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so only its counts are lost and not
-the answer. All of it takes time linear in the size of the data. Intact data is returned unchanged.
+the answer. The time is linear in the size of the data. Intact data is returned unchanged.
 """
 
 import re

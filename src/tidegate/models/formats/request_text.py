@@ -50,7 +50,7 @@ def described(media: Media) -> str:
 
 
 def media_placeholder(media: Media) -> str:
-    """The text that replaces media which the model does not accept."""
+    """The text that replaces media that the model does not accept."""
     if media.is_document:
         return f"[A document {described(media)} stands here, which this model cannot read.]"
     if media.is_sound:

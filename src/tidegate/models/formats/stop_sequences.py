@@ -48,7 +48,7 @@ def _first(text: str, stops: tuple[str, ...]) -> int | None:
 
 
 def _possible_beginning(text: str, stops: tuple[str, ...]) -> int:
-    """How many characters at the end of the text are the beginning of a stop sequence."""
+    """The number of characters at the end of the text that may begin a stop sequence."""
     longest = min(len(text), max(map(len, stops)) - 1)
     tails = (text[len(text) - size :] for size in range(longest, 0, -1))
     return next((len(tail) for tail in tails if any(stop.startswith(tail) for stop in stops)), 0)

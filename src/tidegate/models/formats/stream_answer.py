@@ -76,7 +76,7 @@ class StreamedAnswer(ABC):
         self.count_bytes = AnswerSize(limit)
         self._wire = 0
         self._is_intact = True
-        """Whether everything so far is plain ASCII without escapes, which needs no repair."""
+        """True if everything so far is plain ASCII without escapes, which needs no repair."""
         self.text: list[str] = []
         self.calls: list[GrowingCall] = []
         self.done = False

@@ -158,6 +158,6 @@ class TokenEstimate:
 
     @staticmethod
     def is_plausible(size: int, tokens: int) -> bool:
-        """Whether `tokens` can be the count of a request of `size` bytes."""
+        """True if `tokens` can be the count of a request of `size` bytes."""
         low, high = _BOUNDS
         return size >= LEAST_BYTES and low <= tokens / size <= high

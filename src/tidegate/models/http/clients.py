@@ -207,7 +207,7 @@ class Clients:
                 self._waiting.remove(waiter)
 
     def _next(self) -> None:
-        """Wake the first waiter that can continue: a free slot for one endpoint does not help a waiter for another."""
+        """Wake the first waiter that can continue: a slot for one endpoint is of no use to a waiter for another."""
         spare = self._counts.total() < self._connections or bool(self._idle)
         for waiter in self._waiting:
             if spare and self._counts[waiter.origin] < self._per_host:

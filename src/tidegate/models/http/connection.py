@@ -24,7 +24,7 @@ FRAME_BYTES = 64 * 1024
 """Of headers, trailers and the like between bytes of a body: several times more than any endpoint sends."""
 
 PIECE_BYTES = 64 * 1024
-"""Bytes of a long request that are written at once, so that the event loop is not blocked."""
+"""Bytes of a long request that are written in one piece, so that the event loop is not blocked."""
 
 WHOLE_BYTES = 256 * 1024
 """Requests up to this size are written in one piece."""
@@ -67,7 +67,7 @@ class Response:
         self.held = 0
         """Bytes that have arrived but are not read yet."""
         self.complete = False
-        """Whether the whole response has arrived."""
+        """True if the whole response has arrived."""
 
     @property
     def content_type(self) -> str:
@@ -135,7 +135,7 @@ class EndpointConnection(asyncio.Protocol):
         """Done when the socket is closed."""
         self.idle_since = 0.0
         self.has_received = False
-        """Whether anything arrived in response to the last request."""
+        """True if anything arrived in response to the last request."""
         self._free = free
         self._gone = gone
         self._parser = httptools.HttpResponseParser(self)
@@ -150,7 +150,7 @@ class EndpointConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether the connection can carry a request now."""
+        """True if the connection can carry a request now."""
         return self._transport is not None and not self._ended and self._response is None
 
     # -- a request --

@@ -219,7 +219,7 @@ def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, boo
     if status in _NEVER_STATUS:
         return "invalid", False, "the endpoint does not support this request{status}; check `api` and `base_url`."
     if status >= 500 or status in _OVERLOADED_STATUS:
-        return "overloaded", True, "the endpoint is overloaded or failing{status}; try again in a while."
+        return "overloaded", True, "the endpoint is overloaded or failing{status}; try again later."
     if 300 <= status < 400:
         return "invalid", False, "the address redirects elsewhere{status}, which is not followed; correct base_url."
     if status in _UNKNOWN_PATH_STATUS:
@@ -278,7 +278,7 @@ def _is_large(status: int, marks: str) -> bool:
 
 
 def _is_of_a_minute(marks: str) -> bool:
-    """Whether the exhausted quota is per minute or second, which makes it a rate limit."""
+    """True if the exhausted quota is per minute or per second, in which case it is a rate limit."""
     return _MINUTE.search(marks) is not None and "PerDay" not in marks
 
 

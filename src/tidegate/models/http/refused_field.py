@@ -70,7 +70,7 @@ def _set_fields(call: Call) -> set[str]:
 
 
 def _is_callers_tool(path: str, prefix: EncodedPrefix) -> bool:
-    """Whether the index in the path is one of the caller's tools, which follow the agent's own."""
+    """True if the index in the path is one of the caller's tools, which follow the agent's own."""
     found = _INDEX.search(path)
     if not prefix.caller_tools or found is None:
         return False

@@ -1,8 +1,8 @@
 """A parser for server-sent events, on bytes.
 
 The events are the same wherever the network splits the stream. Lines and events are bounded. Comments, empty events and
-fields other than `data` are ignored. The parser holds at most one unfinished event, and takes time linear in the bytes,
-however small the pieces are.
+fields other than `data` are ignored. The parser holds at most one unfinished event, and its running time is
+linear in the number of bytes, however small the pieces are.
 """
 
 # One chunk of a model's answer is a few hundred bytes; complete tool arguments may arrive in one.
@@ -16,7 +16,7 @@ class EventTooLarge(Exception):
 
 
 class EventParser:
-    """`feed` takes received bytes and returns the data of the events that they complete."""
+    """`feed` accepts received bytes and returns the data of the events that they complete."""
 
     __slots__ = ("_data", "_limit", "_opened", "_size", "_tail")
 

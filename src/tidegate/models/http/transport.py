@@ -26,7 +26,7 @@ class IncomingResponse(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether the whole response has arrived."""
+        """True if the whole response has arrived."""
         ...
 
     async def read(self) -> bytes:

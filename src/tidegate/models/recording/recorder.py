@@ -1,8 +1,8 @@
 """A transport that records model traffic while it passes through.
 
 Requests and answers are never affected, even if the file fails. Every exchange is written when it starts and again when
-it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its file from
-entering to leaving; the underlying transport belongs to the caller.
+it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its file while
+it is entered; the underlying transport belongs to the caller.
 """
 
 import time
@@ -129,7 +129,7 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Keep a piece of the body. Once a piece is left out, so are all that follow."""
+        """Record a piece of the body. Once a piece is left out, so are all later ones."""
         if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:

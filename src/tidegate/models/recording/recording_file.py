@@ -96,7 +96,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field=
 
 
 class RecordingStopped(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="stopped"):
-    """Recording stopped here, although the gateway went on."""
+    """Recording stopped here, although the gateway continued."""
 
     why: str
 

@@ -85,8 +85,8 @@ def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, i
 def _of_documents(
     whole: bytes, documents: Sequence[tuple[int, int]], redactor: Redactor, cut: bool
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Two passes: the first collects the text of each path across all documents; the second, only if that contains a
-    secret, produces the redacted documents."""
+    """Redact documents in two passes. The first collects the text at each path across all documents; the second is
+    needed only if that text contains a secret, and produces the redacted documents."""
     said: dict[str, list[str]] = {}
 
     def listen(place: str, text: str) -> str:

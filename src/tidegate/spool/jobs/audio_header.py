@@ -1,7 +1,7 @@
 """Reading the type and duration of a sound from its header, without decoding it.
 
 The number of reads is small whatever the file contains. If the file is not a WAV or MP3 or its header is invalid,
-`UnknownAudio` is raised with the end of a sentence. The duration is never longer than the size of the file allows. The
+`UnknownAudio` is raised. The duration is never longer than the size of the file allows. The
 module also runs in a child process, so it uses only the standard library.
 """
 
@@ -61,7 +61,7 @@ class AudioHeader(NamedTuple):
 
 
 class UnknownAudio(Exception):
-    """The sound is not accepted. The message is the end of a sentence that begins with "it"."""
+    """The sound is not accepted. The message completes a sentence that begins with "it"."""
 
 
 class _Frame(NamedTuple):

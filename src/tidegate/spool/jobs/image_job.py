@@ -24,7 +24,7 @@ _ORIENTATION = 0x0112
 
 
 class ImageRefused(Exception):
-    """The picture cannot be sent. The message is the end of a sentence that begins with "it"."""
+    """The picture cannot be sent. The message completes a sentence that begins with "it"."""
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:

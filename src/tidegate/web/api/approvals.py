@@ -32,7 +32,7 @@ class ApprovalsAnswer(msgspec.Struct, frozen=True):
 
     approvals: list[QuestionView]
     more: bool
-    """Whether there are more than `limit`."""
+    """True if there are more than `limit`."""
 
 
 class AnswerIn(msgspec.Struct):

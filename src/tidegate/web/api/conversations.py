@@ -216,7 +216,7 @@ class ConversationsApi:
         return json_response(await self._service.window_usage(request.path["id"], request.caller.principal))
 
     async def delete(self, request: Request) -> HttpResponse:
-        """204 if it was deleted, 202 if it will be deleted when its pending work is done."""
+        """Returns 204 if it was deleted, or 202 if it will be deleted when its pending work is done."""
         deleted = await self._service.delete(request.path["id"], request.caller.principal)
         return HttpResponse(204, [], b"") if deleted else HttpResponse(202, [(b"content-length", b"0")], b"")
 

@@ -60,7 +60,8 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
 """Paths that are served even when all connections are in use and no descriptor is left."""
 
 _API_HEADERS: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-"""Headers of every response of the two APIs, errors included. The page's files have other ones."""
+"""Headers of every response of the two APIs, health checks and metrics, errors included. The page's files have other
+ones."""
 _ROUTE = "tidegate.route"
 """Scope key of the declared path of a request's endpoint."""
 OTHER = "other"
@@ -159,7 +160,7 @@ class App:
             return
         began = time.perf_counter()
         cors_headers = [] if self._cors is None else self._cors.headers(scope)
-        is_api = scope["path"].startswith(("/api", "/v1"))
+        is_api = scope["path"].startswith(("/api", "/v1")) or scope["path"] in HEALTH_PATHS
         recorded = _RecordedSend(send, [*cors_headers, *_API_HEADERS] if is_api else cors_headers)
         is_chat = scope["path"] == CHAT.path
         try:

@@ -55,7 +55,7 @@ class Caller(Frozen, frozen=True):
     key: str
     agents: tuple[str, ...]
     is_terminal: bool = False
-    """Whether the key is the home folder's key, which the command line uses."""
+    """True if the key is the home folder's key, which the command line uses."""
 
     def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
         """The channel of this caller's messages, derived from the credential: a browser's is the page. The home

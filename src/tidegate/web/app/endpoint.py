@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     query: Any
     body: Any
     known_caller: Caller | None
-    """None on open endpoints."""
+    """The caller; None on open endpoints."""
     receive: Receive
     send: Send
 
@@ -78,7 +78,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is needed."""
+        """True if no key is needed."""
         return self.access in ("anyone", "page")
 
 

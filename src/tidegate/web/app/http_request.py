@@ -252,7 +252,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _is_crowded(body: bytes) -> bool:
-    """Whether a body contains more than `MOST_VALUES` values, found without decoding it. Strings are removed first only
+    """True if a body contains more than `MOST_VALUES` values, found without decoding it. Strings are removed first only
     if the body has that many commas and brackets."""
     if len(body) <= MOST_VALUES or sum(map(body.count, _DIVIDERS)) <= MOST_VALUES:
         return False

@@ -64,7 +64,7 @@ class Stream:
 
     @property
     def is_active(self) -> bool:
-        """Whether the response has begun and not ended."""
+        """True if the response has begun and not ended."""
         return self.started and self in self._streams.open
 
     async def __aenter__(self) -> "Stream":

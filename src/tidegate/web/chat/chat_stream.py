@@ -37,9 +37,9 @@ class ChatStream:
         self._full = full
         self._opened = False
         self._has_text = False
-        """Whether text of the current model answer was sent."""
+        """True if text of the current model answer was sent."""
         self._last_has_text = False
-        """Whether text of the last committed model answer was sent."""
+        """True if text of the last committed model answer was sent."""
         self._gap = False
         self.outcome: Outcome | None = None
         self.broken = ""

@@ -95,9 +95,9 @@ class ResponseOptions(msgspec.Struct, frozen=True):
     old_functions: bool
     full: bool
     may_cancel: bool
-    """Whether the turn may be stopped when the client disconnects."""
+    """True if the turn may be stopped when the client disconnects."""
     ignores_tools: bool = False
-    """Whether the request has tools that the agent ignores."""
+    """True if the request has tools that the agent ignores."""
     names: dict[str, str] = msgspec.field(default_factory=dict)
     """The request's own names for fields that `Call` names differently."""
 
@@ -319,7 +319,7 @@ class ChatCompletions:
 
 
 def _is_partial(outcome: Outcome) -> bool:
-    """Whether the turn was stopped after it had produced text, which then is its answer."""
+    """True if the turn was stopped after it had produced text. That text is then its answer."""
     return outcome.state == "stopped" and bool(outcome.text)
 
 
@@ -350,7 +350,7 @@ def _turn_headers(request: AcceptedRequest) -> list[tuple[bytes, bytes]]:
 
 
 def _is_plain(body: bytes, request: ChatRequest) -> bool:
-    """Whether the body has nothing but the model, messages with a role and a text, and perhaps `stream`. It then has
+    """True if the body has nothing but the model, messages with a role and a text, and perhaps `stream`. It then has
     exactly as many strings as those fields need, so no name is repeated. Any other body is decoded again to check."""
     if b"\\" in body:
         return False

@@ -97,7 +97,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_unanswered(self) -> bool:
-        """Whether the only request is still arriving and no part of its response was sent."""
+        """True if the only request is still arriving and no part of its response was sent."""
         return bool(self.cycle.more_body) and not self.cycle.response_started and not self.pipeline
 
     # -- the connection and its timers --
@@ -240,7 +240,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if not self.is_idle and not self._is_unanswered:
-            self._refused = True  # the response under way comes first, or the client would take this one for it
+            self._refused = True  # the current response must come first, or the client would mistake this one for it
             return
         status, message, code = self._refusal
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
@@ -271,9 +271,9 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class Http10Response:
-    """A request's `send` for HTTP/1.0 clients, which do not know chunks.
+    """A request's `send` for HTTP/1.0 clients, which do not support chunked encoding.
 
-    A response with a length is sent unchanged. A streamed one is sent without chunks and ends with its connection.
+    A response with a length stays unchanged. A streamed one is sent without chunks and ends when the connection closes.
     """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:

@@ -5,8 +5,9 @@ the process's file descriptors. At the limit, the connections that have been idl
 few more are accepted for requests about the gateway's health and get 503 for anything else; further ones wait in the
 kernel's queue.
 
-Stopping is prompt and ordered: no new connections, idle ones closed, event streams ended, running requests given until
-the scope's deadline, then the rest dropped. When the scope is closed, no connection and no request is left.
+Stopping is prompt and ordered: no new connections are accepted, idle ones are closed, event streams end, running
+requests may finish until the scope's deadline, and then the rest are dropped. When the scope is closed, no connection
+and no request is left.
 """
 
 import asyncio

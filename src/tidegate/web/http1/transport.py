@@ -2,11 +2,11 @@
 
 `BufferedTransport` wraps asyncio's transport. Everything written in one iteration of the event loop leaves in one
 system call, so a response head and its body share a packet. `close` while the peer is still sending keeps what was
-already written (`LingeringClose`); a second `close` ends the lingering too. A peer that does not read the rest of its
+already written (`LingeringClose`); a second `close` ends that as well. A peer that does not read the rest of its
 response is dropped like any other that stops reading.
 
-`HalfCloseWatch` tells a peer that only closed its sending side from one that has hung up: the first stays connected,
-the second is dropped soon after.
+`HalfCloseWatch` distinguishes a peer that has only closed its sending side, which stays connected, from one that has
+hung up, which is dropped soon after.
 
 The connection owns the transport. Each helper owns only its timer.
 """
@@ -37,7 +37,7 @@ class BufferedTransport(asyncio.Transport):
         self._buffer: list[bytes] = []
         self._sent_ahead = b""
         self.unread = False
-        """Whether the peer has begun a request that has not arrived completely."""
+        """True if the peer has begun a request that has not arrived completely."""
         self.abort = transport.abort  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ def _always_closing() -> bool:
 
 
 def _discard(data: Any) -> None:
-    """Writes after the close have no reader."""
+    """Discard data that is written after the close."""
 
 
 class LingeringClose(asyncio.Protocol):

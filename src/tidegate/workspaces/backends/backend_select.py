@@ -29,7 +29,7 @@ AS_ROOT: Mapping[str, str] = MappingProxyType(
 
 
 class NoCommands:
-    """The substitute if there is no backend: the session's files, and the reason why commands cannot run."""
+    """Used when no backend works: offers the session's files and the reason why commands cannot run."""
 
     name = "none"
     sandboxed = False
@@ -77,7 +77,7 @@ class BackendSelection:
 
     @property
     def known(self) -> Backend | None:
-        """None until it is first requested."""
+        """The selected backend; None before the first use."""
         return self._chosen
 
     async def backend(self) -> Backend:
@@ -99,7 +99,7 @@ class BackendSelection:
         return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
-        """Check again on the next use if it did not work: it may have been installed or become reachable since."""
+        """Check again on the next use if the last check failed: a backend may have become usable since."""
         if isinstance(self._chosen, NoCommands):
             self._chosen = None
 
@@ -116,7 +116,7 @@ class BackendSelection:
         return NoCommands(f"Commands cannot be run here: {why}", self._spawner)
 
     def _make_backend(self, name: str) -> Backend:
-        """Unused backends are not imported."""
+        """Create the backend of this name. Only the module of that backend is imported."""
         if name == "bubblewrap":
             from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 

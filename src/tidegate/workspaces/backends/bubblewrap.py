@@ -10,8 +10,8 @@ A sandbox ends with the gateway, however and whenever the gateway dies, even whi
 connected by a socket, the *lifeline*; the gateway alone holds its other end, and nobody else can open it. When the
 gateway is gone, the kernel closes that end, the sandbox's first process reads end-of-file and exits, and the kernel
 ends the namespace with its first process. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the
-first process with it, so that even a stopped one ends. During set-up nothing of ours may kill `bwrap`: its two
-processes wait for each other, and one whose partner has died waits for ever (docs/decisions/0026).
+first process with it, so that even a stopped one ends. During set-up we must not kill `bwrap`: its two
+processes wait for each other, and one whose partner has died waits forever (docs/decisions/0026).
 
 A sandbox consists of `bwrap` and a shell in it, its first process, which only holds the namespaces and reaps orphans;
 each command enters them. So a session's commands share /tmp and see each other, a background process outlives the
@@ -108,7 +108,7 @@ _ETC = (
     "pki/tls/openssl.cnf", "protocols", "python3", "services", "shells", "ssl/certs", "ssl/openssl.cnf",
     "terminfo", "timezone",
 )  # fmt: skip
-"""The parts of /etc that programs need. None of them holds a secret, which may not be true of local additions."""
+"""The parts of /etc that programs need. None of them contains a secret; local additions might."""
 
 
 class BubblewrapBackend:
@@ -133,7 +133,7 @@ class BubblewrapBackend:
         return INNER
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """The files are on this machine, so the sandbox need not be opened."""
+        """The session's files. They are on this machine, so the sandbox need not be opened."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
@@ -288,7 +288,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """Kill the child if the block fails, and any process of its set-up that was orphaned."""
+    """If the block fails, kill the child and any process that its set-up has left orphaned."""
     try:
         async with killed_on_error(child):
             yield

@@ -143,7 +143,7 @@ class BubblewrapSandbox:
         return self._group.limit_events if self._group else LimitEvents()
 
     async def connect(self, programs: sandbox_network.Programs, environment: Mapping[str, str]) -> None:
-        """Connect it to the network before the first command enters. Raises ToolFailed on failure."""
+        """Connect the sandbox to the network before the first command enters. Raises ToolFailed on failure."""
         user = as_user(self._spec.user, self._programs.setpriv)
         place = sandbox_network.Namespaces(self._first, self._owner, user)
         self._network = await sandbox_network.connect(self._spawner, programs, place, environment, self._spec.reachable)
@@ -158,13 +158,13 @@ class BubblewrapSandbox:
         async with command_group(self._group) as leaf:
             command = await self._enter(mark, leaf, full)
         async with killed_on_error(command):
-            # a command that has already ended explains itself by its exit code and output
+            # if the command has already ended, its exit code and output say why
             with contextlib.suppress(ToolFailed):
                 await command.write(text)
         return command
 
     async def is_intact(self) -> bool:
-        """Whether the project's protected files are still mounted; if not, the sandbox is closed. It is also closed if
+        """True if the project's protected files are still mounted; if not, the sandbox is closed. It is also closed if
         a command may have created a protected file that did not exist. A file that appears while no command runs comes
         from elsewhere and is only logged."""
         if not self._spec.project or not self.alive:
@@ -366,7 +366,7 @@ class SandboxCommand:
             self._sandbox.forget(self)
 
     async def _vanished(self) -> None:
-        """Wait until nothing is left of it. The kernel reports only the ends of one's own children, so this polls."""
+        """Wait until its processes are gone. This polls, since a process is notified only about its own children."""
         left = 1
         while left:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -393,7 +393,7 @@ class SandboxCommand:
 
 
 async def _over(child: ChildProcess) -> None:
-    """Let a process reap the killed one it waits for and exit, or kill it too."""
+    """Give the waiting process time to reap its killed child and exit; otherwise kill it too."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REAP_SECONDS):
             await child.wait()
@@ -401,7 +401,7 @@ async def _over(child: ChildProcess) -> None:
 
 
 def _permitted(processes: int) -> int:
-    """This limit of processes, or the gateway's own if that is lower: an ordinary user cannot exceed it."""
+    """This process limit, or the gateway's own limit if that is lower: an ordinary user cannot exceed it."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     return processes if hard == resource.RLIM_INFINITY else min(processes, hard)
 

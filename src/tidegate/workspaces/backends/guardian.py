@@ -2,15 +2,15 @@
 
     python -I -S guardian.py DESCRIPTOR
 
-It exits when nothing of the command runs any more, whatever the command did: processes that leave their group, session
+It exits when no process of the command is left, whatever the command did: processes that leave their group, session
 or environment stay below the guardian, because it is a subreaper and the kernel gives it every orphan. It ends them
 when the command has ended, when it is signalled (SIGTERM passes SIGTERM to everything below it, SIGUSR1 kills it), and
 when its owner is gone. At its end it reports the command's exit code and the number of processes left behind. It runs
-between the gateway and the command and holds no secret of either.
+between the gateway and the command and has no secret of either.
 
 It receives its task through the descriptor, preceded by its length, and reports there; when the other end is closed,
-its owner is gone. On another machine (`guard_remote`) its streams take the place of that descriptor, and a keeper that
-of the gateway: if the keeper is gone, so is the owner.
+its owner is gone. On another machine (`guard_remote`) it uses its standard streams instead of that descriptor, and a
+keeper represents the gateway: if the keeper is gone, the owner counts as gone.
 
 It imports nothing from Tidegate and little else, so it starts in a few milliseconds and can be sent to a machine that
 has only Python 3.10.
@@ -31,7 +31,7 @@ LEFT_SECONDS = 0.3
 """Seconds between SIGTERM and SIGKILL for processes that a command left behind."""
 
 ORPHANED_SECONDS = 1.0
-"""The same for everything when the owner is gone."""
+"""Seconds between SIGTERM and SIGKILL for all processes when the owner is gone."""
 
 KILLED_SECONDS = 5.0
 """Time limit for killed processes to end. A process that does not, such as another user's, is out of reach."""
@@ -45,7 +45,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FRAME_BYTES = 4 * 1024 * 1024
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # its owner ends it, not a terminal
-_FILE_BYTES = 4 * 1024 * 1024  # an environment is the longest, and the kernel limits it to this
+_FILE_BYTES = 4 * 1024 * 1024  # the longest part is an environment, which the kernel limits to this
 
 
 # -- task messages -----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Guardian:
             self._abandoned = process_identity(pid) != self._keeper
 
     def run(self) -> None:
-        """Run until nothing is below, or nothing that can be ended."""
+        """Run until no descendant is left, or none that can be ended."""
         while self._reap() and self._decide():
             self._wait()
         code = -signal.SIGKILL if self._code is None else self._code

@@ -35,7 +35,7 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
 def enforced(
     kernel_limits: Iterable[str], besides: Mapping[str, Enforcement] | None = None
 ) -> Mapping[str, Enforcement]:
-    """How limits are enforced if control groups hold some of them; `besides` overrides the defaults of others."""
+    """How limits are enforced if control groups cover some of them; `besides` overrides the defaults of others."""
     return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(kernel_limits, "cgroup")})
 
 
@@ -140,7 +140,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its pid on this machine, if it has one; it leads a process group."""
+        """The command's pid on this machine, if it has one. It leads a process group."""
         ...
 
     async def write(self, data: bytes) -> None:
@@ -162,8 +162,8 @@ class Child(Protocol):
         ...
 
     async def end(self, grace: float) -> int:
-        """End its whole process tree, also if the command itself has ended: SIGTERM first, SIGKILL after `grace`
-        seconds. When this returns, nothing of it runs; its output can still be read. Returns how many processes the
+        """End its whole process tree, even if the command itself has ended: SIGTERM first, SIGKILL after `grace`
+        seconds. When this returns, none of it is running; its output can still be read. Returns how many processes the
         command had left behind. May be called again."""
         ...
 
@@ -175,7 +175,7 @@ class Child(Protocol):
 class Sandbox(Protocol):
     @property
     def alive(self) -> bool:
-        """Whether commands can still be started in it. Not if it was ended from outside."""
+        """True if commands can still be started in the sandbox; false once it has ended, for whatever reason."""
         ...
 
     @property
@@ -198,15 +198,15 @@ class Sandbox(Protocol):
     async def load(self) -> SandboxUsage: ...
 
     async def is_intact(self) -> bool:
-        """Whether its protected files are still protected. If not, it closes itself and sets `close_reason`."""
+        """True if protected files are still protected. If not, the sandbox closes itself and sets `close_reason`."""
         ...
 
     async def wait(self) -> None:
-        """Wait until it is no longer alive."""
+        """Wait until the sandbox is no longer alive."""
         ...
 
     async def close(self) -> None:
-        """End everything that runs in it; done when this returns. May be called again."""
+        """End everything that runs in the sandbox; done when this returns. May be called again."""
         ...
 
 
@@ -216,7 +216,7 @@ OpenSandbox = Callable[[], Awaitable[Sandbox]]
 class Backend(Protocol):
     name: str
     sandboxed: bool
-    """Whether a command can reach nothing but its folders. Approvals depend on it."""
+    """True if a command can reach nothing but its folders. Approvals depend on it."""
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
@@ -237,7 +237,7 @@ class Backend(Protocol):
         ...
 
     async def check(self) -> str | None:
-        """Why it does not work here, in one sentence; None if it does."""
+        """The reason why the backend does not work here, in one sentence; None if it works."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:

@@ -149,7 +149,7 @@ class LocalSandbox:
             if not self.alive:
                 raise ToolFailed("The workspace is closed.")
             await command.start(task)
-            # a command that has already ended explains itself by its exit code and output
+            # if the command has already ended, its exit code and output say why
             with contextlib.suppress(ToolFailed):
                 await child.write(text)
         return command

@@ -66,8 +66,8 @@ _OFFLINE = ("--interface", "lo")
 _ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
 
 SOCKETS = 4096
-"""Sockets that the commands of one sandbox may have open at once on the machine: their buffers are memory that nothing
-counts."""
+"""The number of sockets that the commands of one sandbox may have open on the machine: no limit covers the memory of
+their buffers."""
 
 _WAIT = f'read -r _ && {{ ulimit -n {SOCKETS} 2>/dev/null; exec "$@" <&4 4<&-; }}'
 """Waits for a line that says that the process is owned; without one, it exits. The lifeline becomes its input, since
@@ -161,7 +161,7 @@ async def connect(
 
 
 def _online() -> bool:
-    """Whether there is a default route. The machine may lack IPv6."""
+    """True if there is a default route. The machine may lack IPv6."""
     v4, v6 = (path.read_text().splitlines() if path.exists() else [] for path in _ROUTES)
     return any(line.split()[1] == "00000000" for line in v4) or any(
         line.startswith(f"{'0' * 32} 00 ") and not line.endswith(" lo") for line in v6

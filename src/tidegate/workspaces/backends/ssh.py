@@ -79,7 +79,7 @@ class SshBackend:
         return RemoteFiles(open_sandbox, spec.read_only, spec.temporary, project=spec.project)
 
     async def check(self) -> str | None:
-        """Whether it can work in principle. The machine may be away for a while; that is reported on use."""
+        """True if it can work in principle. A machine that is temporarily unreachable is reported on use."""
         if not self.host or self.host.startswith("-"):
             return "set workspaces.ssh_host to the machine that should run commands."
         if find_program("ssh") is None:

@@ -29,7 +29,7 @@ ANSWER_SECONDS = 10.0
 """Time limit for an answer of the other side, or for a command to end there."""
 
 OUTPUT_BYTES = 4096
-"""Limit of the output read at the start, which gives the reason of a failure."""
+"""Limit of the output read at the start, which contains the reason for a failure."""
 
 LOST = (
     "The connection to the machine that runs commands was lost, and everything there was ended. It reconnects with "
@@ -66,7 +66,7 @@ class ControlSocket:
         return f"/proc/{os.getpid()}/fd/{self._fd}/{_SOCKET}"
 
     def open(self) -> None:
-        """It blocks, so it belongs in a thread."""
+        """Open the socket. This blocks, so it belongs in a thread."""
         self._fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_SOCKET, dir_fd=self._fd)  # left by a killed gateway
@@ -191,7 +191,7 @@ class SshConnection:
         self._control_socket.close()
 
     async def signal(self, name: str, known: str) -> bool:
-        """Signal a guardian; false if it is not known to be there."""
+        """Signal a guardian. Returns False if the guardian may not exist."""
         return await self._request("signal", name, known) == [1]
 
     def forget(self, command: "RemoteCommand") -> None:
@@ -295,7 +295,7 @@ class _State:
         self._reading = asyncio.Lock()
 
     async def begin(self) -> str:
-        """The guardian's identity. Raises ToolFailed with the reason if there will be none."""
+        """Wait for the guardian's identity. Raises ToolFailed with the reason if the guardian did not start."""
         output = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -330,7 +330,7 @@ class _State:
 
     async def over(self) -> tuple[int, int] | None:
         """The command's exit code and the number of processes it left behind, once its streams have ended; None if they
-        were not reported. Unread data can still be read: it is no more than pipes hold."""
+        were not reported. Unread data, which fits into the buffers of pipes, can still be read."""
         async with self._reading:
             while not self._ended:
                 await self._more()

@@ -37,7 +37,7 @@ _PATIENCE_MS = 100
 
 
 class _Enough(Exception):
-    """The child reads no more."""
+    """The child has stopped reading."""
 
 
 async def search(

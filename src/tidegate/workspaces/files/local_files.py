@@ -27,7 +27,7 @@ from tidegate.workspaces.processes.children import Spawner
 
 
 class _Opening:
-    """A descriptor on its way from a worker thread; the caller may be cancelled before it arrives."""
+    """A descriptor opened in a worker thread for a caller that may be cancelled before receiving it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -46,7 +46,7 @@ def named_by_git(project: str, git_dir: str, config: bytes) -> list[str]:
 
 
 def is_protected(project: str, folder: int, name: str) -> bool:
-    """Whether `name` in the open `folder` is protected. A folder that has left the project counts as protected."""
+    """True if `name` in the open `folder` is protected. A folder that has left the project counts as protected."""
     root, parent = os.path.realpath(project), str(Path(f"/proc/self/fd/{folder}").readlink())
     if parent != root and not parent.startswith(f"{root}/"):
         return True

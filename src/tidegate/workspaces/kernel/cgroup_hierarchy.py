@@ -27,7 +27,7 @@ class CgroupTree(NamedTuple):
 
 
 class GroupSetting(NamedTuple):
-    """A value written to a file of a new group. If it is not `needed`, the kernel may lack the file."""
+    """A value written to a file of a new group. If it is not `needed`, the file may be missing."""
 
     file: str
     value: str

@@ -170,12 +170,12 @@ class Cgroup:
 
     @property
     def joinable(self) -> bool:
-        """Whether it can be joined. An empty group can be removed from outside."""
+        """True if the group can be joined. An empty group can be removed from outside."""
         return all(os.access(path, os.W_OK) for path in self.joins)
 
     @property
     def limit_events(self) -> LimitEvents:
-        """How often its limits were hit so far; after its end, the last known counts. Version 1 counts a refusal in the
+        """How often the group's limits were hit; after its end, the last known count. Version 1 counts a refusal in the
         group of the refused process, version 2 in the group with the limit."""
         felt = {
             controller: count(folder, *counter(tree.version, controller))
@@ -226,11 +226,11 @@ class CommandGroup:
         self._dropped = dropped
 
     def send(self, number: int, besides: int | None = None) -> int:
-        """Signal every process in it except one. Returns how many were signalled."""
+        """Signal every process in the group except one. Returns how many were signalled."""
         return send(self.folder, number, besides)
 
     def kill(self, besides: int | None = None) -> int:
-        """Kill every process in it except one and let no new one start. Returns how many were killed."""
+        """Kill every process in the group except one and prevent new ones. Returns how many were killed."""
         self._dropped(self)  # refusals from now on are not a limit that was hit
         block_new(self.folder)
         return send(self.folder, signal.SIGKILL, besides)
@@ -308,7 +308,7 @@ def _move_gateway_aside(root: Path) -> None:
 
 
 def _usable(name: str) -> Iterator[CgroupTree]:
-    """The hierarchies in which this process can create groups; `name` is used to try."""
+    """The hierarchies in which this process can create groups; `name` is the name of a trial group."""
     try:
         found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     except (OSError, ValueError) as error:
@@ -346,7 +346,7 @@ def _parent(pid: int) -> int:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """Whether systemd delegated the group to us. Older versions mark that with an attribute that only root can read;
+    """True if systemd delegated the group to us. Older versions mark that with an attribute that only root can read;
     but then an ordinary user owns a service's group only if it was delegated, unless all services belong to that
     user."""
     if any(_attribute(folder, name) == b"1" for name in _DELEGATED):

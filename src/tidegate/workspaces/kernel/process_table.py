@@ -39,7 +39,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether a process is a zombie."""
+    """True if a process is a zombie."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return bool(fields) and fields[_STATE_FIELD] == b"Z"
@@ -56,7 +56,7 @@ def ancestors(pid: int) -> frozenset[int]:
 
 
 def program_name(pid: int) -> str:
-    """The name of the program it runs; empty if there is no such process."""
+    """The name of the program that a process runs; empty if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         return _contents(process, "comm").decode(errors="replace").strip()
 
@@ -77,7 +77,7 @@ class ProcessTable:
             self._folder = -1
 
     def ids(self) -> frozenset[str]:
-        """Their process ids, as this folder numbers them."""
+        """The process ids, as numbered in this folder."""
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 
@@ -118,7 +118,7 @@ class ProcessTable:
         return frozenset(devices), total
 
     def is_crowded(self, most: int) -> bool:
-        """Whether there are more processes than that. Inspecting each may then take longer than creating them."""
+        """True if there are more processes than `most`. Inspecting each may then take longer than creating them."""
         with self._lock:
             return len(self._names()) > most
 
@@ -196,7 +196,7 @@ class UnnamedFiles:
         return sum(size for (device, _), size in self._sizes.items() if device != self._anonymous)
 
     def counts(self, device: int, inode: int) -> bool:
-        """Whether a file is among them, or on a counted device."""
+        """True if a file is already included, or is on a counted device."""
         return device in self._counted or (device, inode) in self._sizes
 
     def add(self, process: int) -> None:
@@ -237,7 +237,7 @@ class _Mapped(NamedTuple):
 
     @property
     def is_segment(self) -> bool:
-        """Whether it is System V shared memory, which is counted separately."""
+        """True if it is System V shared memory, which is counted separately."""
         return self.path.startswith(b"/SYSV")
 
 
@@ -270,7 +270,7 @@ def _own_bytes(process: int) -> int:
 
 
 def _shared_bytes(process: int, counted: UnnamedFiles) -> int:
-    """Its share of shared memory, without what is already counted."""
+    """The process's share of shared memory, without memory that is already counted."""
     total, skipped = 0, False
     for line in _contents(process, "smaps", _MOST_MAPS).splitlines():
         if line.startswith((b"Pss:", b"SwapPss:")):

@@ -41,7 +41,7 @@ def sandbox_features() -> Iterator[SandboxFeature]:
     yield SandboxFeature("bubblewrap", "bwrap and what it needs are installed.", _bubblewrap())
     yield SandboxFeature("user namespaces", "they can be created.", _user_namespaces())
     yield SandboxFeature(
-        "control groups", "this user may create them: they limit memory and processes.", _control_groups()
+        "control groups", "this user may create them to limit memory and processes.", _control_groups()
     )
     yield SandboxFeature("seccomp", "system calls that no command needs are blocked.", seccomp.problem())
     yield SandboxFeature("pasta", "commands can be given a network of their own.", sandbox_network.missing())

@@ -79,7 +79,7 @@ def as_user(user: User | None, setpriv: str) -> list[str]:
 
 
 def as_user_reaching(user: User | None, *folders: Path) -> list[str]:
-    """The same for a command that must reach these folders, wherever they are."""
+    """The command prefix for a command that must reach these folders, wherever they are."""
     if user is None:
         return []
     program = [sys.executable, "-I", "-S", "-B", drop_privileges.__file__]

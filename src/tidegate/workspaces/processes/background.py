@@ -32,13 +32,13 @@ from tidegate.workspaces.processes.process_log import ProcessLog
 log = Log(__name__)
 
 MOST_RUNNING = 16
-"""Named processes of one session at once: more would be hard to tell apart."""
+"""Named processes that one session may run concurrently: more would be hard to tell apart."""
 
 REPORTED_BYTES = 1200
-"""Bytes of a finished process's last output that are reported with its end."""
+"""Bytes of a process's last output that are reported with its end."""
 
 BATCH, BATCHES = 200, 100
-"""Rows read at once, and batches per run: more than are ever needed, and a bound on the loop."""
+"""Rows per batch, and batches per run: more than are ever needed, and a bound on the loop."""
 
 COMMAND_CHARACTERS = 200
 """Characters of a command shown to identify its process."""

@@ -89,7 +89,7 @@ class LiveSandbox:
 
     @property
     def idle(self) -> bool:
-        """Nothing is running, and nobody is about to run something."""
+        """True if nothing is running and no caller is about to run a command."""
         return not self.running and not self._users
 
     def matches(self, spec: SandboxSpec, backend: Backend) -> bool:
@@ -97,7 +97,7 @@ class LiveSandbox:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep it from being idle during the block."""
+        """Count it as in use during the block."""
         self._users += 1
         try:
             yield
@@ -160,7 +160,7 @@ class LiveSandbox:
             await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
     async def was_lost(self, sandbox: Sandbox, code: int) -> bool:
-        """Whether a process that has just ended with this code did so because its sandbox was removed: it was killed
+        """True if a process that has just ended with this code did so because its sandbox was removed: it was killed
         with the sandbox, or could no longer enter it."""
         if code not in _KILLED:
             return code != 0 and not sandbox.alive
@@ -189,7 +189,7 @@ class LiveSandbox:
             await self.measure(load, running=not self.idle)
 
     async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
-        """Current usage, if anything depends on it: the kernel enforces some limits, and a project has no disk
+        """Current usage, unless no check needs it: the kernel enforces some limits, and a project has no disk
         limit."""
         if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _POLLED_LIMITS):
             return SandboxUsage()
@@ -214,7 +214,7 @@ class LiveSandbox:
             await self.end_all(disk.exceeded_message)
 
     async def is_full(self) -> bool:
-        """Whether commands can only remove files now. Commands started before that are ended."""
+        """True if commands can now only remove files. Commands that are already running are ended."""
         await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 

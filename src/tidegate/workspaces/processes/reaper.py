@@ -3,8 +3,8 @@
 `marked_processes` finds the processes that carry an owner mark; `end` kills exactly these, never a later process with
 the same number. If the gateway is the first process of its system, as in a container without an init, orphans become
 its children, and `Reaper` reaps them after they end: a zombie stays for at most two checks. Children that the gateway
-started itself are reaped at once, by descriptor, by whoever waits for them, so a zombie that is still there at the
-second check belongs to nobody. This module owns nothing.
+started itself are reaped at once, by descriptor, by the code that waits for them, so a zombie that is still there at
+the second check has no owner. This module owns nothing.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Reaper:
 
 
 def _some() -> bool:
-    """Whether any child has ended and has not been reaped."""
+    """True if any child has ended and has not been reaped."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -306,5 +306,5 @@ def _last_answer(history: Sequence[bytes]) -> int:
 
 
 def _begun_thoughtless(history: Sequence[bytes], answer: int) -> bool:
-    """Whether the request continues a step whose tool calls were made without thinking, by this model or another."""
+    """True if the request continues a step in which this model, or another one, made tool calls without thinking."""
     return bool(answer) and history[answer].endswith(_CALLING) and not history[answer].startswith(_THOUGHTFUL)

@@ -24,7 +24,7 @@ PLACE = msgspec.Raw(b"null")
 _FINISHES = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
-    # The model expects to continue in another request, so for the reader the answer is cut short.
+    # The model expects to continue in another request, so the answer counts as truncated.
     "pause_turn": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",

@@ -92,7 +92,7 @@ def sampling_of(model: str, facts: Facts) -> Sampling:
 def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
     """The members of the request that the call determines, as JSON without the braces. `tools`: the request has tools.
     `thoughtless`: the model is in the middle of a step that started without thinking, and a model with a thinking
-    budget must then finish it without."""
+    budget must also finish it without thinking."""
     most = call.max_tokens or facts.output
     if facts.known:
         most = min(most, facts.output)

@@ -320,7 +320,7 @@ def _decode_item(raw: msgspec.Raw) -> _Item:
 
 
 def _same_but_for_damage(said: str, whole: str) -> bool:
-    """Whether two texts may differ only in replaced characters. A character that is split between two events is
+    """True if two texts may differ only in replaced characters. A character that is split between two events is
     replaced in the stream and intact in the final text."""
     damaged, other = (said, whole) if REPLACEMENT in said else (whole, said)
     parts = damaged.split(REPLACEMENT)
