@@ -203,14 +203,14 @@ class ModelStep:
                     and await self._apply_remedy(remedy, failure)
                 ):
                     applied += (remedy,)
-                    if failure.shown:
+                    if failure.partial_answer:
                         turn.emit(TextReset(reason=failure.brief))
                     continue
                 tried = (*failed, self.conversation.model)
                 other = None if self._fall_back is None else await self._fall_back(self.conversation, tried, failure)
                 if other is None:
                     raise failure if first is None else combined_failure(first, failure) from failure
-                if failure.shown:
+                if failure.partial_answer:
                     turn.emit(TextReset(reason=failure.brief))
                 failed, applied = tried, ()
                 # The traceback is removed, because it would keep this frame, and with it the turn, alive.
@@ -234,7 +234,7 @@ class ModelStep:
 
 
 def remedy_for(failure: ModelFailed) -> Remedy | None:
-    if failure.thoughts:
+    if failure.reasoning:
         return "thoughts"
     if failure.kind == "context":
         return "context"
@@ -251,8 +251,8 @@ def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
         retryable=first.retryable or then.retryable,
         retry_after=first.retry_after,
         upstream_status=first.upstream_status,
-        said=then.said,
-        shown=then.shown,
+        endpoint_message=then.endpoint_message,
+        partial_answer=then.partial_answer,
     )
     failure.retried = first.retried or then.retried
     return failure
@@ -261,28 +261,28 @@ def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
 async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
     """The model's answer with its usage; the turn's followers see the text as it arrives."""
     spend_guard.check(turn)
-    shown = 0
+    streamed = 0
 
     def on_text(text: str) -> None:
-        nonlocal shown
-        shown += _size(text)
+        nonlocal streamed
+        streamed += _size(text)
         turn.emit(TextDelta(text=text))
 
-    def on_reset(why: str, heard: int) -> None:
-        nonlocal shown
-        spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
-        if shown:
+    def on_reset(why: str, received_bytes: int) -> None:
+        nonlocal streamed
+        spend_guard.spend_cut_call(turn, _estimate(conversation, received_bytes))
+        if streamed:
             turn.emit(TextReset(reason=why))
-        shown = 0
+        streamed = 0
         spend_guard.check(turn)  # a restarted answer is another call
 
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
     except (asyncio.CancelledError, ModelFailed) as error:
         # An endpoint that failed before it produced output does not bill. For a call that we cut off, we cannot know.
-        heard = shown if isinstance(error, asyncio.CancelledError) else error.heard
-        if isinstance(error, asyncio.CancelledError) or heard:
-            spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
+        received_bytes = streamed if isinstance(error, asyncio.CancelledError) else error.received_bytes
+        if isinstance(error, asyncio.CancelledError) or received_bytes:
+            spend_guard.spend_cut_call(turn, _estimate(conversation, received_bytes))
         raise
     usage = checked_usage(
         conversation.model, answer.usage, asked=conversation.estimated_bytes, received=answer_bytes(answer)
@@ -293,10 +293,12 @@ async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend
     return msgspec.structs.replace(answer, usage=usage)
 
 
-def _estimate(conversation: Conversation, heard: int) -> Usage:
+def _estimate(conversation: Conversation, received_bytes: int) -> Usage:
     model = conversation.model
     tokens = model.token_estimate.tokens
-    return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(heard), estimated=True))
+    return model.facts.priced(
+        Usage(input=tokens(conversation.estimated_bytes), output=tokens(received_bytes), estimated=True)
+    )
 
 
 def answer_bytes(answer: Message) -> int:

@@ -56,14 +56,14 @@ async def run_side_call(
     history = [wire.encode(message)]
     asked = len(encoded.system) + len(history[0])
 
-    def charge_cut_call(heard: int) -> None:
+    def charge_cut_call(received_bytes: int) -> None:
         tokens = model.token_estimate.tokens
-        usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(heard), estimated=True))
+        usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(received_bytes), estimated=True))
         spend_guard.spend(side_call, usage)
         side_call.add_call(spend_guard.model, usage)
 
-    def on_reset(_: str, heard: int) -> None:
-        charge_cut_call(heard)
+    def on_reset(_: str, received_bytes: int) -> None:
+        charge_cut_call(received_bytes)
         spend_guard.check(side_call)
 
     try:
@@ -78,8 +78,8 @@ async def run_side_call(
         charge_cut_call(0)
         raise
     except ModelFailed as failure:
-        if failure.heard:
-            charge_cut_call(failure.heard)
+        if failure.received_bytes:
+            charge_cut_call(failure.received_bytes)
         raise
     usage = checked_usage(model, answer.usage, asked=asked, received=answer_bytes(answer))
     if not usage.estimated:
