@@ -66,7 +66,7 @@ class PromptPrefixes:
         self._tools = tools
         self._sources = {name: tuple(source for source in sources if source.serves(name)) for name in config.agents}
         self._kept: BoundedCache[tuple[str, bool, tuple[str, ...]], NewSession] = BoundedCache(
-            "beginnings", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
+            "prompt prefixes", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
         )
 
     async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> NewSession:

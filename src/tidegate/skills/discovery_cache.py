@@ -66,7 +66,7 @@ class DiscoveryCache(Generic[T]):
         self._running: set[DiscoveryKey] = set()
         self._fresh: BoundedCache[DiscoveryKey, T] = BoundedCache(name, cap=KEPT, ttl=DISCOVERY_SECONDS, clock=clock)
         self._last: BoundedCache[DiscoveryKey, T] = BoundedCache(
-            f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh
+            f"{name}, previous", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh
         )
 
     async def of(self, key: DiscoveryKey) -> T:
@@ -110,7 +110,7 @@ class LogOnce:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._before: BoundedCache[tuple[str, str], bool] = BoundedCache("told of skills", cap=REMEMBERED)
+        self._before: BoundedCache[tuple[str, str], bool] = BoundedCache("skill warnings", cap=REMEMBERED)
 
     def warn(self, event: str, path: str, reason: str) -> None:
         if self._is_new(path, reason):

@@ -77,7 +77,7 @@ class SkillLibrary:
         self._provenance = provenance
         self._discovery = SkillDiscovery(config)
         self._log_once = LogOnce(log)
-        self._cache = DiscoveryCache("looks at skills", self._look, SkillSet(), _weigh, clock=clock)
+        self._cache = DiscoveryCache("skill sets", self._look, SkillSet(), _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)

@@ -50,7 +50,7 @@ class ProjectFiles:
         self._config = config
         self._provenance = provenance
         self._log_once = LogOnce(log)
-        self._cache = DiscoveryCache("looks at projects", self._look, "", _weigh, clock=clock)
+        self._cache = DiscoveryCache("project prompts", self._look, "", _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)
