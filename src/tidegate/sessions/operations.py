@@ -141,7 +141,7 @@ class Operations:
             old = turns.get(db, last)
             if old is None:
                 raise Conflict("There is no turn to retry.")
-            _close_calls(db, session, now, but=frozenset(message.call_id for message in incoming))
+            _close_calls(db, session, now, except_ids=frozenset(message.call_id for message in incoming))
             turns.insert(
                 db,
                 id=turn,
@@ -292,11 +292,11 @@ def _undo(db: Db, session: str, now: float) -> str:
     return last
 
 
-def _close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = frozenset()) -> None:
+def _close_calls(db: Db, session: str, now: float, *, except_ids: frozenset[str] = frozenset()) -> None:
     """Close the tool calls that an undone turn had answered, in a session that no longer has caller tools: the next
     turn looks for open calls only in sessions that have them. The results belong to the turn of the calls and are
     undone with it."""
     row = sessions.get(db, session)
     if row is not None and not row.caller_tools:
         owner = messages.last_turn(db, session)
-        messages.close_calls(db, session, now, but=but, turn=owner, step=messages.CLOSED)
+        messages.close_calls(db, session, now, except_ids=except_ids, turn=owner, step=messages.CLOSED)

@@ -241,7 +241,7 @@ class ApprovalAnswer(Row, frozen=True):
 class ProcessRow(Row, frozen=True):
     """A background process of a session. `pid` and `start_ticks` (its start time in kernel ticks) are set once it runs,
     and identify it only together. `log` is the name of its output in the spool; `channel` is that of the turn that
-    started it, empty if unknown. `told` is True if the agent has been informed of its end."""
+    started it, empty if unknown. `end_reported` is True if the agent has been informed of its end."""
 
     id: str
     session: str
@@ -257,7 +257,7 @@ class ProcessRow(Row, frozen=True):
     started: float
     ended: float | None
     log: str
-    told: bool
+    end_reported: bool
     channel: str
 
 

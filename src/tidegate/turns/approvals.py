@@ -103,12 +103,12 @@ class Approvals:
         self._clock = clock
         self._signal = signal
         # (principal, turn) → number of its questions; at most limits.questions turns
-        self._asking: Counter[tuple[str, str]] = Counter()
+        self._waiting: Counter[tuple[str, str]] = Counter()
 
     @property
     def waiting(self) -> int:
         """The number of questions of this process's turns that wait for an answer."""
-        return self._asking.total()
+        return self._waiting.total()
 
     # -- for people who answer --
 
@@ -203,7 +203,7 @@ class Approvals:
 
     # -- for the turns --
 
-    async def ask(self, taken: TakenTurn, turn: Turn, step: str, asking: NewApproval) -> ApprovalRow | str:
+    async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
         """Ask the question, emit it to the turn's readers, and wait until it is closed. Returns its row, or the reason
         why nobody could be asked. A step that has asked before is not checked again."""
 
@@ -225,7 +225,7 @@ class Approvals:
                     session=turn.session,
                     turn=turn.id,
                     step=step,
-                    asking=asking,
+                    request=request,
                     now=now,
                     expires=now + self._within,
                 )
@@ -275,24 +275,24 @@ class Approvals:
         channel, attended = await self._origin(taken)
         if not attended:
             return f"nobody can be asked on the channel {channel}"
-        if (taken.session.principal, taken.turn.id) in self._asking:
+        if (taken.session.principal, taken.turn.id) in self._waiting:
             return None
-        if len(self._asking) >= self._limits.questions:
+        if len(self._waiting) >= self._limits.questions:
             return f"{self._limits.questions} turns are already waiting for an answer (limits.questions)"
-        own = sum(principal == taken.session.principal for principal, _ in self._asking)
+        own = sum(principal == taken.session.principal for principal, _ in self._waiting)
         if own >= self._limits.questions_each:
             return f"{own} of this person's turns are already waiting for an answer (limits.questions_each)"
         return None
 
     @contextmanager
     def _counted(self, asker: tuple[str, str]) -> Iterator[None]:
-        self._asking[asker] += 1
+        self._waiting[asker] += 1
         try:
             yield
         finally:
-            self._asking[asker] -= 1
-            if not self._asking[asker]:
-                del self._asking[asker]
+            self._waiting[asker] -= 1
+            if not self._waiting[asker]:
+                del self._waiting[asker]
 
 
 _UNFIT = {

@@ -103,9 +103,9 @@ class TurnPermissions:
                 f"{approvals.SUMMARY_CHARACTERS:,} characters that can be shown to a person; do it in smaller steps."
             )
         approver = await self._questions.approver(self._taken, contained=contained)
-        asking = NewApproval(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
+        request = NewApproval(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
         try:
-            row = await self._questions.ask(self._taken, turn, step, asking)
+            row = await self._questions.ask(self._taken, turn, step, request)
         except Conflict as error:
             if error.code != "approval_differs":
                 raise
@@ -123,20 +123,20 @@ class TurnPermissions:
         name = f"{step}-{digest.hex()[:16]}"
         nth = self._times[name]
         self._times[name] += 1
-        asking = NewApproval(
+        request = NewApproval(
             kind="question",
             tool="",
             digest=digest,
             summary=escape_invisible(question),
             choices=tuple(escape_invisible(choice, one_line=True) for choice in choices),
         )
-        if len(asking.summary) > approvals.SUMMARY_CHARACTERS:
+        if len(request.summary) > approvals.SUMMARY_CHARACTERS:
             raise ToolFailed(
                 f"Nobody was asked: a question has at most {approvals.SUMMARY_CHARACTERS:,} characters; shorten it."
             )
         self._waiting[step] += 1
         try:
-            row = await self._questions.ask(self._taken, turn, f"{name}-{nth}", asking)
+            row = await self._questions.ask(self._taken, turn, f"{name}-{nth}", request)
         except Refused as error:
             raise ToolFailed(f"Nobody was asked: {error.message}") from None
         self._waiting[step] -= 1

@@ -52,17 +52,17 @@ def action_digest(tool: str, arguments: str) -> bytes:
 
 
 def ask(
-    db: Db, *, id: str, session: str, turn: str, step: str, asking: NewApproval, now: float, expires: float | None
+    db: Db, *, id: str, session: str, turn: str, step: str, request: NewApproval, now: float, expires: float | None
 ) -> ApprovalRow:
     """Makes the request of this step of a live session. Returns the existing one if the step has made it before; raises
     Conflict if that was about another action."""
     db.lock("session", session)
     existing = of_step(db, turn, step)
     if existing is not None:
-        if (existing.session, existing.kind, existing.digest) != (session, asking.kind, asking.digest):
+        if (existing.session, existing.kind, existing.digest) != (session, request.kind, request.digest):
             raise Conflict(f"Step {step} of this turn has already asked about another action.", code="approval_differs")
         return existing
-    _check(asking)
+    _check(request)
     found = db.execute(
         "INSERT INTO approvals(id, session, turn, step, kind, tool, digest, summary, choices, may_answer, state, asked,"
         " expires) SELECT ?, id, ?, ?, ?, ?, ?, ?, ?, coalesce(?, principal), 'open', ?, ? FROM sessions"
@@ -71,12 +71,12 @@ def ask(
             id,
             turn,
             step,
-            asking.kind,
-            asking.tool,
-            asking.digest,
-            asking.summary,
-            encode(asking.choices) if asking.choices else None,
-            asking.may_answer,
+            request.kind,
+            request.tool,
+            request.digest,
+            request.summary,
+            encode(request.choices) if request.choices else None,
+            request.may_answer,
             now,
             expires,
             session,
@@ -229,12 +229,12 @@ def _record(db: Db, row: ApprovalRow, outcome: str, now: float, by: str | None =
         )
 
 
-def _check(asking: NewApproval) -> None:
-    if len(asking.summary) > SUMMARY_CHARACTERS:
+def _check(request: NewApproval) -> None:
+    if len(request.summary) > SUMMARY_CHARACTERS:
         raise Refused(f"The summary is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
-    if asking.choices and asking.kind != "question":
+    if request.choices and request.kind != "question":
         raise Refused("Only a question has choices; an approval is approved or denied.")
-    if len(asking.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in asking.choices):
+    if len(request.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in request.choices):
         raise Refused(f"A question has at most {CHOICES} choices of {CHOICE_CHARACTERS} characters; offer fewer.")
 
 

@@ -115,7 +115,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
     found = [_row(row) for row in waiting.fetchall()]
     if found:
         answered = frozenset(row.message.call_id for row in found)
-        close_calls(db, session, found[0].at, but=answered, settling=True)
+        close_calls(db, session, found[0].at, except_ids=answered, settling=True)
         _advance(db, session, None, even_ended=True)
     placed: list[MessageRow] = []
     for number, row in enumerate(found):
@@ -238,15 +238,16 @@ def close_calls(
     session: str,
     now: float,
     *,
-    but: frozenset[str] = frozenset(),
+    except_ids: frozenset[str] = frozenset(),
     turn: str | None = None,
     step: str = CLOSING,
     settling: bool = False,
 ) -> int:
-    """Gives the session's open calls, except those in `but`, a result that says there is none. Returns how many. The
-    results are steps of `turn`, named <step>0, …, so that they are undone with it; without `turn`, of no turn."""
+    """Adds a result to each open call of the session, except those in `except_ids`, which says that there is none.
+    Returns the number of calls. The results are steps of `turn` (named <step>0, …) and are undone with it; without
+    `turn` they belong to no turn."""
     db.lock("session", session)
-    left = [call for call in open_calls(db, session) if call.id not in but]
+    left = [call for call in open_calls(db, session) if call.id not in except_ids]
     for place, call in enumerate(left):
         message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
         name = None if turn is None else f"{step}{place}"

@@ -105,16 +105,16 @@ def mark_running(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
 
 
 def mark_ended(
-    db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, told: bool = False
+    db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, end_reported: bool = False
 ) -> ProcessRow | None:
     """Records the end of a process: it exited (exited), was stopped (ended), or was lost with the gateway (lost).
-    Returns the row, once; None if the end is already recorded. `told` says that the agent knows, since it requested the
-    stop."""
+    Returns the row once, and None if the end is already recorded. `end_reported` is true if the agent already knows of
+    the end, because it requested it."""
     db.lock("process", id)
     row = db.execute(
         f"UPDATE processes SET state = ?, exit_code = ?, ended = ?, told = ? WHERE id = ? AND {_LIVE}"
         f" RETURNING {_COLUMNS}",
-        (state, exit_code, now, told, id),
+        (state, exit_code, now, end_reported, id),
     ).get
     return None if row is None else _row(row)
 
@@ -175,10 +175,10 @@ def mark_reported(db: Db, id: str) -> bool:
     """Records that the agent is informed of this end, by another write in the same transaction. Returns False if that
     was recorded before."""
     db.lock("process", id)
-    told = db.execute(
+    marked = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)
     ).get
-    return told is not None
+    return marked is not None
 
 
 def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessRow]:
@@ -204,7 +204,7 @@ def existing(db: Db, ids: Sequence[str]) -> set[str]:
 
 def _row(row: Any) -> ProcessRow:
     id, session, name, command, backend, pid, ticks, state, code, restart, notify = row[:11]
-    started, ended, log, told, channel = row[11:]
+    started, ended, log, end_reported, channel = row[11:]
     return ProcessRow(
         id,
         session,
@@ -220,6 +220,6 @@ def _row(row: Any) -> ProcessRow:
         started,
         ended,
         log,
-        bool(told),
+        bool(end_reported),
         channel,
     )
