@@ -418,7 +418,7 @@ class Conversation:
                     continue
                 bytes_left -= len(data)
                 if bytes_left < 0:
-                    lost.append(f"{kind} {place} is omitted: all media of this conversation exceed the limit.")
+                    lost.append(f"{kind} {place} is omitted: this conversation has more media than fit in a request.")
                     continue
                 media = msgspec.structs.replace(media, data=data, spooled="")
             kept.append(media)

@@ -1,7 +1,7 @@
 """The results of the tool `skill`: a list of skills, one skill, or one of its files.
 
-An agent sees only its own skills, whatever the arguments of the call. Text of the gateway comes first and the text of a
-file last, so that no file can imitate the gateway. Every failure is a `ToolFailed` in one sentence.
+An agent can read only its own skills, whatever the arguments of the call. The gateway's text comes first and the file's
+text last, so no file can imitate the gateway. Every failure is a `ToolFailed` with a one-sentence message.
 """
 
 from tidegate.errors import ToolFailed
