@@ -1,8 +1,9 @@
 """A listening socket that accepts connections one by one.
 
-If the process runs out of descriptors or memory, the listener pauses with back-off and logs each period once;
-meanwhile, connections wait in the kernel's queue. (asyncio's own servers would retry and log continuously.) The owner
-decides with `room` how the next connection is accepted, and owns it from then on. The listener owns its socket.
+If the process runs out of descriptors or memory, the listener pauses with back-off and logs each such period once;
+meanwhile, connections wait in the kernel's queue. (asyncio's servers would retry and log continuously.) The owner's
+function `room` decides how the next connection is accepted. Accepted connections belong to the owner, the listening
+socket to the listener.
 """
 
 import asyncio
