@@ -1,9 +1,9 @@
 """Discovery of the skills in an agent's folders.
 
 Unchanged files are not opened: a file is read again only if its size, times or inode have changed, and its text is
-parsed once, however many agents, folders and sessions use it. A skill that cannot be used is left out with the reason
-and does not affect others. The same folders give the same result. The functions block: use them in worker threads and
-the command line. The caches are private and safe to use from several threads.
+parsed once, however many agents, folders and sessions use it. A skill that cannot be used is left out, with the reason,
+and does not affect others. The same folders always produce the same result. The functions block: call them only in
+worker threads and on the command line. The caches are thread-safe.
 """
 
 import hashlib

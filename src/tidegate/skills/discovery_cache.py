@@ -1,9 +1,9 @@
-"""A cache of the results of discovery, for sessions that begin.
+"""A cache of discovery results, for new sessions.
 
-For one agent and one kind of reader, one discovery runs at a time, in a worker thread, and at most one every
-`DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not answer within `PATIENCE` (a dead network
-share), the session begins with the previous result, this is logged, and no second discovery starts until the first has
-returned.
+For each agent and kind of reader, one discovery runs at a time, in a worker thread, at most once every
+`DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example on
+a dead network share), this is logged and the session begins with the previous result. No second discovery starts until
+the first has returned.
 """
 
 import threading
