@@ -218,8 +218,8 @@ class NoteRow(Row, frozen=True):
 
 
 class NewApproval(Frozen, frozen=True):
-    """A request that a step wants to make. `digest` is `approvals.action_digest` of the exact action. `may_answer` is
-    the id of a principal or `role:<role>`; None is the session's owner. Only a question has choices."""
+    """A request that a step makes. `digest` is `approvals.action_digest` of the exact action. `may_answer` is the id of
+    a principal or `role:<role>`; None stands for the session's owner. Only a question has choices."""
 
     kind: ApprovalKind
     tool: str
@@ -311,7 +311,7 @@ class PrincipalRow(Row, frozen=True):
 
 
 class KeyRow(Row, frozen=True):
-    """A key without its digest: the credential cannot be reconstructed from it."""
+    """A key without its digest, so that the credential cannot be verified or reconstructed from it."""
 
     id: str
     principal: str

@@ -30,7 +30,7 @@ CHOICES = 20
 CHOICE_CHARACTERS = 200
 """Bounds of a question's choices: they must fit on buttons."""
 EXPIRED_AT_ONCE = 500
-"""Approvals that one write closes, so that no turn waits long behind it."""
+"""The most approvals that one write closes, so that no turn has to wait long for it."""
 
 _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"
@@ -90,12 +90,12 @@ def ask(
 
 
 def get(db: Db, id: str) -> ApprovalRow | None:
-    """The request, of any principal: for internal use."""
+    """The request with this id, whoever its principal is. For internal use."""
     return _one(db, "approvals.id = ?", (id,))
 
 
 def of_step(db: Db, turn: str, step: str) -> ApprovalRow | None:
-    """The request of this step of the turn: for internal use."""
+    """The request of this step of the turn. For internal use."""
     return _one(db, "turn = ? AND step = ?", (turn, step))
 
 
@@ -153,8 +153,8 @@ def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[Appro
 def answer(
     db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float
 ) -> ApprovalAnswer:
-    """Answers the request if it is open, not expired, and this principal may. An approval is approved or denied, a
-    question is answered; the asking tool decides whether an answer must be one of the choices."""
+    """Answers the request if it is open, has not expired, and this principal may answer it. An approval is approved or
+    denied, a question is answered. The tool that asks decides whether an answer must be one of the choices."""
     db.lock("approval", id)
     if len(text) > ANSWER_CHARACTERS:
         raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; shorten it.")

@@ -112,7 +112,7 @@ def listing(
 
 
 def count(db: Db) -> int:
-    """The number of rows: their ids are consecutive, and they are removed from the oldest on."""
+    """The number of rows, computed from the ids, which are consecutive, since the oldest rows are removed first."""
     first, last = db.execute("SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)").get
     return 0 if first is None else int(last - first + 1)
 

@@ -2,8 +2,8 @@
 
 An accepted message has one permanent row and at most one position (`seq`) in its session; positions only increase; a
 named step of a turn is committed at most once. An ended session gets only the last rows of the turn that was running,
-and then the messages accepted before the end (`close_inbox`). Every change here increments the session's `version`, so
-that a holder of a copy can tell whether it is stale.
+and then the messages accepted before the end (`close_inbox`). Every change here increments the session's `version`,
+which shows whether a copy is stale.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ UNANSWERED = "unanswered-"
 ENDED_FIRST = "This message was not answered: the conversation ended first."
 """The note on such a message for models, if a later conversation begins with this transcript."""
 _RESULTS_READ = 20
-"""Tool results that one statement reads at the end of a transcript; more than one message usually has."""
+"""Tool results that one statement reads at the end of a transcript. One step usually has fewer."""
 NOTICES_KEPT = 20
 """Notices of one session: a few lines are enough to report what happened since its last turn, and a session that nobody
 uses cannot fill the store."""

@@ -1,4 +1,4 @@
-"""The outbox: answers on their way to a channel, each with one delivery identity.
+"""The outbox: answers to be delivered to a channel, each under one delivery id.
 
 A prepared delivery is sent, or stays visible as unknown or dead. One row is claimed by one sender at a time. Each has
 an expiry and a bounded number of attempts. The channel decides whether to try again after an unknown result.

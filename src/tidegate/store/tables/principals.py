@@ -1,6 +1,6 @@
 """Principals and their keys.
 
-A key is stored only as its digest. A lookup is one exact match of 32 bytes that nobody can choose freely (the token has
+Keys are stored only as digests. A lookup is one exact match of 32 bytes that nobody can choose freely (the token has
 240 random bits), so its timing reveals nothing. A code works once. A revoked or expired key is treated as absent, but
 its digest stays known. A browser's sign-in is one row with two digests, of its cookie and of its page token: each is
 useless without the other. Every addition, revocation and sign-in is recorded in the audit log in the same transaction;

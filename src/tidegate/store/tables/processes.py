@@ -1,8 +1,8 @@
 """Background processes of sessions, each recorded before it is spawned.
 
-A process has its row before it exists, so that processes that survive a crash are known by name. A live name belongs to
-one process of its session. An end is recorded once, and reported to the agent once. The rows say which processes should
-be alive; the code that spawns and ends processes compares them with those that are.
+The row of a process is written before the process exists, so that processes that survive a crash are known by name. A
+live name belongs to one process of its session. An end is recorded once, and reported to the agent once. The rows say
+which processes should be alive; the code that spawns and ends processes compares them with those that are.
 """
 
 from collections.abc import Sequence

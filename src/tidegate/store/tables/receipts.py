@@ -1,8 +1,8 @@
 """Receipts: external identities of accepted messages, which make repeated deliveries recognisable.
 
 There is at most one valid receipt for a (principal, source, key); an expired one is treated as absent. `prune` bounds
-their number by dropping those of the principal that has most, so that no principal's retries are forgotten because of
-another's.
+their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because of
+another principal.
 """
 
 import msgspec

@@ -1,7 +1,7 @@
 """Full-text search in messages, and for sessions by a few words.
 
-Any text is a valid query. Only sessions of the searching principal are searched. No second copy of a text is kept (the
-index holds words and numbers). `index` adds messages in batches, off the hot path; a search first catches up by a
+Any text is a valid query. Only sessions of the searching principal are searched. Texts are not stored twice: the index
+contains only words and numbers. `index` adds messages in batches, off the hot path; a search first catches up by a
 bounded amount and reports if that was not enough. The index's own tokenizer defines words everywhere: in messages,
 queries and titles.
 
@@ -58,7 +58,7 @@ QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
 """Tools that quote messages: their arguments and results are not indexed as further mentions."""
 _MESSAGE = (1 << MESSAGE_BITS) - 1
 LAST = 2**62
-"""An entry after every other."""
+"""A number above that of any entry."""
 
 Before = tuple[float, str]
 """A session's last activity, and its id: a position in the list of titles."""
