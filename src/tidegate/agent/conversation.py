@@ -278,7 +278,7 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a request at this point: the last count, plus an estimate of later messages."""
+        """The tokens of a request at this point: the provider's last count plus an estimate of later messages."""
         if self._counted is None:
             return self.model.token_estimate.tokens(self.estimated_bytes)
         tokens, size = self._counted

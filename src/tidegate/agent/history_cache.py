@@ -106,7 +106,7 @@ class HistoryCache:
                 await self._write_waiting()
 
     async def _write_waiting(self) -> None:
-        """Writes all waiting histories at once, with a single thread call."""
+        """Writes all waiting histories in a single call to a thread."""
         batch, self._waiting = self._waiting, []
         size, self._waiting_bytes = self._waiting_bytes, 0
         if self._closed:

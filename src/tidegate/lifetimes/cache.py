@@ -179,7 +179,7 @@ class BoundedCache(Generic[K, V]):
             self._remove(next(iter(self._entries)), evicted=False)
 
     def sweep(self, now: float | None = None) -> int:
-        """Remove entries that are too old; returns their number."""
+        """Remove entries that are too old. Returns the number of removed entries."""
         if self.ttl is None:
             return 0
         moment = self._clock() if now is None else now

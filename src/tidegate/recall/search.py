@@ -343,7 +343,7 @@ def _texts(
 
 
 def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
-    """The next sessions to search, from that number on, and the number to continue from."""
+    """The next sessions to search, starting at `number`, and the number to continue from."""
     if not request.everywhere:
         return [(number, request.own)], None
     below = search.sessions_below(db, request.principal, number + 1, SESSIONS)
@@ -354,8 +354,8 @@ def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, 
 def _files(
     db: Db, request: SearchRequest, number: int, id: str
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
-    """The next results, from that one on, each with its session number; where to continue; and the words. None if the
-    result to start from is gone."""
+    """The next results, starting with the given one, each with its session number; where to continue; and the words.
+    None if the result to start from is gone."""
     words = () if request.regex else tuple(search.words(db, request.query))
     if not (words or request.regex):
         return [], None, ()

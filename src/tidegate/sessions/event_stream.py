@@ -50,7 +50,7 @@ async def watch(
                 if live is not None:
                     followed, live = live.log, None
                     del page  # the turn may run for long
-                    # Closed here, so that a turn sees at once that its reader has left.
+                    # Closed here, so that a turn immediately notices that its reader has left.
                     async with aclosing(followed.read()) as batches:
                         async for batch in batches:
                             for event in _unsent(batch, seen):

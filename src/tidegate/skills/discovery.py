@@ -118,7 +118,7 @@ class SkillDiscovery:
         return [candidate for candidate in found if candidate is not None]
 
     def _at(self, place: SkillFolder, folder: int, name: str, reader: Reader) -> _Candidate | None:
-        """The candidate of that name, or None."""
+        """The candidate with this name, or None."""
         mark: FileStamp | None = None
         try:
             with file_access.open_skill_folder(place, folder, name) as opened:

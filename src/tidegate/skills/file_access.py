@@ -102,7 +102,7 @@ def open_folder(where: SkillFolder) -> Iterator[int | None]:
 
 @contextmanager
 def open_skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
-    """Opens the folder of that name in an open skill folder; None if it does not exist."""
+    """Opens the folder with this name in an open skill folder; None if it does not exist."""
     if where.project is not None:
         with resolve(mount(where.project), f"{where.within}/{name}") as spot:
             yield spot.fd if spot is not None and spot.is_folder else None

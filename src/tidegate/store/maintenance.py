@@ -77,7 +77,7 @@ async def delete_session(store: MaintainedStore, id: str) -> bool:
 
 
 def forget_intents(db: Db, limit: int) -> int:
-    """Removes up to `limit` intents whose turn has ended or is gone. Returns how many."""
+    """Removes up to `limit` intents whose turn has ended or is gone. Returns their number."""
     db.execute(
         "DELETE FROM intents WHERE (turn, step) IN (SELECT turn, step FROM intents WHERE NOT EXISTS("
         "SELECT 1 FROM turns WHERE turns.id = intents.turn AND state IN ('queued', 'running')) LIMIT ?)",
@@ -97,7 +97,7 @@ def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes
 
 
 def drop_prompts(db: Db, ids: Sequence[bytes]) -> int:
-    """Removes these prompts, except those that a session uses by now. Returns how many were removed."""
+    """Removes these prompts, except those that a session uses by now. Returns the number removed."""
     return sum(sessions.drop_unused_prefix(db, id) for id in ids)
 
 

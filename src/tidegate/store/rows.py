@@ -232,7 +232,7 @@ class NewApproval(Frozen, frozen=True):
 class ApprovalAnswer(Row, frozen=True):
     """The effect of an answer. `counted`: it was accepted. `repeated`: this principal gave the same answer before.
     `closed`: somebody else answered first, or the request was cancelled. `expired`: it came too late. `unknown`: there
-    is no request of that id that this principal may answer. `row` is the current row."""
+    is no request with this id that the principal may answer. `row` is the current row."""
 
     how: Literal["counted", "repeated", "closed", "expired", "unknown"]
     row: ApprovalRow | None

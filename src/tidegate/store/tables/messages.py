@@ -143,7 +143,7 @@ def waiting(db: Db, turn: str) -> list[Message]:
 
 
 def move(db: Db, from_turn: str, to_turn: str) -> int:
-    """Moves messages that came too late for a turn to a queued turn of the same session. Returns how many."""
+    """Moves messages that came too late for a turn to a queued turn of the same session. Returns their number."""
     db.lock("turn", from_turn)
     if db.execute("SELECT 1 FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (from_turn,)).get is None:
         return 0
@@ -346,7 +346,7 @@ def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
 
 
 def undo(db: Db, turn: str, now: float) -> int:
-    """Hides a turn's rows from models; they stay in the transcript, marked. Returns how many."""
+    """Hides a turn's rows from models; they stay in the transcript, marked. Returns their number."""
     db.lock("turn", turn)
     session = db.execute("SELECT session FROM turns WHERE id = ?", (turn,)).get
     if session is None:
@@ -395,8 +395,8 @@ def take_notices(db: Db, session: str) -> str:
 
 
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
-    """Increments the session's version. A person's message also counts as activity (`now`); model answers and tool
-    results do not, which saves their commits writing to two indexes."""
+    """Increments the session's version. A message from a person also counts as activity (`now`). Model answers and tool
+    results do not, so that their commits need not write to two indexes."""
     activity = "" if now is None else ", active = CASE WHEN active < ?2 THEN ?2 ELSE active END"
     only_live = "" if even_ended else " AND ended IS NULL"
     live = db.execute(

@@ -281,8 +281,8 @@ def mark_seen(db: Db, session: str, mark: int) -> None:
 
 
 def prune(db: Db, now: float, limit: int) -> int:
-    """Deletes up to `limit` old changes. Returns how many. The last change of each person and agent stays: it shows a
-    conversation that was idle for long that there was a change."""
+    """Deletes up to `limit` old changes. Returns their number. The last change of each person and agent stays: it shows
+    a conversation that was idle for long that there was a change."""
     db.execute(
         "DELETE FROM note_changes WHERE id IN (SELECT id FROM note_changes AS old WHERE at < ?1 AND id <> ("
         "SELECT max(id) FROM note_changes WHERE about = old.about AND whose = old.whose) LIMIT ?2)",

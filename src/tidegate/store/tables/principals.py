@@ -154,7 +154,7 @@ def revoke(
     principal: str | None = None,
     by: str | None = None,
 ) -> list[str]:
-    """Revokes valid keys of that kind: all, or only the one with this id, or those of a principal. Returns the ids."""
+    """Revokes valid keys of this kind: all, only the one with this id, or those of one principal. Returns the ids."""
     where, values = _matching(kind=kind, id=id, principal=principal)
     rows = db.execute(
         "UPDATE keys SET revoked = ? WHERE revoked IS NULL AND (expires IS NULL OR expires > ?)"
@@ -168,8 +168,8 @@ def revoke(
 
 
 def prune_keys(db: Db, before: float, limit: int) -> int:
-    """Deletes up to `limit` codes and cookies that stopped working before that time. Returns how many. Keys stay, so
-    that they stay known."""
+    """Deletes up to `limit` codes and cookies that stopped working before the given time. Returns their number. Keys
+    stay, so that they stay known."""
     db.execute(
         "DELETE FROM keys WHERE id IN (SELECT id FROM keys WHERE kind IN ('code', 'cookie')"
         " AND coalesce(revoked, expires) < ? LIMIT ?)",

@@ -120,13 +120,13 @@ def mark_ended(
 
 
 def get(db: Db, id: str) -> ProcessRow | None:
-    """The process, of any principal: for internal use."""
+    """The process with this id, whoever its principal is. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
 
 def by_name(db: Db, session: str, name: str) -> ProcessRow | None:
-    """The session's latest process of that name."""
+    """The session's latest process with this name."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM processes WHERE session = ? AND name = ? ORDER BY started DESC, id DESC LIMIT 1",
         (session, name),

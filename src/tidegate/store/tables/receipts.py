@@ -70,7 +70,7 @@ def of_task(turn: str, step: str, digest: bytes) -> Receipt:
 
 
 def forget_tasks(db: Db, principal: str, turn: str) -> int:
-    """Deletes the receipts of the tasks of a turn that has ended. Returns how many."""
+    """Deletes the receipts of the tasks of a turn that has ended. Returns their number."""
     db.execute(
         "DELETE FROM receipts WHERE principal = ? AND source = ? AND key >= ? AND key < ?",
         (principal, DELEGATED, f"{turn}/", f"{turn}0"),  # "0" follows "/"

@@ -39,7 +39,7 @@ TITLES = 2_000
 HITS = 10_000
 """Matching messages that one read checks: some ten milliseconds."""
 HITS_AT_ONCE = 1_000
-"""Rows of one statement: the content of that many messages may be in memory."""
+"""Rows of one statement: the contents of this many messages may be in memory."""
 READS = 100
 """Reads of either kind per search, so that no query can keep the readers busy: two hundred thousand titles and a
 million messages, the latest first."""
@@ -219,7 +219,7 @@ def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tupl
 
 
 def session_of(db: Db, principal: str, number: int) -> str | None:
-    """The session of that number, if it belongs to this principal."""
+    """The session with this number, if it belongs to this principal."""
     found: str | None = db.execute(
         "SELECT session FROM indexed_sessions JOIN sessions ON sessions.id = session"
         " WHERE number = ? AND principal = ?",
@@ -322,7 +322,7 @@ _MENTIONS = (
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
-    """The message of that number, unless it is undone, has no position, or belongs to that turn."""
+    """The message with this number, unless it is undone, has no position, or belongs to the given turn."""
     others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
         f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"

@@ -74,7 +74,7 @@ def create(
     caller_tools: bytes = b"",
 ) -> SessionRow:
     """Creates a session with a frozen prompt and tools. `extra` is the session's own end of the prompt; it is stored
-    only there. Raises Conflict if the principal has a live session of that name."""
+    only there. Raises Conflict if the principal has a live session of this name."""
     length, digest = _extra(extra)
     _check_extra(prefix, length, digest)
     frozen = _keep_prefix(db, prefix)
@@ -339,7 +339,7 @@ def delete(db: Db, id: str) -> bool:
 
 def delete_messages(db: Db, id: str, limit: int) -> int:
     """Deletes the first `limit` messages of an ended session before the session itself, whose deletion would take too
-    long with all of them. Returns how many: 0 while any hook other than the deletion is pending."""
+    long with all of them. Returns the number of deleted rows: 0 while any hook other than the deletion is pending."""
     db.lock("session", id)
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"

@@ -58,7 +58,7 @@ def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
 
 
 def clear(db: Db, session: str, key: str | None = None) -> int:
-    """Removes one setting of the session, or all. Returns how many."""
+    """Removes one setting of the session, or all of them. Returns the number removed."""
     db.lock("session", session)
     only, values = ("", (session,)) if key is None else (" AND key = ?", (session, key))
     db.execute(f"DELETE FROM settings WHERE session = ?{only}", values)
@@ -78,7 +78,8 @@ def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str
 
 
 def expire(db: Db, now: float, limit: int) -> int:
-    """Removes up to `limit` expired settings. Returns how many. The time does not matter: expired ones are not read."""
+    """Removes up to `limit` expired settings. Returns their number. It may run at any time, since expired settings are
+    not read."""
     db.execute(
         "DELETE FROM settings WHERE (session, key) IN (SELECT session, key FROM settings WHERE expires <= ? LIMIT ?)",
         (now, limit),

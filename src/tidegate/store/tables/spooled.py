@@ -115,7 +115,7 @@ def latest_texts(
 
 
 def remove_session(db: Db, session: str) -> int:
-    """Deletes all rows of a session. Returns how many. (Deleting the session deletes them too.)"""
+    """Deletes all rows of a session. Returns their number. (Deleting the session deletes them too.)"""
     db.lock("session", session)
     db.execute("DELETE FROM spooled WHERE session = ?", (session,))
     return db.changes()

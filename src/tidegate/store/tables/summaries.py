@@ -84,7 +84,7 @@ def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
 
 
 def drop_prepared(db: Db, session: str) -> int:
-    """Deletes prepared summaries. Returns how many."""
+    """Deletes prepared summaries. Returns their number."""
     db.lock("session", session)
     db.execute("DELETE FROM summaries WHERE session = ? AND state = 'prepared'", (session,))
     return db.changes()

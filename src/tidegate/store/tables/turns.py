@@ -130,7 +130,7 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 
 def get(db: Db, id: str) -> TurnRow | None:
-    """The turn, of any principal: for internal use."""
+    """The turn with this id, whoever its principal is. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 

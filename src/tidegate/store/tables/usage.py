@@ -117,7 +117,7 @@ def _with_hours(db: Db, new: tuple[int, int], per: str, key: str, since: float) 
 
 
 def fold(db: Db, limit: int) -> int:
-    """Folds up to `limit` further calls into the hourly sums. Returns how many."""
+    """Folds up to `limit` further calls into the hourly sums. Returns the number of calls."""
     folded, last = db.execute(
         "SELECT value, coalesce((SELECT max(id) FROM usage), 0) FROM meta WHERE key = 'spent'"
     ).get

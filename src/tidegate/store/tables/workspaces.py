@@ -78,7 +78,7 @@ def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
 
 
 def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRow]:
-    """Workspaces that have been in the trash since before that time, the longest first."""
+    """Workspaces that were put into the trash before the given time, the oldest first."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM workspaces WHERE state = 'trash' AND trashed_at < ? ORDER BY trashed_at NULLS FIRST"
         " LIMIT ?",
@@ -103,7 +103,7 @@ def set_trash_size(db: Db, session: str, bytes: int) -> None:
 
 
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
-    """Sessions whose folders, together with all newer ones, exceed that many bytes of trash; the oldest first."""
+    """Sessions whose folders, together with all newer ones, exceed this size of the trash, the oldest first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
         " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"

@@ -11,7 +11,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 MOST_MATCHES = 200
-"""The most matches of a search that are shown at once."""
+"""The most matches of a search in one result."""
 
 
 @tool(effect="read", timeout=60, parallel=True)

@@ -76,7 +76,7 @@ class RequestSize:
 
     @property
     def could_save(self) -> bool:
-        """True if a summary of the old messages, at its normal length, would be worth it."""
+        """True if a summary of the old messages, at its normal length, would save enough."""
         old = sum(weigh(message) for _, message in self.view.rows[: self.old])
         return old - length_of(self.marks.window) / self.rate >= self._least * self._bytes(self.view)
 
@@ -119,7 +119,7 @@ def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> Reducti
 
 
 def cut(work: RequestSize, rows: int) -> ReductionStage:
-    """A list instead of the first `rows` messages or, with 0, instead of all summaries."""
+    """A stage that replaces the first `rows` messages (or, if `rows` is 0, all summaries) with a list."""
     view, size = work.view, int(length_of(work.marks.window) / work.rate)
     if rows:
         first, last, level = view.covered + 1, view.rows[rows - 1][0], 0

@@ -28,7 +28,7 @@ ADDRESS_CHARACTERS = 1000
 """A result with a longer address is left out, since half an address is useless."""
 
 MOST = 20
-"""Results of one search: as many as every engine returns at once."""
+"""The most results of one search: as many as every engine returns in one response."""
 
 BRAVE = "https://api.search.brave.com/res/v1"
 TAVILY = "https://api.tavily.com"
