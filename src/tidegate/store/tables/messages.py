@@ -213,7 +213,7 @@ def count_user_messages(db: Db, session: str, most: int) -> int:
 
 
 def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
-    """Calls without a result at the end of the transcript: the caller runs those tools."""
+    """The calls without a result at the end of the transcript, whose tools the caller runs."""
     answered: set[str] = set()
     before, most = _LAST, 1  # in most conversations the last message is no result
     while True:
@@ -333,7 +333,7 @@ def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None)
 
 
 def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
-    """The first rows, up to that size. Bodies are decompressed one at a time, and no more of them than needed."""
+    """The first rows, up to the given size. Bodies are decompressed one at a time, and only as many as are needed."""
     found: list[MessageRow] = []
     size = 0
     for id, session, turn, seq, step, at, undone, body, packed in rows:

@@ -105,8 +105,8 @@ def get(db: Db, id: int) -> NoteRow | None:
 
 
 def version(numbered: Iterable[tuple[int, str]]) -> str:
-    """A version of the notes, given by number and text: equal for equal notes. A rewrite names the version it was based
-    on."""
+    """A version of the notes, computed from their numbers and texts: equal notes have equal versions. A rewrite
+    specifies the version on which it is based."""
     return hashlib.sha256(encode(sorted(numbered))).hexdigest()[:16]
 
 
@@ -131,8 +131,8 @@ def put(
     most: int,
     replaces: int | None = None,
 ) -> NoteChange:
-    """Adds a note, or replaces the text of one. A text that is already noted changes nothing. `most` bounds the bytes
-    of one person or agent. `session` is the one in which a model wrote the note: that session is not told about it."""
+    """Adds a note, or replaces the text of one. A text that is already noted changes nothing. `most` is the limit for
+    one person or agent in bytes. `session` is the one in which a model wrote the note, and is not notified of it."""
     line = clean(text)
     old = None if replaces is None else _of(db, about, whose, replaces)
     same = db.execute(
@@ -176,8 +176,9 @@ def rewrite(
     now: float,
     most: int,
 ) -> tuple[list[NoteRow], int]:
-    """Replaces all notes at once. Each line is an existing note with its number, or a new one; notes that are missing
-    from `lines` are deleted. Raises Conflict and changes nothing unless the notes still have the version `seen`."""
+    """Replaces all notes in one step. Each line is an existing note with its number, or a new one; notes that are
+    missing from `lines` are deleted. Raises Conflict and changes nothing unless the notes still have the version
+    `seen`."""
     present = listing(db, about, whose)
     check_seen(((note.id, note.text) for note in present), seen)
     numbers = check_lines(lines, [note.id for note in present])
@@ -205,7 +206,7 @@ def rewrite(
 
 
 def check_seen(numbered: Iterable[tuple[int, str]], seen: str) -> None:
-    """Raises Conflict unless the notes still have that version."""
+    """Raises Conflict unless the notes still have the version `seen`."""
     if version(numbered) != seen:
         raise Conflict(
             "These notes were changed in the meantime, so nothing was written; read the current notes and edit those.",
@@ -232,7 +233,7 @@ def check_lines(lines: Sequence[tuple[int | None, str]], present: Sequence[int])
 
 
 def add_change(db: Db, about: About, whose: str, text: str, session: str | None, now: float) -> int:
-    """Records a change that running conversations are to be told about. Returns its number."""
+    """Records a change of which running conversations must be notified. Returns its number."""
     id: int = db.execute(
         "INSERT INTO note_changes(about, whose, text, session, at) VALUES(?, ?, ?, ?, ?) RETURNING id",
         (about, whose, text, session, now),
@@ -249,9 +250,9 @@ def add_change(db: Db, about: About, whose: str, text: str, session: str | None,
 
 
 def take_changes(db: Db, session: SessionRow, turn: str, now: float) -> str:
-    """The text about changes since the last one that the session knows, except those it made itself; empty if there are
-    none. From then on they count as known, in this turn. Only for sessions with memory: `memory_seen` is the first
-    change that the session does not know."""
+    """Returns the text about changes that the session has not been notified of, except those it made itself; empty if
+    there are none. They are then marked as known, as of this turn. Only for sessions with memory: `memory_seen` is the
+    first change that the session does not know."""
     rows: list[Any] = db.execute(
         _UNSEEN,
         (session.principal, session.agent, session.memory_seen, session.id, CHANGES_TOLD + 1),
@@ -281,8 +282,8 @@ def mark_seen(db: Db, session: str, mark: int) -> None:
 
 
 def prune(db: Db, now: float, limit: int) -> int:
-    """Deletes up to `limit` old changes. Returns their number. The last change of each person and agent stays: it shows
-    a conversation that was idle for long that there was a change."""
+    """Deletes up to `limit` old changes. Returns their number. The last change of each person and agent is kept, so
+    that a conversation that was idle for long can tell that there were changes."""
     db.execute(
         "DELETE FROM note_changes WHERE id IN (SELECT id FROM note_changes AS old WHERE at < ?1 AND id <> ("
         "SELECT max(id) FROM note_changes WHERE about = old.about AND whose = old.whose) LIMIT ?2)",

@@ -37,8 +37,8 @@ def begin(
     notify: bool,
     now: float,
 ) -> ProcessRow:
-    """Records a process; must be committed before the spawn. Raises Conflict if a live process of the session has that
-    name. Its channel is that of the session's running turn."""
+    """Records a process. Must be committed before the process is spawned. Raises Conflict if a live process of the
+    session has this name. The channel of the process is that of the running turn."""
     db.lock("session", session)
     try:
         found = db.insert_unique(
@@ -58,8 +58,8 @@ def begin(
 
 
 def restart(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow | None:
-    """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if that was
-    done before, or if another live process has its name."""
+    """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if it was
+    already restarted, or if another live process has its name."""
     db.lock("process", id)
     old = db.execute(
         f"UPDATE processes SET restart = 0 WHERE id = ? AND state = 'lost' AND restart = 1 RETURNING {_COLUMNS}", (id,)
@@ -93,7 +93,7 @@ def _channel(db: Db, session: str) -> str:
 
 
 def mark_running(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
-    """Records that the process runs, with its pid. Returns False if it should no longer start: then the caller must end
+    """Records that the process runs, with its pid. Returns False if it should no longer start; the caller must then end
     it."""
     db.lock("process", id)
     running = db.execute(
@@ -172,8 +172,8 @@ def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow
 
 
 def mark_reported(db: Db, id: str) -> bool:
-    """Records that the agent is informed of this end, by another write in the same transaction. Returns False if that
-    was recorded before."""
+    """Records that the agent has been informed of this end, by another write in the same transaction. Returns False if
+    that was already recorded."""
     db.lock("process", id)
     marked = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)
@@ -197,7 +197,7 @@ def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessR
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """The ids among these that have a row. A live process without a row belongs to no session."""
+    """The ids in the given set that have a row. A live process without a row belongs to no session."""
     rows = db.execute(f"SELECT id FROM processes WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 

@@ -35,8 +35,8 @@ def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRo
 
 
 def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
-    """Records the receipt for a turn. It replaces an older one of the same identity, whose turn said "try again" or
-    which has expired: a caller that uses `find` first never replaces a valid one."""
+    """Records the receipt for a turn. It replaces an older receipt with the same identity that has expired, or whose
+    turn asked for a retry. A caller that uses `find` first never replaces a valid one."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -79,8 +79,8 @@ def forget_tasks(db: Db, principal: str, turn: str) -> int:
 
 
 def prune(db: Db, now: float, cap: int) -> int:
-    """Removes expired receipts and, beyond `cap`, those of the principal that has most, in the order of expiry. Removes
-    a bounded number at a time."""
+    """Removes expired receipts and, beyond `cap`, those of the principal with the most, in the order of expiry. Removes
+    a bounded number per call."""
     db.execute(
         "DELETE FROM receipts WHERE (principal, source, key) IN"
         " (SELECT principal, source, key FROM receipts WHERE expires <= ? LIMIT ?)",
