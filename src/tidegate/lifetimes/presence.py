@@ -41,7 +41,7 @@ class Resident(Protocol):
 
     @property
     def weight(self) -> int:
-        """Bytes held now."""
+        """The size in memory now, in bytes."""
 
     async def release(self) -> None:
         """Release what the resident holds. Called once, when no turn uses it."""

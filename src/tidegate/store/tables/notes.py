@@ -159,7 +159,8 @@ def put(
 
 
 def forget(db: Db, *, about: About, whose: str, id: int, session: str | None, now: float) -> NoteChange:
-    """Deletes a note and returns it; raises NotFound if there is no such note here. `session` as in `put`."""
+    """Deletes a note and returns it; raises NotFound if there is no such note here. `session` has the same meaning as
+    in `put`."""
     note = _of(db, about, whose, id)
     db.execute("DELETE FROM notes WHERE id = ?", (id,))
     return NoteChange(note, True, add_change(db, about, whose, removal_text(id), session, now))

@@ -44,7 +44,7 @@ async def context_describe(
     ] = None,
     after: Annotated[int, Meta(ge=0, le=NUMBER)] = 0,
 ) -> str:
-    """Tells which messages a summary of this conversation covers."""
+    """Shows which messages a summary of this conversation covers."""
     return await _recall(ctx).describe(ctx, summary, after=after)
 
 
