@@ -24,9 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """`room(short)` decides how the next connection is accepted: `free`, normally; `reserve`, with a descriptor of the
-    reserve if necessary; `soon`, in a later iteration of the loop; `none`, after `resume` or a second. `short` says
-    that no ordinary descriptor is left. `accepted` is called with the connection and whether it was `reserve`."""
+    """A listening socket. `room(short)` decides how the next connection is accepted: `free`, normally; `reserve`, with
+    a descriptor of the reserve if necessary; `soon`, in a later iteration of the loop; `none`, after `resume` or a
+    second. `short` says that no ordinary descriptor is left. `accepted` is called with the connection and whether it
+    was `reserve`."""
 
     def __init__(
         self,

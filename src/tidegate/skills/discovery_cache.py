@@ -40,7 +40,7 @@ REMEMBERED = 512
 
 
 class DiscoveryKey(NamedTuple):
-    """The agent, and the reader whose prompt it is for."""
+    """An agent, and the reader for whose prompt its skills are discovered."""
 
     agent: str
     reader: Reader = Reader()

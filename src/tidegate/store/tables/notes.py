@@ -278,7 +278,8 @@ def _was_idle(db: Db, session: str, turn: str, now: float) -> bool:
 
 
 def mark_seen(db: Db, session: str, mark: int) -> None:
-    """Records that the session knows all changes before this one. Models do not see this, so the version stays."""
+    """Records that the session knows all changes before this one. The version is unchanged, since models do not see
+    this."""
     db.execute("UPDATE sessions SET memory_seen = ? WHERE id = ?", (mark, session))
 
 
