@@ -128,11 +128,12 @@ class Stopping(Busy):
 class ModelFailed(TidegateError):
     """A failed request to a model endpoint.
 
-    `said` is the endpoint's own message. It may quote the conversation, so it is shown only to participants; `brief`
-    goes to the log. `shown` is true if the user already saw part of the answer, and `heard` counts the bytes received,
-    including hidden reasoning and tool calls. If the endpoint refused the request, `thoughts` is set if the cause was
-    opaque reasoning of earlier answers, `large` if it was the size of the request or of a picture, and `documents` if
-    it was a document. `param` names a field of the caller's request that the model does not support."""
+    `endpoint_message` is the endpoint's own message. It may quote the conversation, so only participants see it; the
+    log gets `brief`. `partial_answer` is true if the user has already seen part of the answer. `received_bytes` counts
+    the bytes received, including hidden reasoning and tool calls. If the endpoint refused the request, `reasoning` is
+    true if the cause was opaque reasoning of earlier answers, `large` if it was the size of the request or of a
+    picture, and `documents` if it was a document. `param` names a field of the caller's request that the model does
+    not support."""
 
     def __init__(
         self,
@@ -142,23 +143,23 @@ class ModelFailed(TidegateError):
         retryable: bool,
         retry_after: float | None = None,
         upstream_status: int | None = None,
-        said: str = "",
-        shown: bool = False,
-        thoughts: bool = False,
+        endpoint_message: str = "",
+        partial_answer: bool = False,
+        reasoning: bool = False,
         large: bool = False,
         documents: bool = False,
         param: str | None = None,
     ) -> None:
-        super().__init__(f"{message} It said: {said}" if said else message)
+        super().__init__(f"{message} It said: {endpoint_message}" if endpoint_message else message)
         self.brief = message
-        self.said = said
+        self.endpoint_message = endpoint_message
         self.kind: ModelKind = kind
         self.retryable = retryable
         self.retry_after = retry_after
         self.upstream_status = upstream_status
-        self.shown = shown
-        self.heard = 0
-        self.thoughts = thoughts
+        self.partial_answer = partial_answer
+        self.received_bytes = 0
+        self.reasoning = reasoning
         self.large = large
         self.documents = documents
         self.param = param

@@ -1,7 +1,7 @@
 """Frozen values that cross packages: messages, calls, events, outcomes, ids.
 
-Everything here is immutable and has one JSON form (the field order is fixed), so that stored, compared and sent values
-are the same bytes. Nothing here refers to a live object.
+All values are immutable and have exactly one JSON form (the field order is fixed), so that stored, compared and sent
+values are the same bytes. No value refers to a live object.
 """
 
 import os
@@ -305,7 +305,7 @@ class Receipt(Frozen, frozen=True):
     """An external identity of a message, which makes a repeated delivery recognisable.
 
     `source` is one of the constants above, or `channel:<name>` for a platform's message id. `digest` is that of the
-    body. `keep` is its retention in seconds.
+    body. `keep` is the retention of the receipt in seconds.
     """
 
     source: str
@@ -386,7 +386,7 @@ class TextDelta(Frozen, frozen=True, tag="text"):
 
 
 class TextReset(Frozen, frozen=True, tag="text_reset"):
-    """Withdraws the text shown of the current model answer, which will be sent again from its beginning."""
+    """Withdraws the text of the current model answer, which will be sent again from its beginning."""
 
     reason: str
 
@@ -458,7 +458,7 @@ TurnState = Literal["queued", "running", "answered", "failed", "stopped", "refus
 
 
 class Failure(Frozen, frozen=True):
-    """The reason of a turn's failure for its caller: an HTTP status, OpenAI's type and code, one sentence."""
+    """The reason for a turn's failure, for its caller: an HTTP status, OpenAI's type and code, and one sentence."""
 
     message: str
     type: str = "server_error"
@@ -474,7 +474,8 @@ class Failure(Frozen, frozen=True):
 
 
 class Outcome(Frozen, frozen=True):
-    """The outcome of a turn. It is the same value live, from the store, and replayed for an idempotency key."""
+    """The outcome of a turn. It is the same value whether it is live, read from the store, or replayed for an
+    idempotency key."""
 
     turn: str
     session: str
@@ -490,7 +491,7 @@ class Outcome(Frozen, frozen=True):
     accepted: float = 0.0
     finished: float = 0.0
     notices: tuple[str, ...] = ()
-    """Notices that the user got beside the answer, for clients that did not follow the turn."""
+    """Notices that accompanied the answer, for clients that did not follow the turn."""
 
 
 class TurnEnded(Frozen, frozen=True, tag="turn_ended"):

@@ -119,7 +119,7 @@ async def test_a_missing_or_oversized_sound_is_replaced_by_words(server: Scripte
     words = messages[2]["content"]
     assert words == (
         "result a\nSound 2 is no longer available.\n"
-        "Sound 3 is omitted: the media of this conversation are too large together."
+        "Sound 3 is omitted: this conversation has more media than fit in a request."
     )
     await held.release()
 
@@ -135,7 +135,7 @@ async def test_a_missing_or_oversized_document_is_replaced_by_words(server: Scri
         await held.release()
     assert messages[2]["content"] == (
         "result a\nDocument 2 is no longer available.\n"
-        "Document 3 is omitted: the media of this conversation are too large together."
+        "Document 3 is omitted: this conversation has more media than fit in a request."
     )
     (shown,) = [part["file"] for part in messages[3]["content"] if part["type"] == "file"]
     assert base64.b64decode(shown["file_data"].partition(",")[2]) == files.given["sp_1"]

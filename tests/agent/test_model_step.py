@@ -191,7 +191,7 @@ async def test_without_a_fallback_the_failure_is_unchanged(server: FaultyModel) 
         turn = RecordingTurn()
         with pytest.raises(ModelFailed) as caught:
             await ask(chain, turn, nobody)
-    assert (caught.value.kind, caught.value.shown) == ("network", True)
+    assert (caught.value.kind, caught.value.partial_answer) == ("network", True)
     assert turn.resets == [], "the reader decides what to do with an incomplete text"
 
 
@@ -220,9 +220,11 @@ async def test_a_cancelled_step_asks_no_other_model(server: FaultyModel) -> None
 
 
 def test_a_combined_failure_has_one_sentence_for_each() -> None:
-    first = ModelFailed("Model 'a': one.", kind="quota", retryable=False, said="private words")
-    second = ModelFailed("Model 'b': two.", kind="network", retryable=True, said="other words", shown=True)
+    first = ModelFailed("Model 'a': one.", kind="quota", retryable=False, endpoint_message="private words")
+    second = ModelFailed(
+        "Model 'b': two.", kind="network", retryable=True, endpoint_message="other words", partial_answer=True
+    )
     told = combined_failure(first, second)
     assert told.brief == "Model 'a': one. Another model was tried. Model 'b': two."
     assert told.message == f"{told.brief} It said: other words"
-    assert (told.kind, told.retryable, told.shown) == ("quota", True, True)
+    assert (told.kind, told.retryable, told.partial_answer) == ("quota", True, True)

@@ -104,4 +104,4 @@ async def test_the_answering_commands_are_in_the_help_and_cost_nothing(home: Pat
         for name in ("approve", "deny", "answer"):
             assert f"/{name} [ID]" in overview
             explained = (await run(gateway, f"/help {name}", None)).text
-            assert "During a turn: works at once." in explained and "Cost" not in explained
+            assert "During a turn: works immediately." in explained and "Cost" not in explained

@@ -54,7 +54,14 @@ async def outcome(model: Model, text: str | Sequence[Message]) -> tuple[Any, ...
         with anyio.fail_after(WAIT):
             message = await ask(model, text, listener)
     except ModelFailed as failure:
-        return failure.kind, failure.retryable, failure.upstream_status, failure.shown, failure.said, listener.text
+        return (
+            failure.kind,
+            failure.retryable,
+            failure.upstream_status,
+            failure.partial_answer,
+            failure.endpoint_message,
+            listener.text,
+        )
     return message, listener.text
 
 

@@ -75,8 +75,8 @@ async def test_every_status_has_its_kind(server: ScriptedModel, api: str) -> Non
         for status, expected in STATUSES.items():
             failure = await fails(model, f"[status {status} echo]")
             assert (failure.kind, failure.retryable) == expected, status
-            assert (failure.upstream_status, failure.shown) == (status, False)
-            assert f"({status})" in failure.brief and "Your credential was" in failure.said
+            assert (failure.upstream_status, failure.partial_answer) == (status, False)
+            assert f"({status})" in failure.brief and "Your credential was" in failure.endpoint_message
         assert server.stats()["accepted_connections"] == 1, "a whole error leaves its connection in use"
         await is_clean(server, model, clients)
 
@@ -104,7 +104,7 @@ async def test_a_stream_that_breaks_at_any_event_fails_and_shows_only_received_t
                     answer = await ask(model, f"{script} [{fault} after={beat}]", listener)
                 except ModelFailed as failure:
                     assert failure.kind == kind, beat
-                    assert failure.shown == bool(listener.text)
+                    assert failure.partial_answer == bool(listener.text)
                     assert whole.text.startswith(listener.text)
                     continue
             assert answer.text == whole.text
@@ -119,7 +119,7 @@ async def test_silence_times_out(server: ScriptedModel, api: str, script: str) -
     async with asking(server.base_url, api, first_byte_timeout=0.15, idle_timeout=0.15) as (model, clients):
         failure = await fails(model, script)
         assert (failure.kind, failure.retryable) == ("timeout", True)
-        assert ("idle_timeout" if failure.shown else "timeout") in failure.brief
+        assert ("idle_timeout" if failure.partial_answer else "timeout") in failure.brief
         await is_clean(server, model, clients)
 
 
@@ -141,8 +141,8 @@ async def test_an_error_event_has_its_kind_before_and_after_text(server: Scripte
             listener = Listener()
             failure = await fails(model, f"[error after={after} code={code} {shape}]", listener)
             assert (failure.kind, failure.retryable) == ERRORS[code]
-            assert "Scripted error." in failure.said
-            assert failure.shown == bool(listener.text) == (after > 1)
+            assert "Scripted error." in failure.endpoint_message
+            assert failure.partial_answer == bool(listener.text) == (after > 1)
         await is_clean(server, model, clients)
 
 
@@ -266,4 +266,4 @@ async def test_an_unreadable_compressed_error_is_classified_by_its_status(api: s
     async with answering(answer) as base_url, asking(base_url, api) as (model, _):
         failure = await fails(model, "x")
         assert (failure.kind, failure.upstream_status) == ("rate", 429)
-        assert ("slow down" in failure.said) is (encoding in ("gzip", "deflate"))
+        assert ("slow down" in failure.endpoint_message) is (encoding in ("gzip", "deflate"))

@@ -162,7 +162,7 @@ async def test_the_number_of_retries_is_limited(server: ScriptedModel) -> None:
 )
 async def test_permanent_failures_are_reported_at_once(server: ScriptedModel, script: str, kind: str) -> None:
     failure, _, sleep = await failing(server, script)
-    assert (failure.kind, failure.retryable, failure.shown) == (kind, False, False)
+    assert (failure.kind, failure.retryable, failure.partial_answer) == (kind, False, False)
     assert sleep.pauses == []
     assert failure.message.startswith("Model 'main': ")
 
@@ -205,7 +205,7 @@ async def test_a_stream_that_breaks_after_text_is_withdrawn_and_retried(server: 
 )
 async def test_a_stream_that_breaks_after_text_twice_fails(server: ScriptedModel, script: str, kind: str) -> None:
     failure, listener, _ = await failing(server, script, idle_timeout=0.2)
-    assert (failure.kind, failure.shown) == (kind, True)
+    assert (failure.kind, failure.partial_answer) == (kind, True)
     assert len(listener.resets) == 1
     assert listener.text == "The tide comes in,"
     assert server.stats()["requests"] == 2
@@ -213,7 +213,7 @@ async def test_a_stream_that_breaks_after_text_twice_fails(server: ScriptedModel
 
 async def test_without_retries_a_broken_stream_with_text_fails(server: ScriptedModel) -> None:
     failure, listener, _ = await failing(server, "[cut after=3]", retries=0)
-    assert failure.shown
+    assert failure.partial_answer
     assert listener.resets == []
 
 

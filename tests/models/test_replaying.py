@@ -187,7 +187,7 @@ async def test_a_difference_is_shown_with_both_sides(
     with pytest.raises(ModelFailed) as failed:
         await send(await opened(file), now)
     assert f" is in {place}." in failed.value.brief
-    assert failed.value.said == f"recorded: {then_said}; now: {now_said}"
+    assert failed.value.endpoint_message == f"recorded: {then_said}; now: {now_said}"
 
 
 @pytest.mark.anyio

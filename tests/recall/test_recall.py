@@ -429,7 +429,7 @@ async def test_the_smallest_page_gets_on_too(tmp_path: Path, size: int) -> None:
 async def test_missing_places_are_reported_in_one_sentence(past: RecallStore) -> None:
     await past.say("s_1", "one", "two")
     for options, words in (
-        ({}, "give summary, or first"),
+        ({}, "either summary or first is required"),
         ({"first": 3}, "no message 3 .*the last one is 2"),
         ({"first": 2, "last": 1}, "last must not be before first"),
         ({"summary": 7}, "no summary 7"),

@@ -96,7 +96,7 @@ async def test_an_unreported_end_of_a_process_is_reported_once_by_the_next_gatew
     for _ in range(2):
         async with working(home, model, deeds, drain=drain) as gateway:
             assert len(await report_turns(gateway)) == 1
-            assert (await the_process(gateway)).told
+            assert (await the_process(gateway)).end_reported
             assert deeds.done == ["x"]
     assert "has ended with exit code 0" in model.recorded[-1].body.decode()
 
@@ -153,7 +153,7 @@ async def test_an_end_during_shutdown_is_reported_after_the_next_start(home: Pat
         await workspace.write("job", b"go\n")
         await until(lambda: not (site := gateway.components.workspaces.present(row.session)) or not site.running)
         row = await the_process(gateway)
-        assert (row.state, row.told) == ("exited", False)
+        assert (row.state, row.end_reported) == ("exited", False)
     async with working(home, model, deeds) as gateway:
         assert len(await report_turns(gateway)) == 1
 
@@ -172,7 +172,7 @@ async def test_an_end_that_can_start_no_turn_is_reported_once_with_the_next_mess
         await gateway.say(job("fine"))
         await let_go(gateway)
         with anyio.fail_after(WAIT):
-            while not (await the_process(gateway)).told:
+            while not (await the_process(gateway)).end_reported:
                 await anyio.sleep(0.005)
     async with working(home, model, deeds) as gateway:
         await gateway.say("[say next]")

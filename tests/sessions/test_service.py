@@ -109,7 +109,7 @@ async def test_one_principal_cannot_fill_the_queues_of_all(home: Path, model: Sc
     """L21, P15: limits.waiting_each; another principal's message is still accepted."""
     async with core(home, "[limits]\nwaiting_each = 1\nturns = 1", model=model) as gateway:
         turns = [await gateway.accept("[hold gate]"), await gateway.accept("hello", name="other")]
-        with pytest.raises(Busy, match=r"1 turns of yours .*limits\.waiting_each") as refused:
+        with pytest.raises(Busy, match=r"1 of your turns .*limits\.waiting_each") as refused:
             await gateway.accept("hello", name="third")
         assert refused.value.retry_after
         turns.append(await gateway.accept("hello", principal=BERT.id))

@@ -51,7 +51,7 @@ async def test_the_documented_skill_works_with_the_documented_settings(
     assert "- release-notes: Writes the release notes of this product." in await reader.read(bare(), "", "")
     assert "What changed for the user" not in await reader.read(bare(), "", "")
     told = await reader.read(bare(), "release-notes", "")
-    assert "Other files of it: references/style.md." in told and told.endswith("references/style.md.")
+    assert "Its other files: references/style.md." in told and told.endswith("references/style.md.")
     assert (await reader.read(bare(), "release-notes", "references/style.md")).endswith("Be brief.")
 
 

@@ -84,7 +84,7 @@ async def test_a_broken_skill_fails_no_conversation(home: Path, model: ScriptedM
         assert "- deploy: " in system(model) and "broken" not in system(model)
 
 
-async def test_a_thousand_beginnings_parse_a_skill_once_and_share_one_prefix(
+async def test_a_thousand_new_sessions_parse_a_skill_once_and_share_one_prefix(
     home: Path, model: ScriptedModel, project: Path
 ) -> None:
     """For any principal."""
@@ -94,7 +94,7 @@ async def test_a_thousand_beginnings_parse_a_skill_once_and_share_one_prefix(
         ]
         assert all(each is fresh[0] for each in fresh)
         caches = {stats.name: stats for stats in in_process_gateway.service.caches()}
-        assert caches["skills"].misses == 1 and caches["looks at skills"].size == 1
+        assert caches["skills"].misses == 1 and caches["skill sets"].size == 1
 
 
 async def test_long_instructions_are_read_through_the_spool(home: Path, model: ScriptedModel, project: Path) -> None:

@@ -69,9 +69,9 @@ def answered(db: Db, session: str, turn: str, answer: Message = ANSWER, now: flo
 
 def ask(db: Db, session: str, id: str, *, turn: str = "t_1", expires: float | None = None) -> ApprovalRow:
     """An approval that waits for the session's owner."""
-    asking = NewApproval(kind="approval", tool="shell", digest=approvals.action_digest("shell", "{}"), summary="rm x")
+    request = NewApproval(kind="approval", tool="shell", digest=approvals.action_digest("shell", "{}"), summary="rm x")
     return approvals.ask(
-        db, id=id, session=session, turn=turn, step=f"tool-{id}", asking=asking, now=1.0, expires=expires
+        db, id=id, session=session, turn=turn, step=f"tool-{id}", request=request, now=1.0, expires=expires
     )
 
 

@@ -12,7 +12,7 @@ OTHER = "p_other"
 REMOVE = approvals.action_digest("shell", '{"command": "rm x"}')
 
 
-def asking(**changes: object) -> NewApproval:
+def new_request(**changes: object) -> NewApproval:
     values: dict[str, object] = {"kind": "approval", "tool": "shell", "digest": REMOVE, "summary": "rm x", **changes}
     return NewApproval(**values)  # type: ignore[arg-type]
 
@@ -21,7 +21,14 @@ async def ask(
     store: Store, id: str, step: str = "tool-0-0", *, turn: str = "t_1", expires: float | None = None, **changes: object
 ) -> ApprovalRow:
     return await store.write(
-        approvals.ask, id=id, session="s_1", turn=turn, step=step, asking=asking(**changes), now=1.0, expires=expires
+        approvals.ask,
+        id=id,
+        session="s_1",
+        turn=turn,
+        step=step,
+        request=new_request(**changes),
+        now=1.0,
+        expires=expires,
     )
 
 

@@ -138,8 +138,8 @@ async def test_an_approval_is_recorded_when_it_is_asked_and_however_it_is_closed
     digest = action_digest("terminal", '{"command": "rm x"}')
 
     def ask(db: Db, id: str, kind: Any = "approval") -> None:
-        asking = NewApproval(kind=kind, tool="terminal", digest=digest, summary="rm x")
-        approvals.ask(db, id=id, session="s_1", turn="t_1", step=id, asking=asking, now=1.0, expires=9.0)
+        request = NewApproval(kind=kind, tool="terminal", digest=digest, summary="rm x")
+        approvals.ask(db, id=id, session="s_1", turn="t_1", step=id, request=request, now=1.0, expires=9.0)
 
     def work(db: Db) -> None:
         new_session(db, "s_1")

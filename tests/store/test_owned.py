@@ -35,14 +35,14 @@ async def begin(
     )
 
 
-async def over(store: Store, id: str, now: float = 9.0, *, told: bool = False) -> ProcessRow | None:
-    return await store.write(processes.mark_ended, id, state="exited", exit_code=3, now=now, told=told)
+async def over(store: Store, id: str, now: float = 9.0, *, end_reported: bool = False) -> ProcessRow | None:
+    return await store.write(processes.mark_ended, id, state="exited", exit_code=3, now=now, end_reported=end_reported)
 
 
 async def test_a_process_is_known_before_it_is_spawned_and_its_end_is_recorded_once(held: Store) -> None:
     """Ownership is written down before the spawn."""
     row = await begin(held, "pr_1")
-    assert (row.state, row.pid, row.notify, row.restart, row.told) == ("starting", None, True, False, False)
+    assert (row.state, row.pid, row.notify, row.restart, row.end_reported) == ("starting", None, True, False, False)
     assert await held.read(processes.live) == [row]
     assert await held.write(processes.mark_running, "pr_1", pid=4711, start_ticks=99)
     assert not await held.write(processes.mark_running, "pr_1", pid=4712, start_ticks=99)
@@ -81,7 +81,7 @@ async def test_the_agent_is_notified_of_each_end_once(held: Store) -> None:
         await begin(held, f"pr_{number}", f"job {number}")
     await over(held, "pr_2", 8.0)
     await over(held, "pr_0", 9.0)
-    await over(held, "pr_1", 7.0, told=True)
+    await over(held, "pr_1", 7.0, end_reported=True)
     assert [row.id for row in await held.read(processes.unreported)] == ["pr_0", "pr_2"]
     assert [row.id for row in await held.read(processes.unreported, after="pr_0")] == ["pr_2"]
     told = [await held.write(processes.mark_reported, id) for id in ("pr_2", "pr_0", "pr_2", "pr_1", "pr_3", "pr_none")]
@@ -116,7 +116,7 @@ async def test_a_session_keeps_the_latest_ends_and_every_live_process(held: Stor
     for number in range(8):
         await begin(held, f"pr_{number}", f"job {number}", now=float(number))
         if number:
-            await over(held, f"pr_{number}", told=True)
+            await over(held, f"pr_{number}", end_reported=True)
     assert sorted(row.log for row in await held.write(processes.prune, "s_1", 3, 2)) == ["pr_1.log", "pr_2.log"]
     assert sorted(row.log for row in await held.write(processes.prune, "s_1", 3)) == ["pr_3.log", "pr_4.log"]
     assert await held.write(processes.prune, "s_1", 3) == []
@@ -131,7 +131,7 @@ async def test_the_last_ends_are_kept_and_unreported_ones_are_never_deleted(held
     for number in range(4):
         await begin(held, f"pr_{number}", f"job {number}", now=float(number))
     for when, number in enumerate((3, 2, 1, 0), start=10):
-        await over(held, f"pr_{number}", float(when), told=number != 3)
+        await over(held, f"pr_{number}", float(when), end_reported=number != 3)
     assert [row.id for row in await held.write(processes.prune, "s_1", 2)] == ["pr_2"]
     assert {row.id for row in await held.read(processes.of_session, "s_1", principal=OWNER)} == {"pr_0", "pr_1", "pr_3"}
 

@@ -55,5 +55,5 @@ async def test_an_unknown_zone_is_an_error_of_one_sentence(zone: str) -> None:
 
 
 async def test_an_unknown_argument_error_lists_the_arguments() -> None:
-    with pytest.raises(ToolFailed, match='there is no argument "place"; it takes zone'):
+    with pytest.raises(ToolFailed, match='there is no argument "place"; it accepts zone'):
         await tell(place="Berlin")

@@ -89,7 +89,7 @@ def test_places_that_overlap_are_several() -> None:
 
 def test_a_missing_text_is_reported_with_a_similar_line() -> None:
     assert refusal("x\n", "y", "z") == 'The old text does not occur in "f"; read the file and copy it exactly.'
-    assert "line 2 is like its beginning, but spaces" in refusal("x\n\tif a:\n\t\tb\n", "  if a:\n    b\n", "")
+    assert "line 2 resembles its beginning, but the spaces" in refusal("x\n\tif a:\n\t\tb\n", "  if a:\n    b\n", "")
     assert "the same" in refusal("x", "x", "x")
 
 
@@ -123,7 +123,7 @@ async def test_a_file_changed_in_between_is_not_overwritten(yard: Yard, monkeypa
 async def test_very_long_texts_are_replaced_without_a_diff(yard: Yard) -> None:
     long = "x" * (editing.DIFFED_CHARACTERS + 1)
     yard.put({"f": long})
-    assert "too long to show their difference" in await edit(yard.files(), "f", long, "y")
+    assert "too long to show the difference" in await edit(yard.files(), "f", long, "y")
     assert (yard.work / "f").read_text() == "y"
 
 

@@ -338,7 +338,7 @@ async def test_after_a_restart_a_row_about_another_action_lets_nothing_run(home:
         )
     async with asking(home, model, deeds) as gateway:
         assert (await gateway.answered(turn)).text == "done"
-        assert deeds.done == [] and "another action" in results(gateway)[0]
+        assert deeds.done == [] and "for a different action" in results(gateway)[0]
 
 
 async def test_questions_of_others_are_not_found(home: Path, model: ScriptedModel) -> None:
@@ -561,7 +561,7 @@ async def test_leave_given_in_a_sandbox_does_not_hold_without_one(home: Path, mo
         )
     async with asking(home, model, deeds, config=asks.replace("bubblewrap", "local")) as gateway:
         assert (await gateway.answered(turn)).text == "done"
-        assert deeds.done == [] and "another action" in results(gateway)[0]
+        assert deeds.done == [] and "for a different action" in results(gateway)[0]
 
 
 async def test_arguments_that_no_tool_could_read_are_asked_about_and_fail(home: Path, model: ScriptedModel) -> None:

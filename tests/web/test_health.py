@@ -169,10 +169,10 @@ async def test_metrics_show_every_cache_with_its_bytes_and_evictions(gateway: In
     assert (await call(gateway, "GET", "/", key="")).status == 200
     lines = (await call(gateway, "GET", "/metrics")).body.decode().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    for name in ("callers", "pages", "prefixes", "resolved toolsets", "beginnings"):
+    for name in ("callers", "pages", "prefixes", "resolved toolsets", "prompt prefixes"):
         for kind in ("entries", "cap", "bytes", "hits_total", "misses_total", "evictions_total"):
             assert f'tidegate_cache_{kind}{{cache="{name}"}}' in values, (kind, name)
-    assert values['tidegate_cache_entries{cache="beginnings"}'] == "1.0"
+    assert values['tidegate_cache_entries{cache="prompt prefixes"}'] == "1.0"
     assert float(values['tidegate_cache_bytes{cache="pages"}']) > 0
 
 

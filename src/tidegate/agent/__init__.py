@@ -1,6 +1,6 @@
 """The agent: its loop, the conversation it shows to the model, and the interface it needs from an engine.
 
-Everything here is written against `Turn`, so that the same loop runs in this process or on a distributed engine.
+All code in this package depends only on `Turn`, so the same loop can run in this process or on a distributed engine.
 """
 
 from tidegate.agent.conversation import Conversation, weigh

@@ -1,10 +1,10 @@
 """A resident conversation: a session as the model sees it, kept in memory between turns.
 
-Guarantee: every message is encoded once, when it is appended, and the encoded history only grows at its end; the same
-rows give the same bytes again when they are loaded from the store. However long the conversation is, only its newest
-part is in memory. The results of one step are encoded together, once the last of them has arrived. Spooled media are
-loaded only while a request is written. A conversation owns its history and one lease on the shared model client;
-`release` returns both and changes nothing else (unloading a session does not end it).
+Guarantee: every message is encoded once, when it is appended, and the encoded history only grows at its end. Loading
+the same rows from the store again produces the same bytes. However long the conversation is, only its newest part is in
+memory. The results of one step are encoded together, once the last of them has arrived. Spooled media are loaded only
+while a request is written. A conversation owns its history and one lease on the shared model client. `release` gives
+both back and has no other effect: unloading a session does not end it.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ MEDIA_OVERHEAD = 256
 """Bytes of a picture, sound or document if only its name is in memory."""
 
 LOADED_BYTES = 20 * 1024 * 1024
-"""Spooled media in one request, as files: the limit of the strictest provider, allowing for base64. The first ones are
-shown, so that the request still begins like the one before."""
+"""Bytes of spooled media in one request, before base64: the limit of the strictest provider. If there are more, the
+first ones are sent, so that the request still begins like the previous one."""
 
 PICTURE_TEXT_BYTES = 6400
 """Bytes of text that cost about as many tokens as a picture, large or small."""
@@ -60,7 +60,7 @@ CONTINUE = Message(
     role="user",
     aside="The answer above is not complete. Go on exactly where it breaks off, without repeating any of it.",
 )
-"""Appended if a conversation ends with an answer and the model's wire format does not allow that."""
+"""Appended if a conversation ends with an answer and the model's wire format does not allow that ending."""
 
 Keep = Callable[[HistoryState, Sequence[bytes]], Awaitable[None]]
 """Caches an encoded history until the conversation is loaded again."""
@@ -121,9 +121,8 @@ class Conversation:
         keep: Keep | None = None,
     ) -> None:
         """`era` counts how often the provider has refused the reasoning carried by earlier answers. `mark` identifies
-        what is summarised or elided (`View.mark`). A request of more than `fit_above` tokens is fitted into the model's
-        window before it is sent. `keep` receives the history when it is released between two
-        turns."""
+        the applied summaries and elisions (`View.mark`). A request of more than `fit_above` tokens is fitted into the
+        model's window before it is sent. `keep` receives the history when it is released between two turns."""
         self.model = model
         self.prefix = prefix
         self.prefix_bytes = len(prefix.system) + len(prefix.tools)
@@ -170,8 +169,8 @@ class Conversation:
         self.extend((message,))
 
     def extend(self, messages: Iterable[Message]) -> None:
-        """Adds messages in order. Each is encoded separately, and the results are added to the history together.
-        Loading a conversation again costs exactly this, so the path of plain messages is kept short."""
+        """Appends messages in order. Each is encoded separately, and they are added to the history together. This is
+        the whole cost of loading a conversation again, so the path for plain messages is kept short."""
         encode = self.model.wire.encode
         encoded: list[bytes] = []
         counted: list[tuple[Message, int]] = []
@@ -204,7 +203,7 @@ class Conversation:
             self._note_count(counted)
 
     def _with_carried(self, answer: Message) -> Message:
-        """The answer with the reasoning it carried, if that may be sent back."""
+        """The answer, without its carried reasoning unless that may be sent back."""
         if answer.bound != self.bound:
             return msgspec.structs.replace(answer, carried=())
         if answer.model == self.model.provider_model:
@@ -212,8 +211,9 @@ class Conversation:
         return answer
 
     def _note_count(self, answers: Sequence[tuple[Message, int]]) -> None:
-        """Uses the provider's token count of the last of these answers to the current view, so that an estimate is as
-        good after a reload as before. Each answer comes with the bytes of the messages before it."""
+        """Applies the provider's token count of the last of these answers that belongs to the current view, so that
+        estimates are as accurate after a reload as before. Each answer is paired with the size of the messages before
+        it, in bytes."""
         for answer, size_before in reversed(answers):
             same = answer.model == self.model.provider_model and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
@@ -229,8 +229,8 @@ class Conversation:
         self.rebuild(messages, self.mark)
 
     def rebuild(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
-        """Replaces the messages that are shown, of about `tokens` tokens. Reasoning carried by answers under another
-        mark is left out."""
+        """Replaces the messages in the view, which have about `tokens` tokens. Reasoning carried by answers under
+        another mark is left out."""
         self.mark = mark
         self.is_outdated = False
         self._bound = ""
@@ -256,8 +256,8 @@ class Conversation:
 
     @property
     def bound(self) -> str:
-        """Identifies the prefix, the mark and the era. A provider may refuse a signed thought after any prefix other
-        than the one it was created under."""
+        """A fingerprint of the prefix, the mark and the era. A provider may refuse signed reasoning after any prefix
+        other than the one under which it was created."""
         if not self._bound:
             digest = hashlib.blake2b(self.prefix.tools + b"," + self.prefix.system, digest_size=6).hexdigest()
             self._bound = f"{digest}.{self.era}" if self.era else digest
@@ -266,19 +266,19 @@ class Conversation:
         return self._bound
 
     def set_token_count(self, tokens: int) -> None:
-        """Records the provider's token count of the request that the conversation now corresponds to."""
+        """Records the provider's token count of the request that matches the conversation as it is now."""
         self.model.token_estimate.learn(self.estimated_bytes, tokens)
         if self.model.token_estimate.is_plausible(self.estimated_bytes, tokens):
             self._counted = (tokens, self.estimated_bytes)
 
     @property
     def has_token_count(self) -> bool:
-        """True if the provider has counted a request of the conversation as it is shown now."""
+        """True if the provider has counted a request with the current view."""
         return self._counted is not None
 
     @property
     def tokens(self) -> int:
-        """Tokens of a request at this point: the last count, plus an estimate of later messages."""
+        """The tokens of a request at this point: the provider's last count plus an estimate of later messages."""
         if self._counted is None:
             return self.model.token_estimate.tokens(self.estimated_bytes)
         tokens, size = self._counted
@@ -286,8 +286,8 @@ class Conversation:
 
     @property
     def needs_fitting(self) -> bool:
-        """True if the next request is to be fitted into the model's window, or rebuilt, before it is sent. Read before
-        every step, so it is cheap."""
+        """True if the next request must be fitted into the model's window, or rebuilt, before it is sent. This is
+        checked before every step, so it is cheap."""
         return self.is_outdated or self.tokens > self.fit_above
 
     @property
@@ -297,7 +297,7 @@ class Conversation:
 
     @property
     def estimated_bytes(self) -> int:
-        """Bytes of text that would cost about as much as a request at this point."""
+        """The size of a request at this point, as bytes of text of about the same cost."""
         return self._estimated + self.prefix_bytes
 
     @property
@@ -353,7 +353,8 @@ class Conversation:
         self._add(results, encoded)
 
     def _add(self, group: Group, encoded: list[bytes]) -> None:
-        """Encodes a group of messages together and adds it to `encoded`, the pieces that go to the history next."""
+        """Encodes a group of messages together and adds the result to `encoded`, the pieces to append to the history
+        next."""
         shown = [media for message in group for media in message.media if self.model.wire.takes(media.media_type)]
         if any(media.spooled for media in shown):
             self._unloaded += 1
@@ -402,8 +403,8 @@ class Conversation:
         return written
 
     async def _with_media(self, message: Message, bytes_left: int) -> tuple[Message, int]:
-        """The message with its spooled media loaded, and the bytes left for others. Media that cannot be loaded, or
-        exceed the limit, are replaced by words."""
+        """Returns the message with its spooled media loaded, and the number of bytes left for other media. Media that
+        cannot be loaded or exceed the limit are replaced by words."""
         kept: list[Media] = []
         lost: list[str] = []
         for place, media in enumerate(message.media, 1):
@@ -417,7 +418,7 @@ class Conversation:
                     continue
                 bytes_left -= len(data)
                 if bytes_left < 0:
-                    lost.append(f"{kind} {place} is omitted: the media of this conversation are too large together.")
+                    lost.append(f"{kind} {place} is omitted: this conversation has more media than fit in a request.")
                     continue
                 media = msgspec.structs.replace(media, data=data, spooled="")
             kept.append(media)

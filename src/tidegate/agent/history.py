@@ -1,9 +1,9 @@
 """The encoded messages of a conversation: the newest in memory, older ones in a file.
 
 Guarantee: appended messages are read back in order, byte for byte, in a bounded number of pieces, so that a request
-costs the same however many messages come before it. After `settle`, memory use is bounded; the rest is in an unnamed
-file, which leaves nothing behind even after a kill. If writing fails, everything stays in memory. A history owns its
-file, and `release` closes it.
+costs the same however long the history is. After `settle`, memory use is bounded: the rest is in an unnamed file, which
+leaves nothing behind even if the process is killed. If writing fails, everything stays in memory. A history owns its
+file; `release` closes it.
 """
 
 import os
@@ -19,11 +19,11 @@ from tidegate.values import Message
 log = Log(__name__)
 
 IN_MEMORY_BYTES = 256 * 1024
-"""Above this size the oldest messages move to the file. This is about ten times a usual conversation, so most never
-need a file."""
+"""Above this size, the oldest messages are moved to the file. This is about ten times the size of a typical
+conversation, so most never need a file."""
 
 KEPT_BYTES = 128 * 1024
-"""Stays in memory after a move: moving this much at once makes moves rare."""
+"""Bytes that stay in memory after a move. The difference to the threshold is large, so moves are rare."""
 
 ROW_OVERHEAD = 64
 """Bytes of an encoded message besides its text: the object's header and its slot in the list."""
@@ -64,7 +64,7 @@ class History:
         self._end = 0
         self._fold_at = PIECES
         self.parts: list[bytes | Group | Run] = []
-        """In order; messages that cannot be encoded yet are stored as they are."""
+        """The parts in order. Messages that cannot be encoded yet are stored unencoded."""
         self.memory = 0
         """Bytes in memory."""
 
@@ -123,7 +123,7 @@ class History:
             self._file = None
 
     def _fold(self) -> None:
-        """Joins neighbouring pieces. Runs once in many messages, and copies no more than may be in memory."""
+        """Joins neighbouring pieces. Runs rarely, and copies at most what may be kept in memory."""
         old, self.parts[:-KEPT_PIECES] = self.parts[:-KEPT_PIECES], []
         folded: list[bytes | Group | Run] = []
         for kind, parts in groupby(old, type):
@@ -188,7 +188,7 @@ class History:
 
 def read_whole(file: int, start: int, length: int) -> bytes:
     data = os.pread(file, length, start)
-    while len(data) < length:  # the kernel may return less at once
+    while len(data) < length:  # one read may return less
         more = os.pread(file, length - len(data), start + len(data))
         if not more:
             raise OSError("the file of a long conversation is truncated")

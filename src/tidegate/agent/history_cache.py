@@ -1,13 +1,13 @@
 """A cache of encoded histories of unloaded conversations, in one file of bounded size.
 
-A conversation that is loaded again is read from here instead of being decoded and encoded message by message, so that
-it costs the same however many messages it has.
+When a conversation is loaded again, its history is read from here instead of being decoded and encoded message by
+message, so the cost does not depend on the number of messages.
 
-Guarantee: a history is found only byte for byte as it was cached, under the same signature and version of the session;
-otherwise nothing is found, and the store is read. An entry is found once. The file is unnamed, so nothing outlives the
-process, and is used as a ring in which the newest entries overwrite the oldest. Histories that arrive during a write
-are written together afterwards, and their number is bounded: unloading frees memory even if the disk is slow. If
-writing fails, nothing is cached any more. The cache owns the file; `close` closes it.
+Guarantee: a hit returns exactly the bytes that were cached, and only for the same signature and version of the session.
+On a miss, the caller reads the store. Each entry is returned at most once. The file is unnamed, so nothing outlives the
+process. It is used as a ring: the newest entries overwrite the oldest. Histories that arrive during a write are written
+together afterwards, and their total size is bounded, so unloading frees memory even if the disk is slow. After a failed
+write, nothing more is cached. The cache owns the file; `close` closes it.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ MOST_BYTES = FILE_BYTES // 16
 """Largest history that is cached: a longer one would push out too many others."""
 
 WAITING_BYTES = FILE_BYTES // 8
-"""Histories that may wait to be written. Further ones are not cached, so that they use no memory."""
+"""Bytes of histories that may wait to be written. Further ones are not cached, to save memory."""
 
 ENTRIES = 1024
 """The most entries: as many histories of usual length as the file can hold."""
 
 
 class HistoryState(Frozen, frozen=True):
-    """The state of a conversation that belongs to its history, besides the bytes."""
+    """The state of a conversation that is cached together with the bytes of its history."""
 
     signature: bytes
     version: int
@@ -93,7 +93,7 @@ class HistoryCache:
         return self._file is not None
 
     async def keep(self, session: str, state: HistoryState, pieces: Sequence[bytes]) -> None:
-        """Caches a history until it is found, forgotten or overwritten."""
+        """Caches a history until it is retrieved, forgotten or overwritten."""
         size = sum(map(len, pieces))
         if self._closed or not LEAST_BYTES <= size <= min(MOST_BYTES, self._size):
             return
@@ -106,7 +106,7 @@ class HistoryCache:
                 await self._write_waiting()
 
     async def _write_waiting(self) -> None:
-        """Writes all waiting histories at once, with a single thread call."""
+        """Writes all waiting histories in a single call to a thread."""
         batch, self._waiting = self._waiting, []
         size, self._waiting_bytes = self._waiting_bytes, 0
         if self._closed:
@@ -125,7 +125,7 @@ class HistoryCache:
             start += sum(waiting.lengths)
 
     async def find(self, session: str, signature: bytes, version: int) -> tuple[HistoryState, list[bytes]] | None:
-        """The cached history, if nothing has changed since."""
+        """The cached history, if the session has not changed since."""
         entry = self._entries.get(session)
         self._entries.discard(session)
         if entry is None or (entry.state.signature, entry.state.version) != (signature, version):

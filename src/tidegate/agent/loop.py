@@ -1,9 +1,9 @@
 """The agent loop: ask the model, run the tools it calls, repeat until it answers.
 
-Guarantee: each model answer and each tool result is one journal step, in an order that a replay follows again. Steering
-messages join between steps, never inside one. Every call has a result before the model is asked again. A model that
-repeats the same calls with the same results is warned, then stopped. The loop owns nothing: the model step and the tool
-runner belong to the turn, the journal belongs to the engine.
+Guarantee: each model answer and each tool result is one journal step, and a replay follows the same order. Steering
+messages are added between steps, never within one. Every call has a result before the model is called again. A model
+that repeats the same calls with the same results is first warned, then stopped. The loop owns nothing: the model step
+and the tool runner belong to the turn, the journal belongs to the engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,9 @@ async def run(
 ) -> Message:
     """Run the turn to its answer and return it. Most turns call no tool, so the tool runner is made at the first call.
 
-    A step that calls caller tools ends the turn: the agent's own calls of that step run first, and the caller gets the
-    others. A `tool_choice` that forces a call applies to the first step only; otherwise no turn would end.
+    A step that calls the caller's tools ends the turn: the agent's own calls of that step run first, and the others are
+    left to the caller. A `tool_choice` that forces a call applies only to the first step; otherwise no turn would
+    ever end.
     """
     model_step.extend(turn.incoming)
     tool_runner: ToolRunner | None = None
@@ -91,9 +92,9 @@ class RepeatVerdict(Enum):
 
 
 class LoopDetector:
-    """Counts equal rounds in a row. A round is a model's calls together with their results.
+    """Counts consecutive identical rounds. A round is the calls of one model answer together with their results.
 
-    Pure over the turn's messages, so that a replayed turn reaches the same verdicts.
+    A pure function of the turn's messages, so a replayed turn reaches the same verdicts.
     """
 
     def __init__(self, allowed: int) -> None:

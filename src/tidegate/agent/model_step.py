@@ -1,17 +1,17 @@
 """One model step of a turn, with its cost and with fallback to other models.
 
-Each model of the agent's chain is tried at most once per step, after its own retries. If a request is refused for
-something that can be left out, it is changed and sent to the same model again first (`Remedy`). Text already streamed
+Each model of the agent's chain is tried at most once per step, after its own retries. If a request is refused because
+of content that can be left out, it is changed and sent to the same model again first (`Remedy`). Text already streamed
 from a failed model is withdrawn before the next model starts. If every model fails, the error names all of them. A
-request that nears its model's window is made to fit before it is sent. A conversation that was unloaded while the turn
-waited for a person is loaded again before the next step.
+request that comes close to its model's window is reduced before it is sent. A conversation that was unloaded while the
+turn waited for a person is loaded again before the next step.
 
-No call is made for which a budget has nothing left. The tokens of every call are reported to the budgets and to the
-turn: as counted by the provider, or as an estimate that is marked as one. A provider counts at the end of its answer,
-so a call that is cut off has no count of its own. A call that restarts after part of its answer has arrived, shown or
-not, counts as two calls.
+No model is called once a budget is spent. The tokens of every call are reported to the budgets and to the turn, either
+as counted by the provider or as an estimate that is marked as such. Providers report their count at the end of an
+answer, so a call that is cut off can only be estimated. A call that restarts after part of its answer has arrived,
+whether streamed to the user or not, counts as two calls.
 
-Owned by the turn; the conversations belong to whichever component builds them.
+The turn owns its model step. Conversations are owned by the component that builds them.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from tidegate.status_report import ModelUsage
 from tidegate.values import BILLION, Call, Event, Frozen, Message, TextDelta, TextReset, Usage
 
 Remedy = Literal["thoughts", "context", "size", "documents"]
-"""Ways to deal with a refused request while keeping the model: leave out the reasoning carried by earlier answers; show
-less of the old messages; replace media by words, or do so only if there are documents among them."""
+"""Ways to change a refused request so that the same model may accept it: leave out the reasoning carried by earlier
+answers, shorten old messages, or replace media (or only documents) by words."""
 
 
 TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2, "documents": 2})
-"""The number of times that each remedy is tried in one step. Older media are left out first."""
+"""How often each remedy is tried in one step. Older media are left out first."""
 
 
 class Payer(Protocol):
@@ -60,7 +60,7 @@ class Budget(Protocol):
         ...
 
     def spend(self, payer: Payer, usage: Usage) -> None:
-        """Charges a call of this payer that is not part of the payer's own usage yet."""
+        """Charges a call that is not yet included in the payer's usage."""
         ...
 
 
@@ -116,20 +116,20 @@ class SpendGuard(Frozen, frozen=True):
 
 
 class RequestFitter(Protocol):
-    """Makes a conversation acceptable to its model."""
+    """Changes a conversation so that its model can accept it."""
 
     async def fit(self, conversation: Conversation) -> None:
-        """Makes the conversation fit its model's window. Raises ModelFailed if that is impossible."""
+        """Reduces the conversation to fit its model's window. Raises ModelFailed if that is impossible."""
         ...
 
     async def apply_remedy(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
-        """Changes a conversation that was refused. Returns whether it changed, so that it can be sent once more."""
+        """Changes a conversation that was refused. Returns True if it changed and can be sent again."""
         ...
 
 
 class TurnResident(NamedTuple):
-    """Access to a turn's resident conversation between its steps, through the record of its session. It may be unloaded
-    while the turn waits for a person; `reload` loads it from the store again, to the same point."""
+    """Access to a turn's resident conversation between steps, through the session's record. The conversation may be
+    unloaded while the turn waits for a person; `reload` loads it from the store again, up to the same point."""
 
     presence: Presence
     record: Present
@@ -142,8 +142,8 @@ class TurnResident(NamedTuple):
 
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]
-"""Returns a conversation, at the same point, with the next model that has not failed in this step; None if there is
-none. Called with the models that failed and the failure of the last one."""
+"""Returns the conversation, at the same point, with the next model that has not failed in this step, or None if every
+model has failed. Called with the models that failed and the failure of the last one."""
 
 
 class ModelStep:
@@ -161,8 +161,8 @@ class ModelStep:
         *,
         fit_first: bool = False,
     ) -> None:
-        """Most turns fit their model's window, so `make_fitter` is called when a conversation first does not. With
-        `fit_first`, the first request is fitted whatever its size."""
+        """`make_fitter` is called the first time a conversation does not fit its model's window, since most always do.
+        With `fit_first`, the first request is fitted whatever its size."""
         self.conversation = conversation
         self.spend_guard = spend_guard
         self._fall_back = fall_back
@@ -172,7 +172,7 @@ class ModelStep:
         self._resident = resident
 
     def extend(self, messages: Sequence[Message]) -> None:
-        """Adds messages that are committed already. A conversation that was unloaded will find them in the store."""
+        """Appends messages that are already committed. An unloaded conversation will read them from the store."""
         if messages and (self._resident is None or self._resident.holds(self.conversation)):
             self.conversation.extend(messages)
             self._weigh()
@@ -203,17 +203,17 @@ class ModelStep:
                     and await self._apply_remedy(remedy, failure)
                 ):
                     applied += (remedy,)
-                    if failure.shown:
+                    if failure.partial_answer:
                         turn.emit(TextReset(reason=failure.brief))
                     continue
                 tried = (*failed, self.conversation.model)
                 other = None if self._fall_back is None else await self._fall_back(self.conversation, tried, failure)
                 if other is None:
                     raise failure if first is None else combined_failure(first, failure) from failure
-                if failure.shown:
+                if failure.partial_answer:
                     turn.emit(TextReset(reason=failure.brief))
                 failed, applied = tried, ()
-                # Without its traceback, which would keep this frame and so the turn alive.
+                # The traceback is removed, because it would keep this frame, and with it the turn, alive.
                 first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 
@@ -234,7 +234,7 @@ class ModelStep:
 
 
 def remedy_for(failure: ModelFailed) -> Remedy | None:
-    if failure.thoughts:
+    if failure.reasoning:
         return "thoughts"
     if failure.kind == "context":
         return "context"
@@ -244,15 +244,15 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
 
 
 def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
-    """One failure that reports two; its kind is that of the first."""
+    """One failure that reports both; its kind is that of the first."""
     failure = ModelFailed(
         f"{first.brief} Another model was tried. {then.brief}",
         kind=first.kind,
         retryable=first.retryable or then.retryable,
         retry_after=first.retry_after,
         upstream_status=first.upstream_status,
-        said=then.said,
-        shown=then.shown,
+        endpoint_message=then.endpoint_message,
+        partial_answer=then.partial_answer,
     )
     failure.retried = first.retried or then.retried
     return failure
@@ -261,28 +261,28 @@ def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
 async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
     """The model's answer with its usage; the turn's followers see the text as it arrives."""
     spend_guard.check(turn)
-    shown = 0
+    streamed = 0
 
     def on_text(text: str) -> None:
-        nonlocal shown
-        shown += _size(text)
+        nonlocal streamed
+        streamed += _size(text)
         turn.emit(TextDelta(text=text))
 
-    def on_reset(why: str, heard: int) -> None:
-        nonlocal shown
-        spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
-        if shown:
+    def on_reset(why: str, received_bytes: int) -> None:
+        nonlocal streamed
+        spend_guard.spend_cut_call(turn, _estimate(conversation, received_bytes))
+        if streamed:
             turn.emit(TextReset(reason=why))
-        shown = 0
+        streamed = 0
         spend_guard.check(turn)  # a restarted answer is another call
 
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
     except (asyncio.CancelledError, ModelFailed) as error:
-        # An endpoint that failed before it produced output bills nothing. For a call that we cut off, this is unknown.
-        heard = shown if isinstance(error, asyncio.CancelledError) else error.heard
-        if isinstance(error, asyncio.CancelledError) or heard:
-            spend_guard.spend_cut_call(turn, _estimate(conversation, heard))
+        # An endpoint that failed before it produced output does not bill. For a call that we cut off, we cannot know.
+        received_bytes = streamed if isinstance(error, asyncio.CancelledError) else error.received_bytes
+        if isinstance(error, asyncio.CancelledError) or received_bytes:
+            spend_guard.spend_cut_call(turn, _estimate(conversation, received_bytes))
         raise
     usage = checked_usage(
         conversation.model, answer.usage, asked=conversation.estimated_bytes, received=answer_bytes(answer)
@@ -293,10 +293,12 @@ async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend
     return msgspec.structs.replace(answer, usage=usage)
 
 
-def _estimate(conversation: Conversation, heard: int) -> Usage:
+def _estimate(conversation: Conversation, received_bytes: int) -> Usage:
     model = conversation.model
     tokens = model.token_estimate.tokens
-    return model.facts.priced(Usage(input=tokens(conversation.estimated_bytes), output=tokens(heard), estimated=True))
+    return model.facts.priced(
+        Usage(input=tokens(conversation.estimated_bytes), output=tokens(received_bytes), estimated=True)
+    )
 
 
 def answer_bytes(answer: Message) -> int:

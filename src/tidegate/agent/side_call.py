@@ -1,9 +1,9 @@
-"""A model call beside the conversation: a summary, or the notes at the end of a session.
+"""A model call outside the conversation: for a summary, or for the notes at the end of a session.
 
-Guarantee: it is charged to the same budgets as the turns of its session, refused if these are spent, and limited in
-time. Its text is not shown to anyone; it has no tools and leaves no row in a transcript. The cost of its calls,
-including those that were cut off, is in `calls`; the caller records it in the same transaction as the effect. A side
-call owns nothing.
+Guarantee: a side call is charged to the same budgets as the turns of its session, is refused once these are spent, and
+has a time limit. Its text is shown to nobody; it has no tools and leaves no row in a transcript. `calls` records the
+cost of each attempt, including attempts that were cut off; the caller stores it in the same transaction as the effect.
+A side call owns nothing.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class SideCall:
         self._emit = emit
 
     def emit(self, event: Event) -> None:
-        """Receives warnings of budgets."""
+        """Forwards an event, such as a budget warning."""
         if self._emit is not None:
             self._emit(event)
 
@@ -48,21 +48,22 @@ async def run_side_call(
     *,
     within: float,
 ) -> Message:
-    """The model's answer. Raises ModelFailed, also if it takes longer than `within` seconds, and BudgetSpent."""
+    """Returns the model's answer. Raises BudgetSpent, or ModelFailed if the model fails or takes longer than `within`
+    seconds."""
     spend_guard.check(side_call)
     wire = model.wire
     encoded = wire.encode_prefix(prefix)
     history = [wire.encode(message)]
     asked = len(encoded.system) + len(history[0])
 
-    def charge_cut_call(heard: int) -> None:
+    def charge_cut_call(received_bytes: int) -> None:
         tokens = model.token_estimate.tokens
-        usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(heard), estimated=True))
+        usage = model.facts.priced(Usage(input=tokens(asked), output=tokens(received_bytes), estimated=True))
         spend_guard.spend(side_call, usage)
         side_call.add_call(spend_guard.model, usage)
 
-    def on_reset(_: str, heard: int) -> None:
-        charge_cut_call(heard)
+    def on_reset(_: str, received_bytes: int) -> None:
+        charge_cut_call(received_bytes)
         spend_guard.check(side_call)
 
     try:
@@ -77,8 +78,8 @@ async def run_side_call(
         charge_cut_call(0)
         raise
     except ModelFailed as failure:
-        if failure.heard:
-            charge_cut_call(failure.heard)
+        if failure.received_bytes:
+            charge_cut_call(failure.received_bytes)
         raise
     usage = checked_usage(model, answer.usage, asked=asked, received=answer_bytes(answer))
     if not usage.estimated:

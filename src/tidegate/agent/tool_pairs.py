@@ -1,8 +1,8 @@
 """Pairing of tool calls and results, however a turn ends.
 
 `missing` lists the calls of a turn that have no result yet. An engine that ends the turn early commits a result for
-each of them, so that no provider ever sees a call without a result. Such a result says what is known: `not_run` if the
-call never began, `interrupted` if it did.
+each of them, so no provider ever sees a call without a result: `not_run` if the call never started, `interrupted` if it
+did.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ def tool_step_name(number: int, index: int) -> str:
 
 
 def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
-    """(step, call) for every call of these rows that has no result, in order."""
+    """Returns the (step, call) pairs of all calls in these rows that have no result, in order."""
     recorded: set[str] = set()
     answers: list[tuple[int, Message]] = []
     for step, message in rows:
@@ -35,12 +35,12 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
 
 
 def not_run(call: ToolCall, why: str) -> Message:
-    """The result of a call that did not begin. `why` is a sentence."""
+    """The result of a call that was never started. `why` is a sentence."""
     return Message(role="tool", call_id=call.id, name=call.name, text=f"Not run: {why}", failed=True)
 
 
 def interrupted(call: ToolCall, why: str, *, read_only: bool) -> Message:
-    """The result of a call that began and did not finish. `why` is a sentence."""
+    """The result of a call that was started and did not finish. `why` is a sentence."""
     if read_only:
         text = f"Interrupted before it finished. {why}"
     else:
@@ -49,8 +49,8 @@ def interrupted(call: ToolCall, why: str, *, read_only: bool) -> Message:
 
 
 def in_call_order(messages: Iterable[Message]) -> list[Message]:
-    """The same messages with each answer's results in the order of its calls. Parallel tools are committed as they
-    finish; the model first read their results in call order and must do so again when they come from the store."""
+    """Returns the messages with each answer's results in the order of its calls. The results of parallel tools are
+    committed in the order in which the tools finish, but the model must always read them in call order."""
     ordered: list[Message] = []
     places: dict[str, int] = {}
     results: list[Message] = []

@@ -1,8 +1,8 @@
 """Live output of a running tool, for the turn's followers.
 
-Guarantee: small pieces are sent together, a few times a second at most. At most `SHOWN_CHARACTERS` of one call are
-sent, because the turn's log holds everything that its readers have not read yet; then one line says that no more is
-shown. Nothing is sent after the call has ended. The complete output is in the result of the tool.
+Guarantee: small pieces are combined and sent at most a few times per second. At most `SHOWN_CHARACTERS` of one call are
+sent, because the turn's log has to hold everything that its readers have not read yet; after that, one line says that
+the rest is not shown. Nothing is sent after the call has ended. The complete output is in the tool's result.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from tidegate.agent.turn import Turn
 from tidegate.values import ToolCall, ToolProgress
 
 PAUSE_SECONDS = 0.1
-"""The pause between two pieces: a person reads no faster."""
+"""The pause between two pieces: nobody reads faster."""
 
 PIECE_CHARACTERS = 4096
-"""A piece of this size is sent at once."""
+"""A piece of this size is sent immediately."""
 
 SHOWN_CHARACTERS = 64 * 1024
-"""The output of one call that is shown. The rest is in the result."""
+"""The most characters of one call's output that are sent. The rest is in the result."""
 
 CUT_OFF = "\n[more output is not shown here]\n"
 

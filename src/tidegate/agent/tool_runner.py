@@ -1,10 +1,10 @@
 """Runs the tool calls of a turn: with permission, within limits, and with events for the turn's followers.
 
-Guarantee: a call runs only after exactly this call was permitted and its intent was committed. It runs inside the turn:
-stopping the turn stops the tool, and its deadline is enforced here. A call that did not finish by itself is recorded as
-interrupted; unless it only reads, its effect is unknown. Its result is always one message within the size limit: longer
-output is in the spool, and the message says where. Neighbouring calls whose tools allow it run in parallel; the results
-are in the order of the calls.
+Guarantee: a call runs only after this exact call was permitted and its intent was committed. It runs within the turn:
+stopping the turn stops the tool. The tool's deadline is enforced here. A call that was cut short is recorded as
+interrupted; unless its tool only reads, its effect is unknown. A result is always one message within the size limit;
+longer output is written to the spool, and the message says where. Adjacent calls run in parallel if their tools allow
+it; their results are returned in the order of the calls.
 """
 
 import asyncio
@@ -34,15 +34,17 @@ class Permissions(Protocol):
     """Decides whether a call may run."""
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
-        """None if the call may run; otherwise the reason, as a sentence for the model. May wait for a person."""
+        """Returns None if the call may run, otherwise a sentence that tells the model why not. May wait for a
+        person."""
         ...
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
-        """A person's answer. There is no time limit here."""
+        """Returns a person's answer. The tool's time limit does not apply while it waits."""
         ...
 
     async def withdraw(self, turn: Turn, step: str, *, lost: bool) -> None:
-        """The call has ended: withdraws its open questions. `lost` if an earlier process had made the call."""
+        """Withdraws the open questions of a call that has ended. `lost` is true if an earlier process made the
+        call."""
         ...
 
 
@@ -67,8 +69,8 @@ class ToolRunner:
     async def run(
         self, number: int, calls: Sequence[ToolCall], *, caller_tools: frozenset[str] = frozenset()
     ) -> list[Message]:
-        """The results of the calls of model step `number`, except for calls of `caller_tools`, which the caller
-        runs."""
+        """Runs the calls of model step `number` and returns their results. Calls to `caller_tools` are left to the
+        caller."""
         results: list[Message] = []
         own = [(place, call) for place, call in enumerate(calls) if call.name not in caller_tools]
         while len(results) < len(own):
@@ -98,7 +100,8 @@ class ToolRunner:
         return message
 
     def _effect(self, step: str, tool: Tool | None, call: ToolCall) -> Effect:
-        """An unknown tool is refused. If the call began in an earlier process that had the tool, it was interrupted."""
+        """The effect of a call. A call to an unknown tool is refused or, if an earlier process had the tool and started
+        the call, recorded as interrupted."""
 
         async def refused() -> Message | None:
             if tool is None:
@@ -135,7 +138,7 @@ class ToolRunner:
         return _result(call, msgspec.structs.replace(result, text=text))
 
     async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result | Message:
-        """The tool's result; or, if the tool did not finish by itself, a message that says why it was cut short."""
+        """Returns the tool's result, or a message that says why the tool was cut short."""
         try:
             with anyio.move_on_after(tool.timeout):
                 returned = await tool.run(context, call.arguments)
@@ -168,7 +171,8 @@ def tool_ended(result: Message) -> ToolEnded:
 
 
 def _cut_short(tool: Tool, call: ToolCall, why: str) -> Message:
-    """A tool that only reads has failed; the effect of any other tool is unknown."""
+    """The result of a call that was cut short: failed if its tool only reads, otherwise interrupted with an unknown
+    effect."""
     if tool.read_only:
         return _result(call, Result(text=why, failed=True))
     return interrupted(call, why, read_only=False)

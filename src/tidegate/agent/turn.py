@@ -1,8 +1,8 @@
 """The interface between the agent loop and the engine that runs it.
 
-Guarantee: a loop that uses only `Turn` can be run by any engine that keeps a journal. A journal row *is* a transcript
-message: `step` returns the recorded message if the turn has one of that name; otherwise it makes, commits and returns
-it. A turn that continues after a crash therefore follows the same path over the same rows. Code between steps must be
+Guarantee: any engine that keeps a journal can run a loop that uses only `Turn`. A journal row *is* a transcript
+message. If the turn already has a message for a step, `step` returns it; otherwise it makes, commits and returns one. A
+turn that continues after a crash therefore follows the same path through the same rows. Code between steps must be
 deterministic.
 """
 
@@ -16,23 +16,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EXCERPT_CHARACTERS = 400
-"""Characters of a tool's result or arguments in an event: enough to recognise it, few enough for every reader. The full
-text is in the transcript."""
+"""Characters of a tool's result or arguments in an event: enough to recognise them, and cheap to send to every reader.
+The full text is in the transcript."""
 
 
 class Parked(Exception):
-    """The gateway is stopping. The turn pauses here, between two steps or in one that may be repeated, and continues in
-    the next process."""
+    """Raised when the gateway is stopping. The turn pauses between two steps, or in a step that may be repeated, and
+    continues in the next process."""
 
 
 class Effect(Frozen, frozen=True):
     """The effect of a step, declared before the step runs.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
-    run again. Any other step is never run twice: its result is the return value of `interrupted`, which is called with
+    run again. Any other step is never run twice: its result is the return value of `interrupted`, whose argument says
     whether the step was read-only when it began. `refused` is called before the intent is committed and may take days;
-    if it returns a message, that is the result and the step is not run. A step with a `digest` of the exact action is
-    recorded in the audit log with its intent and with its result; the latter also with the `hosts` it has contacted.
+    if it returns a message, that message is the result and the step is not run. If a step has a `digest` of the exact
+    action, its intent and its result are recorded in the audit log, the result with the `hosts` that were contacted.
     """
 
     tool: str
@@ -58,8 +58,8 @@ class Turn(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """The cost of all model calls so far, including calls that were cut off, for the whole task tree that this turn
-        belongs to. Turn budgets apply to the whole tree."""
+        """The usage of all model calls so far, including calls that were cut off, in the whole task tree to which this
+        turn belongs. Turn budgets apply to the whole tree."""
         ...
 
     @property
@@ -90,27 +90,27 @@ class Turn(Protocol):
         effect: Effect | None = None,
         ends: Callable[[Message], bool] | None = None,
     ) -> Message:
-        """The message of this step, recorded or made now. If `ends` says that it ends the turn, an engine may commit it
-        together with the turn's end."""
+        """Returns the message of this step, either recorded or made now. If `ends` returns True for it, an engine may
+        commit it together with the end of the turn."""
         ...
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
-        """Makes a committed answer the last one of the turn. `calls` are those of its calls that are left to the
+        """Makes a committed answer the last one of the turn. `calls` are the calls in it that are left to the
         caller."""
         ...
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
-        """The messages steered into the running turn since the last drain, in order. They are now part of the
+        """Returns the messages steered into the running turn since the last call, in order, and adds them to the
         transcript."""
         ...
 
     async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:
-        """Waits until `ready` returns a value, and returns it. `ready` is called at once and again whenever the turn is
-        signalled. A turn waits for a person this way; an engine need not reserve a slot for it meanwhile."""
+        """Waits until `ready` returns a value other than None, and returns it. `ready` is called immediately and again
+        whenever the turn is signalled. This is how a turn waits for a person; it needs no slot meanwhile."""
         ...
 
     def cut(self, model: str, usage: Usage) -> None:
-        """Counts a model call that was cut off. It leaves no row, but its cost belongs to the turn."""
+        """Records the usage of a model call that was cut off. The call leaves no row, but the turn pays for it."""
         ...
 
     async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -113,6 +113,6 @@ COMMANDS = (
         arguments="[agent] [add|edit|forget …]",
         help="Show or change the notes about you or, with agent, about the agent's work.",
         handler=memory,
-        mid_turn="works at once; the agent sees the change with the next message",
+        mid_turn="works immediately; the agent sees the change with the next message",
     ),
 )

@@ -62,8 +62,8 @@ class SlashCommand(Frozen, frozen=True):
     aliases: tuple[str, ...] = ()
     arguments: str = ""
     cost: str = ""
-    """What the command costs the conversation, if anything; shown in the help and after the command."""
-    mid_turn: str = "works at once"
+    """The cost of the command for the conversation, if any; shown in the help and after the command."""
+    mid_turn: str = "works immediately"
     owner_only: bool = False
 
     @property
@@ -95,7 +95,7 @@ class Commands:
 
     @staticmethod
     def is_command(text: str) -> bool:
-        """True for a slash followed by a word; `/usr/bin` is a path and `/ ` is text."""
+        """True if the text begins with a slash and a word. `/usr/bin` is a path, and `/ ` is text."""
         word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
         return len(word) > 1 and word[1:].isalpha()
 

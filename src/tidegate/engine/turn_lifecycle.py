@@ -174,7 +174,7 @@ def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: 
     if not session.caller_tools:
         return 0
     answered = frozenset(message.call_id for message in incoming if message.role == "tool")
-    return messages.close_calls(db, session.id, now, but=answered, turn=turn)
+    return messages.close_calls(db, session.id, now, except_ids=answered, turn=turn)
 
 
 def _frozen(call: Call) -> Call:

@@ -1,9 +1,9 @@
-"""Lifetimes: the owners of everything that the process holds, and when it is released.
+"""Lifetimes: who owns what the process holds, and when it is released.
 
 Every resource belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a lifetime; the
 `Ledger` accounts for what each holds; `Presence` is the only map keyed by session; `BoundedCache` is the only cache;
 `ProcessStarter` starts every child process; `Listener` accepts every connection, within the limit of `Descriptors`.
-Of the project, this package imports only `Holding`, the ledger's unit in the status.
+The only project import of this package is `Holding`, the ledger's unit in the status.
 """
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats

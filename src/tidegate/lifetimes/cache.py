@@ -1,9 +1,9 @@
 """The bounded cache: the only cache type in the project.
 
 It never has more entries than `cap`, more bytes than `max_bytes`, or an entry older than `ttl`; the least recently used
-entry is evicted first. All removals take one path, and `on_evict` is called for each. Keys are values: a key that is
-equal only to itself (an object, a loop, a thread) is refused, since it would never be found again. The cache owns its
-entries, not what they refer to; values should be immutable.
+entry is evicted first. `on_evict` is called for every removal. Keys must be values: a key that is equal only to itself
+(an object, a loop, a thread) is refused, since it could never be found again. The cache owns its entries, not what they
+refer to; values should be immutable.
 """
 
 import logging
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 _IDENTITY = object.__hash__
 
 ENTRY_BYTES = 512
-"""Bytes of an entry besides its weight: its slot in the table, its key and the header of the value."""
+"""Overhead of an entry in bytes: its slot in the table, its key and the header of the value."""
 
 
 class CacheStats(msgspec.Struct, frozen=True):
-    """A cache's metrics; `evictions` counts removals because of cap, bytes or age."""
+    """The metrics of a cache. `evictions` counts removals because of number, bytes or age."""
 
     name: str
     size: int
@@ -41,7 +41,8 @@ class CacheStats(msgspec.Struct, frozen=True):
 
     @property
     def holding(self) -> Holding:
-        """For the ledger: the weight of the values, if they are weighed, and the size of the entries."""
+        """The holding for the ledger: the overhead of the entries and, if they are weighed, the weight of the
+        values."""
         return Holding(self.size, self.bytes + self.size * ENTRY_BYTES)
 
 
@@ -109,7 +110,7 @@ class BoundedCache(Generic[K, V]):
         )
 
     def get(self, key: K) -> V | None:
-        """The value, which becomes the most recently used; None if it is missing or too old."""
+        """Returns the value and marks it as most recently used. Returns None if it is missing or too old."""
         entry = self._entries.get(key)
         if entry is not None and self.ttl is not None and entry.until <= self._clock():
             self._remove(key, evicted=True)
@@ -122,7 +123,7 @@ class BoundedCache(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V) -> bool:
-        """Store a value. Returns False if it is larger than the cache and therefore not stored."""
+        """Store a value. Returns False if it is larger than the cache, in which case it is not stored."""
         _require_value(self.name, key)
         weight = 0 if self._weigh is None else self._weigh(value)
         before = self._entries.get(key)
@@ -144,7 +145,8 @@ class BoundedCache(Generic[K, V]):
         return [entry.value for entry in self._entries.values()]
 
     async def get_or_make(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
-        """The value, made by the first caller while the others wait. A failure is raised to all and not cached."""
+        """Returns the value. If it is missing, the first caller makes it while the others wait. A failure is raised to
+        all callers and not cached."""
         while True:
             value = self.get(key)
             if value is not None:
@@ -177,7 +179,7 @@ class BoundedCache(Generic[K, V]):
             self._remove(next(iter(self._entries)), evicted=False)
 
     def sweep(self, now: float | None = None) -> int:
-        """Remove entries that are too old; returns their number."""
+        """Remove entries that are too old. Returns the number of removed entries."""
         if self.ttl is None:
             return 0
         moment = self._clock() if now is None else now

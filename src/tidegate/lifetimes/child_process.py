@@ -1,10 +1,10 @@
 """Child processes: started without a thread, watched by descriptor, ended as a group.
 
 A process is owned from the moment it exists: nothing is awaited between its start and the start of the watch. It is
-watched by pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads its own session
-and group; `end` terminates the group, then kills it, and returns when the process is reaped. It gets only the
-environment and descriptors passed to it, has a lower CPU priority than the gateway, and may run on every core that the
-gateway was started with, even if the gateway pins itself to one.
+watched by pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads a new session
+and process group; `end` terminates the group, then kills it, and returns when the process is reaped. A process inherits
+only the environment and descriptors passed to it, has a lower CPU priority than the gateway, and may run on every core
+that the gateway was started with, even if the gateway pins itself to one.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ KILLED_SECONDS = 10.0
 """Seconds that a killed process may take to disappear. It takes longer only if the kernel hangs."""
 
 NICENESS = 10
-"""Priority of child processes: the gateway can always run, if only to end them."""
+"""Niceness of child processes, so that the gateway can always run, if only to end them."""
 
 _ABOVE = 64  # every descriptor number in a child
 
@@ -45,9 +45,9 @@ class ProcessStarter:
         *,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "SpawnedProcess":
-        """`descriptors` maps descriptor numbers in the child to ours; None is /dev/null. `within` calls the function
-        that starts the process, on a thread from which the child inherits something. Raises OSError if the process
-        cannot be started or watched."""
+        """Starts a process. `descriptors` maps descriptor numbers in the child to those of this process; None stands
+        for /dev/null. `within` calls the function that starts the process, for example on a thread whose properties the
+        child is to inherit. Raises OSError if the process cannot be started or watched."""
         if not self._is_prepared:
             _close_inherited_on_exec()
             self._is_prepared = True
@@ -93,8 +93,8 @@ class ProcessStarter:
 
     @contextlib.contextmanager
     def _on_every_core(self) -> Iterator[None]:
-        """Let processes that are started in this block use all cores: they inherit the affinity of the starting
-        thread."""
+        """Let processes that are started in this block use all cores. They inherit the CPU affinity of the thread that
+        starts them."""
         before = os.sched_getaffinity(0)
         if self._cores is None or before == self._cores:
             yield
@@ -124,12 +124,12 @@ class SpawnedProcess:
         return not self._code.done()
 
     async def wait(self) -> int:
-        """Wait for its end, and return its exit code, which is negative for a signal."""
+        """Wait until the process ends, and return its exit code, which is negative for a signal."""
         return await asyncio.shield(self._code)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the whole group. Its id stays in use while it has members; after the process is reaped, nothing is
-        signalled."""
+        """Signal the whole group. After the process is reaped, nothing is signalled, since the id of an empty group may
+        be reused."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)

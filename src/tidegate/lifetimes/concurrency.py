@@ -18,15 +18,15 @@ V = TypeVar("V")
 
 
 def is_cancelled() -> bool:
-    """True if the running task is being cancelled. A `CancelledError` that arrives while this is false came from
-    something that the task was waiting for; it is a failure like any other."""
+    """True if the running task is being cancelled. A `CancelledError` that is raised while this is False came from
+    something that the task was waiting for, and is a failure like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def gather(jobs: Sequence[Coroutine[Any, Any, V]]) -> list[V]:
-    """The results in the order of the coroutines. If one fails, the others are cancelled and awaited, and its exception
-    is raised."""
+    """Returns the results in the order of the coroutines. If one fails, the others are cancelled and awaited, and its
+    exception is raised."""
     results: dict[int, V] = {}
 
     async def run(index: int, job: Coroutine[Any, Any, V]) -> None:
@@ -50,7 +50,7 @@ class SingleFlight(Generic[V]):
         self._end: asyncio.Future[V] = asyncio.get_running_loop().create_future()
 
     async def lead(self, make: Callable[[], Awaitable[V]]) -> V:
-        """Make the value for the caller and for everyone who joins."""
+        """Make the value, for this caller and all followers."""
         try:
             value = await make()
         except Exception as error:
@@ -64,7 +64,7 @@ class SingleFlight(Generic[V]):
         return value
 
     async def join(self) -> bool:
-        """Wait for the end; False if the leader was cancelled. A failure of the leader is raised."""
+        """Wait for the leader. Returns False if it was cancelled, and raises its exception if it failed."""
         await asyncio.wait({self._end})
         if self._end.cancelled():
             return False
@@ -74,7 +74,7 @@ class SingleFlight(Generic[V]):
         return True
 
     async def over(self) -> None:
-        """Wait for the end, whatever the outcome."""
+        """Wait until the construction has ended, whatever its outcome."""
         await asyncio.wait({self._end})
 
     @property

@@ -1,8 +1,8 @@
-"""The limit on open file descriptors, and a reserve for requests that must work when none is left.
+"""The limit on open file descriptors, and a reserve for requests that must work when no descriptor is left.
 
-The kernel enforces the reserve: the soft limit stays below the real one by its size, so nothing else can use it up.
-`reserve` raises the limit for the duration of a block, for requests about the gateway itself; `lift` raises it
-permanently, for the orderly stop.
+The kernel enforces the reserve: the soft limit is lower than the real limit by the size of the reserve, so nothing else
+can use it up. `reserve` raises the soft limit for the duration of a block, for requests about the gateway itself;
+`lift` raises it permanently, for an orderly shutdown.
 """
 
 import resource
@@ -17,7 +17,8 @@ RESERVE_SHARE = 4
 
 
 class Descriptors:
-    """Without `keep` there is no reserve, and the limit is the one that the process started with."""
+    """The descriptors of this process. Until `keep` is called, there is no reserve, and the limit is the one that the
+    process started with."""
 
     def __init__(self) -> None:
         self._reserve = 0
@@ -37,7 +38,7 @@ class Descriptors:
 
     @property
     def limit(self) -> int | None:
-        """The number that may be open, without the reserve; None for no limit."""
+        """The number of descriptors that may be open, without the reserve; None for no limit."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return None
@@ -45,7 +46,7 @@ class Descriptors:
 
     @property
     def open(self) -> int:
-        """The number that is open now."""
+        """The number of descriptors that are open now."""
         with self.reserve():
             return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the descriptor of the listing itself
 

@@ -1,10 +1,9 @@
 """The ledger: how many bytes, descriptors and child processes each owner holds, by kind.
 
-In every reading the sum over the owners equals the sum over the kinds. There are two ways to account for something: a
-hold, which is recorded when the thing is acquired (O(1), for things that cannot be measured later), or a view, which is
-a function that measures everything of one kind when the ledger is read, at no cost in between. An owner that has
-released everything has no entry; an owner that has not is listed by name. Releasing a hold is idempotent. The ledger
-owns nothing but numbers.
+In every reading, the sum over the owners equals the sum over the kinds. There are two ways to account for something. A
+hold is recorded when the thing is acquired (O(1), for things that cannot be measured later). A view is a function that
+measures everything of one kind when the ledger is read, and costs nothing in between. An owner is listed by name until
+it has released everything. Releasing a hold is idempotent. The ledger owns nothing but numbers.
 """
 
 from collections.abc import Callable, Iterable
@@ -47,12 +46,13 @@ class Ledger:
         return Account(self, owner, parent)
 
     def view(self, kind: str, measure: Measure) -> None:
-        """From now on, measure this kind with `measure` in every reading."""
+        """Register `measure` as the function that measures this kind in every reading."""
         self._known[kind] = None
         self._views.append((kind, measure))
 
     def read(self) -> LedgerReading:
-        """The current holdings. A kind stays listed, with zeros, once it is known: its metric does not disappear."""
+        """The current holdings. Once a kind is known it stays listed, if only with zeros, so that its metric does not
+        disappear."""
         kinds = dict.fromkeys(sorted(self._known), NOTHING)
         owners: dict[str, dict[str, Holding]] = {}
         for owner, kind, holding in self._entries():

@@ -1,8 +1,9 @@
 """A listening socket that accepts connections one by one.
 
-If the process runs out of descriptors or memory, the listener pauses with back-off and logs each period once;
-meanwhile, connections wait in the kernel's queue. (asyncio's own servers would retry and log continuously.) The owner
-decides with `room` how the next connection is accepted, and owns it from then on. The listener owns its socket.
+If the process runs out of descriptors or memory, the listener pauses with back-off and logs each such period once;
+meanwhile, connections wait in the kernel's queue. (asyncio's servers would retry and log continuously.) The owner's
+function `room` decides how the next connection is accepted. Accepted connections belong to the owner, the listening
+socket to the listener.
 """
 
 import asyncio
@@ -23,9 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """`room(short)` decides how the next connection is accepted: `free`, normally; `reserve`, with a descriptor of the
-    reserve if necessary; `soon`, in a later iteration of the loop; `none`, after `resume` or a second. `short` says
-    that no ordinary descriptor is left. `accepted` is called with the connection and whether it was `reserve`."""
+    """A listening socket. `room(short)` decides how the next connection is accepted: `free`, normally; `reserve`, with
+    a descriptor of the reserve if necessary; `soon`, in a later iteration of the loop; `none`, after `resume` or a
+    second. `short` says that no ordinary descriptor is left. `accepted` is called with the connection and whether it
+    was `reserve`."""
 
     def __init__(
         self,

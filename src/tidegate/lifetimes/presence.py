@@ -1,13 +1,13 @@
 """Presence: the only map keyed by session, with the residents of present sessions.
 
-A session has at most one record, and only while something of it is present (a running or waiting turn, a resident, a
-construction, a workspace in use, a watcher). A resident is reused while its signature is equal, is built once however
-many callers ask for it, and is removed only by `unload`. Residents are bounded by number and bytes; the least recently
-used is unloaded first. A resident whose turn is working is never released before that turn ends, even if it was
-replaced meanwhile; while the turn waits for a user, its resident may be unloaded like any other, and the turn rebuilds
-it. Residents are released in tasks of the scope, concurrently with turns; a failure is reported with the session's
-name. Presence owns the records and the residents; `turn`, `waiting` and `held` on them belong to the engine,
-`workspace` and `disk` to the workspaces package.
+A session has at most one record, and only while it is present: while a turn runs or waits, a resident exists or is
+being built, its workspace is in use, or a reader watches it. A resident is reused while its signature is unchanged, is
+built only once for concurrent callers, and is removed only by `unload`. Residents are bounded by number and bytes; the
+least recently used is unloaded first. A resident whose turn is working is never released before that turn ends, even if
+it was replaced in the meantime. While the turn waits for a user, its resident may be unloaded like any other, and the
+turn rebuilds it. Residents are released in tasks of the scope, concurrently with turns; a failure is reported with the
+session's name. Presence owns the records and the residents. The fields `turn`, `waiting` and `held` of a record belong
+to the engine, `workspace` and `disk` to the workspaces package.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Resident(Protocol):
 
     @property
     def weight(self) -> int:
-        """Bytes held now."""
+        """The size in memory now, in bytes."""
 
     async def release(self) -> None:
         """Release what the resident holds. Called once, when no turn uses it."""
@@ -114,7 +114,7 @@ class Present:
 
     @property
     def absent(self) -> bool:
-        """True if nothing of the session is present any more."""
+        """True if the record has no more reason to exist."""
         return (
             self.turn is None
             and self.resident is None
@@ -207,10 +207,10 @@ class Presence:
         return self._records.get(key)
 
     def obtain(self, key: str) -> Present:
-        """The session's record, which is created if it does not exist.
+        """Returns the session's record, creating it if necessary.
 
-        A record with nothing present is removed at the next opportunity: the caller must put its turn, message or hold
-        on it before it awaits anything.
+        An empty record is removed at the next opportunity, so the caller must add its turn, message or hold to the
+        record before it awaits anything.
         """
         record = self._records.get(key)
         if record is None:
@@ -218,7 +218,7 @@ class Presence:
         return record
 
     def turn_ended(self, record: Present, turn: Any | None = None) -> None:
-        """The turn is over, whatever its outcome: the only place that clears `turn`.
+        """Clears `turn` after a turn has ended, whatever its outcome. Nothing else clears it.
 
         Idempotent. With `turn`, a call for a turn that is not running changes nothing.
         """
@@ -235,8 +235,8 @@ class Presence:
         self._forget_if_absent(record)
 
     def turn_waits(self, record: Present) -> None:
-        """The turn is idle until a user has answered, so its resident may be unloaded. Residents that no cap counts are
-        released at once."""
+        """Called when a turn is idle until a user answers, so that its resident may be unloaded. Residents that no cap
+        counts are released immediately."""
         gone = record.detached if record.temporary is None else (*record.detached, record.temporary)
         record.detached, record.temporary = (), None
         for resident in gone:
@@ -251,7 +251,7 @@ class Presence:
 
     @contextmanager
     def keep_present(self, key: str) -> Iterator[Present]:
-        """Keep the session present within this block. Its resident may be unloaded all the same."""
+        """Keep the session present within this block. Its resident may still be unloaded."""
         record = self.obtain(key)
         record.held += 1
         try:
@@ -261,7 +261,7 @@ class Presence:
             self._forget_if_absent(record)
 
     def drop(self, key: str) -> bool:
-        """The session has ended: unload its resident and remove its record. Returns whether there was one."""
+        """Unload the resident and remove the record of a session that has ended. Returns True if there was a record."""
         record = self._records.get(key)
         if record is None:
             return False
@@ -274,11 +274,11 @@ class Presence:
         return True
 
     def set_workspace(self, key: str, workspace: Any) -> None:
-        """Something runs in the session's workspace: the session stays present until `clear_workspace`."""
+        """Keep the session present until `clear_workspace`, because something runs in its workspace."""
         self.obtain(key).workspace = workspace
 
     def clear_workspace(self, key: str) -> None:
-        """Nothing runs in the workspace any more."""
+        """Undo `set_workspace`: nothing runs in the workspace any more."""
         record = self._records.get(key)
         if record is not None:
             record.workspace = None
@@ -295,7 +295,7 @@ class Presence:
     # -- residents ---------------------------------------------------------------------------------------------------
 
     async def resident(self, key: str, signature: bytes, build: Callable[[], Awaitable[R]]) -> R:
-        """The resident with this signature: the present one, or a new one, built once for all callers."""
+        """Returns the resident with this signature: the present one or a new one, built once for all callers."""
         while True:
             record = self.obtain(key)
             present = record.resident
@@ -402,10 +402,10 @@ class Presence:
         return found
 
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
-        """Remove the resident and keep everything else; the only way to do so. Returns whether there was one (and it
-        was `only`, if given).
+        """Remove the resident and keep everything else. Nothing else removes a resident. With `only`, nothing is done
+        if the session has another resident. Returns True if a resident was removed.
 
-        If a turn is working with it, it leaves the map at once but is released when that turn ends.
+        If a turn is working with the resident, it leaves the map immediately but is released when that turn ends.
         """
         record = self._records.get(key)
         if record is None or record.resident is None:

@@ -2,9 +2,9 @@
 
 Everything acquired through a scope is released when `close` returns. Closing handles child scopes first, then tasks,
 then entered context managers and callbacks, each in reverse order. It has a single deadline, continues after every
-failure, reports each failure exactly once, and completes even if its caller is cancelled. A failed task is reported
-with its name, never lost. The scope owns its children, tasks, callbacks and account. It may be opened and closed from
-different tasks, since a session outlives the task that opened it.
+failure, reports each failure exactly once, and completes even if its caller is cancelled. The failure of a task is
+never lost: it is reported with the task's name. The scope owns its children, tasks, callbacks and account. It may be
+opened and closed from different tasks, since a session outlives the task that opened it.
 
     async with Scope("turn t_1", parent=session) as turn:
         stream = await turn.enter(open_stream())
@@ -31,7 +31,7 @@ CLOSE_WITHIN = 10.0
 """Seconds that closing a scope may take, including its children, unless the scope sets another limit."""
 
 LAST_CHANCE = 0.05
-"""Seconds that each remaining step gets after the deadline, so that one stuck step does not prevent the others."""
+"""Seconds for each remaining step after the deadline, so that one stuck step does not prevent the others."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,8 @@ class Scope:
 
     @property
     def account(self) -> Account:
-        """Created at first use: below the parent's account, or in a new ledger for a scope without parent."""
+        """The scope's account, created on first use: below the parent's account or, without a parent, in a new
+        ledger."""
         if self._account is None:
             if self._parent is None:
                 self._account = Ledger().account(self.name)
@@ -127,7 +128,7 @@ class Scope:
         close_within: float = CLOSE_WITHIN,
         on_error: OnError | None = None,
     ) -> "Scope":
-        """A child scope, closed with this one at the latest."""
+        """Opens a child scope, which is closed with this scope at the latest."""
         return Scope(name, parent=self, account=account, close_within=close_within, on_error=on_error)
 
     def start(
@@ -137,9 +138,10 @@ class Scope:
         name: str,
         at_close: Literal["cancel", "finish"] = "cancel",
     ) -> asyncio.Task[T]:
-        """Run `fn(*args)` as a task of this scope. At close it is cancelled, or has until the deadline to finish.
+        """Run `fn(*args)` as a task of this scope. When the scope closes, the task is cancelled or, with
+        `at_close="finish"`, has until the deadline to finish.
 
-        It runs in an empty context: a task gets its arguments and no ambient state, and keeps nothing of its starter
+        The task runs in an empty context: it has its arguments but no ambient state, and keeps nothing of its starter
         alive.
         """
         self._admit(f"start {name!r}")
@@ -177,7 +179,8 @@ class Scope:
         raise ScopeClosed(f"scope {self.path!r} was closed while {name} was being entered")
 
     def on_close(self, fn: Exit, *, name: str) -> None:
-        """Call `fn` at close and await its result; the last registered is called first."""
+        """Register `fn` to be called, and its result awaited, at close. The last registered function is called
+        first."""
         self._admit(f"register {name!r}")
         self._exits.append((name, fn))
 
@@ -207,7 +210,7 @@ class Scope:
             raise BaseExceptionGroup(f"closing scope {self.path!r}", errors)
 
     def _begin(self, deadline: float | None) -> bool:
-        """Begin to close, once. A scope with nothing to close is closed at once, without a task."""
+        """Begin to close, once. A scope with nothing to close is closed immediately, without a task."""
         if self._state != "open":
             return False
         if not (self._tasks or self._exits or self._children):

@@ -1,11 +1,11 @@
 """Extraction of notes about a person from a conversation that has ended, by a short model call.
 
 The notes are committed exactly once, in one transaction with a mark, even if the process crashes. If the model fails,
-the timer retries a few times, then gives up and logs it, so nothing stays pending for ever. The model receives the
-conversation as data, and its answer can only become a few short notes about this person in the person's own name: no
-text in a conversation can reach the notes about another person or an agent. Extraction needs no resident, touches no
-running session, compacts nothing and starts no session. It is charged to the same budgets as turns. A deleted
-conversation leaves no notes.
+the timer retries a few times, then gives up and logs this, so nothing stays pending forever. The model receives the
+conversation as data, and its answer can only become a few short notes about this person, in the person's name: no text
+in a conversation can get into the notes about another person or an agent. Extraction needs no resident, and does not
+compact, start or otherwise affect any session. It is charged to the same budgets as turns. A deleted conversation
+leaves no notes.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ from tidegate.values import Call, Frozen, Message, Prefix, Usage
 HOOK = "memory"
 
 LEAST_SAID = 3
-"""The fewest messages of the person: shorter conversations have nothing to extract, and most are that short."""
+"""The minimum number of messages from the person. Shorter conversations, which most are, contain nothing to extract."""
 
 MOST_EXTRACTED = 8
 """The most notes that are extracted from one conversation."""
@@ -56,7 +56,7 @@ WINDOW_SHARE = 0.5
 """The largest share of the model's window that the input may take."""
 
 BESIDE_SHARE = 0.25
-"""The share of the input for existing notes; summaries may take the same again."""
+"""The share of the input for existing notes. Summaries may use the same share again."""
 
 SAID_CHARACTERS, SHOWN_CHARACTERS = 4000, 300
 """Characters of one message, and of one tool result."""
@@ -168,7 +168,7 @@ class NoteExtractor:
                 side_call, model, spend_guard, Prefix(prompt=TASK), message, Call(), within=SECONDS
             )
         finally:
-            # The cost is recorded in any case: the effect may never be committed, or by another attempt.
+            # The cost is always recorded, since the effect may never be committed, or only by another attempt.
             if side_call.calls:
                 with anyio.CancelScope(shield=True):
                     await self._store.write(_bill, session, tuple(side_call.calls), self._clock())

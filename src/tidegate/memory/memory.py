@@ -90,8 +90,8 @@ class Memory:
             await self._store.write(messages.add_notice_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
-        """The number of the first change to announce in a conversation of this agent that begins now; 0 if no change is
-        ever announced."""
+        """The number of the first change to announce in a conversation with this agent that begins now; 0 if changes
+        are not announced."""
         return await self._marks.next() if agent in self._agents else 0
 
     def measure(self) -> Iterator[tuple[str, Holding]]:
@@ -147,7 +147,7 @@ class Memory:
         raise ToolFailed(f"There is no note {note} that this conversation may delete.")
 
     async def _author(self, ctx: ToolContext) -> Principal:
-        """The person of the conversation, with the role from the store; an unknown person has no role."""
+        """The person in the conversation, with their role from the store. An unknown person has no role."""
         row = await self._store.read(principals.get, ctx.principal)
         if row is None:
             return Principal(id=ctx.principal, name=ctx.principal)
@@ -207,7 +207,7 @@ class Memory:
         return note_view(await self.note_store.forget(subject.about, subject.key, note, None))
 
     async def rewrite(self, caller: Principal, subject: NoteSubject, text: str, seen: str) -> Notebook:
-        """Replace the notes by an edited text, if they are still those of the version `seen`."""
+        """Replace the notes with an edited text, if they still have the version `seen`."""
         _check(caller, subject)
         lines = list(read_lines(text))
         found = await self.note_store.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)
@@ -255,6 +255,6 @@ def read_lines(text: str) -> list[tuple[int | None, str]]:
 
 
 def _check(caller: Principal, subject: NoteSubject) -> None:
-    """Raises `NotAllowed` if the caller may not write these notes. Only their identity counts."""
+    """Raises `NotAllowed` if the caller may not write these notes. Only the caller's identity counts."""
     if not caller.may("configure") and (subject.about == "agent" or subject.key != caller.id):
         raise NotAllowed("Only the owner may write notes about an agent's work; you may write your own.")

@@ -1,8 +1,8 @@
 """Notes in the gateway's own store, and their text in prompts.
 
-The same notes give the same text, byte for byte. Notes of each kind stay within `memory.prompt_bytes`, not counting
-headings, and the text says how many did not fit. A new conversation costs no read unless a note of that person or agent
-was written since the last one: this process is the only writer, and knows each write as soon as it is committed.
+The same notes produce the same text, byte for byte. Notes of each kind are limited to `memory.prompt_bytes`, not
+counting headings, and the text says how many did not fit. A new conversation costs no read unless a note about that
+person or agent was written since the previous one. This is possible because only this process writes notes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +54,7 @@ class NoteMarks:
 
 
 class NoteStore(Protocol):
-    """The place of notes: the gateway's own store, or a provider."""
+    """Where notes are stored: in the gateway's own store or by a provider."""
 
     async def part(self, agent: str, principal: str) -> str: ...
 
@@ -94,7 +94,7 @@ class StoredNotes:
         self._marks = marks
         self._clock = clock
         self._version = 0
-        """Increases with every write: a text that was read in the meantime may be stale."""
+        """Increases with every write, to detect that a text which was read in the meantime may be stale."""
         self._texts: BoundedCache[tuple[About, str], str] = BoundedCache(
             "notes", cap=KEPT, max_bytes=KEPT_BYTES, weigh=len
         )
@@ -212,7 +212,7 @@ def composed(about: About, found: Sequence[Note], room: int) -> str:
 
 
 def marked(about: About, lines: Iterable[str], room: int) -> str:
-    """Lines of notes, as many as fit, under a heading that says what they are."""
+    """As many lines of notes as fit, under a heading that describes them."""
     shown, left_out = [], 0
     for line in lines:
         size = notes.size_of(line) + 1

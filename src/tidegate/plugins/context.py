@@ -1,4 +1,4 @@
-"""What a plug-in gets from the gateway: its settings, a folder, a log, a scope and its secrets, and nothing else."""
+"""The context of a plug-in: its settings, a folder, a log, a scope and its secrets. It gets nothing else."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,9 +1,9 @@
 """Runs plug-ins: makes their objects, starts them, and stops them with the process.
 
-`open` makes and starts a plug-in within its deadlines, or records the fault with its file and line
-and raises `PluginFailed`; it can be called again later. Each plug-in has its own scope below the process, closed within
-a deadline and in reverse order of opening. A failing or hanging plug-in affects no other one. What is running is on the
-ledger as `plug-in`.
+`open` makes and starts a plug-in within its deadlines. If that fails, it records the fault with its file and line and
+raises `PluginFailed`; it can be called again later. Each plug-in has a separate scope below the process, which is
+closed within a deadline, in reverse order of opening. A plug-in that fails or hangs does not affect the others. Running
+plug-ins are listed in the ledger as `plug-in`.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Plugin:
         return self.use.name
 
     async def open(self) -> Any:
-        """The plug-in's object, made and started if it is not running yet."""
+        """Returns the plug-in's object. Makes and starts it if it is not running yet."""
         async with self._opening:
             if self.object is None:
                 self.fault = ""
@@ -214,7 +214,7 @@ class Plugins:
 
 
 def needed(use: PluginUse, fault: str) -> str:
-    """The message that a plug-in cannot be used and which agents need it."""
+    """The message that a plug-in cannot be used, with the agents that need it."""
     agents = f"the agents {', '.join(use.agents)} need" if len(use.agents) > 1 else f"the agent {use.agents[0]} needs"
     return (
         f"the plug-in {use.name!r} cannot be used, and {agents} it: {fault}; repair it, or remove it from {use.setting}"

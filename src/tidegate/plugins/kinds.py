@@ -12,7 +12,7 @@ from tidegate.plugins.context import PluginContext
 from tidegate.values import Frozen
 
 API_VERSION = 1
-"""Raised when the interface gains something that plug-ins may rely on. Version 1 stays supported."""
+"""Increased when the interface gains something that plug-ins may rely on. Version 1 remains supported."""
 
 KindName = Literal["toolset", "memory", "index"]
 

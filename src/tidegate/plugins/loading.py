@@ -1,4 +1,4 @@
-"""Finds and imports plug-ins that the configuration names, without making anything.
+"""Finds and imports the plug-ins that the configuration names, without making their objects.
 
 The plug-in NAME is the file `plugins/NAME.py` in the home folder or, if there is no such file, an entry point NAME of
 an installed package in the group `tidegate.plugins`. Nothing else is imported. `load` returns a plug-in or raises
@@ -117,7 +117,7 @@ def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -
 
 
 def missing_members(kind: Kind, made: object) -> tuple[str, ...]:
-    """The attributes that an object of this kind must have and that this one lacks."""
+    """The required attributes of this kind that the object lacks."""
     return tuple(name for name in kind.members if not hasattr(made, name))
 
 

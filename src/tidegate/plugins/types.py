@@ -43,7 +43,7 @@ class Draft(Frozen, frozen=True):
 
 @runtime_checkable
 class MemoryProvider(Protocol):
-    """Stores notes. `LookupError` means that there is no note of that number; users see any other exception as "the
+    """Stores notes. `LookupError` means that there is no note with this number; users see any other exception as "the
     memory does not answer"."""
 
     async def part(self, agent: str, principal: str) -> str:

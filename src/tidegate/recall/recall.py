@@ -1,10 +1,11 @@
 """Recall: the service behind the tools `context_search`, `context_describe` and `context_expand`.
 
-The principal and the session come only from the context of the call. A conversation sees its own
-transcript, and others of the same person only if the agent's `recall` setting allows it; everything else is reported as
-not found. The transcript is only read. An answer is bounded, quotes messages (`render`), and says how to continue.
+The principal and the session come only from the context of the call. A conversation can look up its own transcript, and
+those of the same person's other conversations only if the agent's `recall` setting allows it. Everything else is
+reported as not found. Transcripts are never changed. An answer is bounded, quotes messages (`render`), and says how to
+continue.
 
-Process lifetime. It holds nothing but a reference to the plug-in index, if one is configured.
+Process lifetime. The service holds only a reference to the plug-in index, if one is configured.
 """
 
 from typing import TYPE_CHECKING
@@ -133,7 +134,7 @@ class RecallService:
             page.add(f"It is covered by summary {row.parent}.")
         below = summaries.children(db, session, number)
         if not below:
-            page.add(f"context_expand with summary={number} gives those messages.")
+            page.add(f"context_expand with summary={number} returns those messages.")
         self._list(db, page, session, below, after)
         return page.text()
 
@@ -165,14 +166,14 @@ class RecallService:
             first = max(first or 0, covering.first)
             last = covering.last if last is None else min(last, covering.last)
         if first is None:
-            raise ToolFailed("context_expand: give summary, or first")
+            raise ToolFailed("context_expand: either summary or first is required")
         if last is not None and last < first:
             raise ToolFailed("context_expand: last must not be before first")
         wanted = TranscriptSpan(session=of, first=first, last=last, offset=offset, summary=summary)
         return await self._store.read(self._original, wanted, foreign=of != ctx.session)
 
     def _original(self, db: Db, wanted: TranscriptSpan, *, foreign: bool) -> str:
-        """The messages verbatim, as many as fit."""
+        """As many of the messages as fit, verbatim."""
         end = wanted.first if wanted.last is None else wanted.last
         page = self._page()
         page.add(render.NOTICE)

@@ -1,8 +1,8 @@
 """The display of old messages for a model: quoted, under the gateway's headings.
 
-The text of a message is in lines that begin with `| `, whatever it contains. Every other line is the gateway's own, and
-contains nothing from a message except names in plain letters. So no text can imitate a heading, another message or the
-gateway's own words. A page is bounded in bytes and lines; if it is incomplete, it says where to continue.
+Every line of a message's text begins with `| `. All other lines are the gateway's own and contain nothing from a
+message except names in plain letters, so no text can imitate a heading, another message or the gateway's own words. A
+page is bounded in bytes and lines; if it is incomplete, it says where to continue.
 """
 
 import re
@@ -18,7 +18,7 @@ AROUND = 120
 SEARCHES = 1000
 """Attempts to find a word that is not part of a longer one."""
 LEAST_ROOM = 16
-"""The fewest bytes that are worth starting a line."""
+"""With fewer bytes left, no new line is started."""
 
 _BREAK = re.compile("\r\n|[\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
 """All characters that may be taken for a line break."""
@@ -49,7 +49,7 @@ def excerpt(text: str, words: Sequence[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with single spaces between words, cut to the length of an excerpt."""
+    """The text on one line, with single spaces between words and cut to the length of an excerpt."""
     return " ".join(text[: 4 * AROUND].split())
 
 
@@ -87,7 +87,7 @@ class RenderedPage:
         self._bytes -= sum(map(_size, lines))
 
     def quote(self, text: str, offset: int = 0) -> int:
-        """Quotes a text from that character on. Returns the character reached."""
+        """Quotes a text, starting at the character `offset`. Returns the offset reached."""
         while offset < len(text):
             # Only as much as fits is searched, since a text may be long.
             ends = _BREAK.search(text, offset, offset + self._bytes + 1)
@@ -124,7 +124,8 @@ def length(message: Message) -> int:
 
 
 def show(page: RenderedPage, message: Message, offset: int = 0) -> int:
-    """Quotes a message from that character on, counted through all its parts. Returns the character reached."""
+    """Quotes a message, starting at the character `offset`, which counts through all its parts. Returns the offset
+    reached."""
     passed = 0
     for label, text in parts(message):
         end = passed + len(text)

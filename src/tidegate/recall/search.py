@@ -1,9 +1,8 @@
 """A search in earlier messages by words, a regular expression or a plug-in index, and then in the results in the spool.
 
-Only messages of the requesting principal are read, and only visible ones: nothing undone, nothing of the requesting
-turn. Each stage reads a bounded amount in a bounded time and reports where it stopped: every hit comes with the cursor
-that continues after it, so nothing is skipped. Regular expressions run in a child process. Nothing is held between
-searches.
+Only visible messages of the requesting principal are read: none that were undone, and none of the requesting turn. Each
+stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that continues after
+it, so nothing is skipped. Regular expressions run in a child process. Searches share no state.
 """
 
 import re
@@ -24,7 +23,7 @@ TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
 """Messages that a regular expression is tried on in one child."""
 SESSIONS = 5_000
-"""Sessions that one read looks through for messages or results: some ten milliseconds."""
+"""Sessions in which one read looks for messages or results, which takes about ten milliseconds."""
 FILES = 50
 """Results that are searched in one child."""
 INDEX_AFTER = 1_000
@@ -59,7 +58,7 @@ class SearchRequest(Frozen, frozen=True):
 
 
 class ShownHit(Frozen, frozen=True):
-    """The display of a hit, and the cursor that continues after it."""
+    """A hit as it is displayed, and the cursor that continues after it."""
 
     heading: str
     excerpt: str
@@ -81,7 +80,7 @@ class MessageSearch:
         self._index = index
 
     async def search(self, request: SearchRequest, after: str) -> SearchStage:
-        """Returns the hits from that cursor on, at most as many as requested."""
+        """Returns at most the requested number of hits, starting at the cursor `after`."""
         hits: list[ShownHit] = []
         notes: list[str] = []
         at = after or self._first(request)
@@ -344,7 +343,7 @@ def _texts(
 
 
 def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
-    """The next sessions to search, from that number on, and the number to continue from."""
+    """The next sessions to search, starting at `number`, and the number to continue from."""
     if not request.everywhere:
         return [(number, request.own)], None
     below = search.sessions_below(db, request.principal, number + 1, SESSIONS)
@@ -355,8 +354,8 @@ def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, 
 def _files(
     db: Db, request: SearchRequest, number: int, id: str
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
-    """The next results, from that one on, each with its session number; where to continue; and the words. None if the
-    result to start from is gone."""
+    """The next results, starting with the given one, each with its session number; where to continue; and the words.
+    None if the result to start from is gone."""
     words = () if request.regex else tuple(search.words(db, request.query))
     if not (words or request.regex):
         return [], None, ()

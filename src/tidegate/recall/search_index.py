@@ -1,8 +1,8 @@
 """The plug-in search index, such as a vector index or an external service.
 
-Every call to it has a time limit, and the number of concurrent calls is bounded. Its results are claims that the caller
-checks against the store. It is fed from the store, in order, at least once, outside of turns. Its host starts and stops
-it.
+Every call to the index has a time limit, and the number of concurrent calls is bounded. Its results are claims, which
+the caller checks against the store. The index receives every message from the store at least once, in order and outside
+of turns. The host of plug-ins starts and stops it.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from tidegate.store import SearchableMessage, Store, search
 log = Log(__name__)
 
 SECONDS = 5.0
-"""For one answer; after that the full-text index is used."""
+"""Time limit for one search, after which the full-text index is used."""
 ADD_SECONDS = 60.0
-"""For one batch: an external service may have to be called."""
+"""Time limit for one batch, which may require a call to an external service."""
 AT_ONCE = 8
-"""Calls in progress; beyond this a hung index is not called any more."""
+"""The most concurrent calls. With this many unanswered, the index is not called again."""
 BATCH = 200
 BATCH_CHARACTERS = 1_000_000
 """Characters of messages in one batch."""
@@ -54,7 +54,7 @@ class PluginIndex:
         return self._plugin.object is not None
 
     async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> IndexHits:
-        """The hits; IndexUnanswered if the index fails, hangs, or returns something else."""
+        """Returns the hits. Raises IndexUnanswered if the index fails, hangs or returns something invalid."""
         index: SearchIndex | None = self._plugin.object
         if index is None:
             raise IndexUnanswered("is not open")
@@ -109,8 +109,8 @@ class PluginIndex:
         return fed
 
     async def forget(self, session: str) -> None:
-        """Tells the index about a deleted session. If it does not forget it, its hits are still not shown, since
-        each is checked."""
+        """Notifies the index that a session was deleted. If the index fails to remove it, its hits are still not shown,
+        since each is checked."""
         index: SearchIndex | None = self._plugin.object
         if isinstance(index, UpdatableIndex):
             try:

@@ -1,8 +1,8 @@
-"""Sessions: accepting messages, and everything that may be done with a conversation.
+"""Sessions: accepting messages, and all operations on conversations.
 
-A message goes through `Sessions.accept` (one transaction) into the queue of its session. The engine takes it as a turn,
-`turns.Runner` runs the turn, and the answer is stored, where its caller fetches it. Ends, expiry and recovery run from
-the store.
+A message goes through `Sessions.accept` (one transaction) into the queue of its session. The engine starts a turn for
+it, `turns.Runner` runs the turn, and the answer is stored for the caller to fetch. Ending, expiry and recovery work
+from the store.
 """
 
 from tidegate.sessions.components import Components, build_components

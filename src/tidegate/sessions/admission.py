@@ -1,11 +1,11 @@
 """The admission of messages: checks, acceptance in one transaction, and the start of the turn.
 
-Every caller uses `Intake.accept` and gets the same limits: the HTTP API with and without a session, the page, the
-terminal, delegated tasks and finished processes. When the transaction commits, the message is durable and belongs to
-exactly one turn, its receipts are recorded, and the acknowledgement is accurate. If it does not commit, nothing of the
-message exists. A second delivery finds the first one. Every lookup is limited to the caller's principal.
+Every caller uses `Intake.accept` and is subject to the same limits: the HTTP API with and without a session, the page,
+the terminal, delegated tasks and finished processes. Once the transaction has committed, the message is durable and
+belongs to exactly one turn, its receipts are recorded, and it can be acknowledged. If the transaction fails, no trace
+of the message remains. A repeated delivery finds the first one. Every lookup is limited to the caller's principal.
 
-The intake holds no state except whether it is open; the turns belong to the engine.
+The only state of the intake is whether it is open; the turns belong to the engine.
 """
 
 import textwrap
@@ -99,8 +99,8 @@ class Intake:
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
-        """Report the end of a background process to its session, once, as a message. Its turn belongs to the channel
-        on which the process was started, with the permissions and the approvers of that channel."""
+        """Report the end of a background process to its session, once, as a message. The turn of this message runs on
+        the channel on which the process was started, with the permissions and approvers of that channel."""
         session: SessionRow | None = await self._store.read(sessions.get, process.session)
         if session is None:
             return
@@ -117,7 +117,7 @@ class Intake:
         )
 
     async def _terms(self, inbound: Inbound) -> dict[str, Any]:
-        """The arguments of `admit`. Raises if the message has to be refused."""
+        """The arguments of `admit`. Raises if the message must be refused."""
         self._check(inbound)
         return {
             "inbound": inbound,
@@ -129,8 +129,7 @@ class Intake:
         }
 
     async def _fresh(self, inbound: Inbound) -> NewSession | None:
-        """The beginning of a session that this message may create. A message that names a session by id creates
-        none."""
+        """The beginning of the session that this message may create; None if it names a session by id."""
         if inbound.session is not None:
             return None
         caller_tools = inbound.call.caller_tools
@@ -154,7 +153,7 @@ class Intake:
         if waiting >= most:
             raise _overloaded(f"{most} turns are waiting already (limits.waiting_total)")
         if waiting >= each and self._engine.waiting_of(principal) >= each:
-            raise _overloaded(f"{each} turns of yours are waiting already (limits.waiting_each)")
+            raise _overloaded(f"{each} of your turns are waiting already (limits.waiting_each)")
 
     def _check(self, inbound: Inbound) -> None:
         self.check_open(inbound.principal, inbound.within)
@@ -166,7 +165,7 @@ class Intake:
         limits = self._config.limits
         if len(inbound.messages) > limits.call_messages:
             raise TooLarge(
-                f"The call holds {len(inbound.messages)} messages, more than limits.call_messages "
+                f"The call has {len(inbound.messages)} messages, more than limits.call_messages "
                 f"({limits.call_messages}); name a session and send only what is new.",
                 limit="limits.call_messages",
                 value=limits.call_messages,
@@ -207,7 +206,8 @@ def _overloaded(what: str) -> Busy:
 
 
 def _admit_report(db: Db, /, process: str, **terms: Any) -> Admission | None:
-    """Admit the report of a finished process and mark it as reported, together. None if it was reported before."""
+    """Admit the report of a finished process and mark the process as reported, in one step. Returns None if it was
+    already reported."""
     return admit(db, **terms) if processes.mark_reported(db, process) else None
 
 
@@ -222,8 +222,8 @@ def admit(
     now: float,
     uploads: UploadFolder | None = None,
 ) -> Admission:
-    """With `take`, a turn may start now: in an idle session it is started in this transaction, which saves a second
-    one. `uploads` holds the larger media of the messages."""
+    """Admit a message. With `take`, the turn of an idle session is also started in this transaction, which saves a
+    second one. `uploads` contains the larger media of the messages."""
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
         return known
@@ -281,8 +281,8 @@ def admit(
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    """The names of caller tools that will not be offered. Refuses a `tool_choice` that requires a call if no tool is
-    offered, or not the one that it names."""
+    """The names of caller tools that will not be offered. Refuses a `tool_choice` that requires a tool call if no tool,
+    or not the required one, is offered."""
     chosen = inbound.call.chosen_tool
     if (inbound.call.caller_tools is None and not inbound.call.is_forced) or session.prefix is None:
         return ()
@@ -311,8 +311,8 @@ def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
 
 
 def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inbound:
-    """The same message with the call id of every tool result. In a stored conversation, results answer the calls that
-    its last answer left to the caller. Results of the older `functions` format name only the function."""
+    """The same message with a call id for every tool result. In a stored conversation, results belong to the calls that
+    the last answer left to the caller. Results in the older `functions` format contain only the function's name."""
     results = any(message.role == "tool" for message in inbound.messages)
     if not results or (inbound.name is None and inbound.session is None):
         return inbound
@@ -335,8 +335,8 @@ def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inboun
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
-    """The reaction of a turn when its reader disconnects. A named conversation continues. A one-shot call is cancelled,
-    unless its caller chose an Idempotency-Key and can return for the answer."""
+    """What a turn does when its reader disconnects. In a named conversation it continues. A one-shot call is cancelled,
+    unless its caller sent an Idempotency-Key and can come back for the answer."""
     if inbound.on_disconnect is not None:
         return inbound.on_disconnect
     keyed = any(receipt.source == IDEMPOTENCY for receipt in inbound.receipts)
@@ -372,8 +372,9 @@ def _repeated_delivery(db: Db, inbound: Inbound, now: float) -> Admission | None
 
 
 def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
-    """The turn that a receipt leads to; None if its outcome said "try again", so that the message is admitted again. A
-    `final` receipt is never tried again: the agent that delegated a task decides what to do about a failure."""
+    """The turn that a receipt refers to; None if its outcome asked for a retry, so that the message is admitted again.
+    With `final` the message is never admitted again: the agent that delegated a task decides what to do about a
+    failure."""
     if row.outcome is not None:
         if not final and row.outcome.error is not None and row.outcome.error.retry:
             return None
@@ -410,7 +411,7 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: f
 
 
 def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None, now: float) -> tuple[SessionRow, bool]:
-    """The existing session, or a new one; with this id, if it has one already."""
+    """The existing session, or a new one. `id` is used for a new session if one was chosen before."""
     row = None
     if inbound.session is not None:
         row = sessions.get(db, inbound.session)
@@ -461,5 +462,5 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None,
 
 
 def title_from(text: str) -> str:
-    """The title of a session without a name, made from its first message, in one line. A user may change it."""
+    """The title of a session without a name: its first message, shortened to one line. Users can change it."""
     return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

@@ -1,8 +1,8 @@
-"""The components that sessions are made of, built from the configuration.
+"""The components of the sessions service, built from the configuration.
 
-A component that no agent of the configuration uses is None, and its modules are not imported. Building opens nothing:
-`Sessions.recover` starts what has to be started. The caller of `build_components` owns the result and enters `web`, if
-it is there; until then, web access is unavailable.
+A component that no configured agent uses is None, and its modules are not imported. Building does not open or start
+anything; that is done by `Sessions.recover`. The caller of `build_components` owns the result and enters `web`, if it
+is not None; until then, web access is unavailable.
 """
 
 import os
@@ -81,8 +81,8 @@ def build_components(
     search_key: Secret | None = None,
     plugins: "Plugins | None" = None,
 ) -> Components:
-    """`environment` is the environment of the process; commands see the variables that the settings name.
-    `search_key` is the key of the web search engine. `plugins` are the plug-ins that the configuration uses."""
+    """Builds all components. `environment` is the environment of the process, from which commands get the variables
+    that the settings name. `search_key` is the key of the web search engine. `plugins` are the configured plug-ins."""
     channels = channels or Channels()
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
@@ -156,7 +156,8 @@ def build_components(
 
 
 async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
-    """An end hook. A second run finds nothing to end, so nothing has to be written."""
+    """The end hook of workspaces. It may run twice, since a second run finds nothing to end, so it has no effect to
+    commit."""
     await workspaces.end(session.id)
 
 
@@ -275,7 +276,7 @@ def _recall(config: Config, store: Store, spool: Spool, scope: Scope, index: "Pl
 
 
 def _plugin(plugins: "Plugins | None", kind: str) -> "Plugin | None":
-    """The plug-in of a kind of which there is at most one."""
+    """The plug-in of this kind, of which there is at most one."""
     return None if plugins is None else next(iter(plugins.of_kind(kind)), None)
 
 

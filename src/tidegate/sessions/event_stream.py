@@ -1,11 +1,11 @@
-"""The events of a session as one stream that readers can leave and resume.
+"""The events of a session as one stream, which readers can leave and resume.
 
-A reader that returns with the last event id that it received misses no committed row and gets none twice. The id of an
-event is the place of its row in the transcript. Events that are not rows (pieces of text, progress) have no id; they
-are repeated from the start of the running turn's current answer. Open questions come first, so that no reader misses
-them, and come again at their place in the order.
+A reader that resumes with the id of the last event it received misses no committed row and gets none twice. The id of
+an event is the place of its row in the transcript. Events that are not rows (pieces of text, progress) have no id; they
+are repeated from the start of the running turn's current answer. Open questions are sent first, so that no reader
+misses them, and again in their place in the order.
 
-The stream holds a cursor rather than a queue, and a bounded part of the rows that it catches up with.
+The stream keeps a cursor instead of a queue, and loads a bounded number of rows at a time to catch up.
 """
 
 from collections.abc import AsyncGenerator
@@ -50,7 +50,7 @@ async def watch(
                 if live is not None:
                     followed, live = live.log, None
                     del page  # the turn may run for long
-                    # Closed here, so that a turn sees at once that its reader has left.
+                    # Closed here, so that a turn immediately notices that its reader has left.
                     async with aclosing(followed.read()) as batches:
                         async for batch in batches:
                             for event in _unsent(batch, seen):
@@ -73,7 +73,7 @@ def _unfollowed(engine: EmbeddedEngine, session: str, followed: TurnLog | None) 
 
 
 def _unsent(batch: list[Event], seen: int) -> list[Event]:
-    """The events without the text of answers that have already been sent as rows, which would be sent twice."""
+    """The events without the text of answers that have already been sent as rows."""
     rows = (place for place, event in enumerate(batch) if isinstance(event, MessageAdded) and event.seq <= seen)
     current = max(rows, default=-1)
     return [

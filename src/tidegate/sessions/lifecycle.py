@@ -1,12 +1,13 @@
-"""End and deletion of sessions, both run from the store.
+"""Ending and deleting sessions, both from the store.
 
 A session ends once, with a reason, whether or not it is in memory. Its running turn is stopped first, waiting turns are
 refused with a notice, and its settings and approvals are deleted in the same transaction. Every end hook takes effect
-exactly once, also across a crash, because its effect and its mark commit together. An ended session is never reopened.
+exactly once, even across crashes, because its effect and its mark are committed together. An ended session is never
+reopened.
 
-Deleting a session ends it first and is a pending hook itself: the rows are deleted with the effect of the last hook, at
-once if there is none, later if a hook has failed. No caller waits for a slow hook, which runs in the background or
-later on its own timer.
+Deleting a session ends it first. The deletion is itself a pending hook: the rows are deleted together with the effect
+of the last hook, immediately if there is none, and later if a hook has failed. No caller waits for slow hooks, which
+run in the background or on a separate timer.
 """
 
 import asyncio
@@ -50,14 +51,14 @@ SLOW_IN_A_RUN = 20
 
 Write = Callable[[Db], Any]
 EndHook = Callable[[SessionRow], Awaitable[Write | None]]
-"""Prepares the effect of a session's end. It may be prepared twice; the write that it returns is committed once."""
+"""Prepares the effect of a session's end. It may be called twice, but the write that it returns is committed once."""
 
 
 class SlowHook(Protocol):
     """An end hook that no caller waits for."""
 
     def applies(self, session: SessionRow) -> bool:
-        """True if there is anything to prepare, according to the session's row; False for a session that is being
+        """True if the session's row says that there is something to prepare; False for a session that is being
         deleted."""
         ...
 
@@ -82,8 +83,9 @@ class SessionEndings:
         scope: Scope,
         slow: Mapping[str, SlowHook] | None = None,
     ) -> None:
-        """`on_deleted` is called for each session whose rows were deleted; if a crash prevents that, the sweeps remove
-        its files. `on_ended` is called for each session that will have no further turn. Slow hooks run in `scope`."""
+        """`on_deleted` is called for each session whose rows were deleted; if a crash prevents the call, the sweeps
+        remove the files. `on_ended` is called for each session that will have no further turns. Slow hooks run in
+        `scope`."""
         self._slow = slow or {}
         self._scope = scope
         # lint: allow at most SLOW_AT_ONCE after ends and SLOW_IN_A_RUN on the timer
@@ -103,7 +105,7 @@ class SessionEndings:
         return len(self._in_progress)
 
     async def end(self, session: str, reason: str) -> bool:
-        """Returns whether this call ended the session."""
+        """End a session. Returns True if this call ended it."""
         refused = await self._store.write(_end, session, reason, self._names, self._clock())
         if refused is None:
             return False
@@ -116,8 +118,8 @@ class SessionEndings:
         return True
 
     async def delete(self, session: str) -> bool:
-        """Returns whether the session is deleted. It is not if an end hook is pending or its turn does not stop; the
-        timer deletes it later."""
+        """Delete a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
+        deletes the session later."""
         refused = await self._store.write(_end_to_delete, session, self._names, self._clock())
         # Also if another call has ended it: that call may still be waiting for the turn.
         await self._release(session, refused, "delete")
@@ -128,8 +130,8 @@ class SessionEndings:
         return not owed
 
     async def finish(self, session: str | None = None) -> int:
-        """Run pending end hooks: of one session after its end, of all after the start and on the timer. Returns how
-        many took effect. Slow hooks are skipped unless they do not apply."""
+        """Run pending end hooks: of one session when it has ended, or of all sessions at the start and on the timer.
+        Returns how many took effect. Slow hooks that apply to the session are skipped."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
             owed = await self._store.read(sessions.owed_hooks, session)
@@ -144,8 +146,7 @@ class SessionEndings:
         return done
 
     async def finish_slow(self, session: str | None = None) -> int:
-        """The same for slow hooks: of one session, or of some sessions on the timer, except for those already in
-        progress."""
+        """Run pending slow hooks that are not in progress yet: of one session or, on the timer, of several."""
         run = _Run(SLOW_AT_ONCE)
         owed = await self._pending_slow(session)
         if session is not None:
@@ -251,8 +252,8 @@ class SessionEndings:
 
 
 class _Run:
-    """One run over pending hooks. A hook that hung is not tried again in the same run, so that the run ends; hooks
-    running beside it continue."""
+    """One run over pending hooks. A hook that hung is not retried in the same run, so that the run ends; concurrent
+    hooks continue."""
 
     def __init__(self, at_once: int) -> None:
         self.slots = asyncio.Semaphore(at_once)
@@ -267,9 +268,9 @@ def _report_done(hook: SlowHook | None, session: SessionRow | None, done: tuple[
 
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> tuple[bool, bool]:
-    """Commits the mark and the effect together, so that neither exists without the other, and the deletion with them if
-    no other hook is pending and no turn has yet to be settled. Returns whether the hook took effect, and whether the
-    session was deleted."""
+    """Commits the mark and the effect together, so that neither exists without the other. Also deletes a session that
+    is to be deleted, if no other hook is pending and every turn is settled. Returns whether the hook took effect, and
+    whether the session was deleted."""
     effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
         write(db)
@@ -287,7 +288,7 @@ def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) ->
 
 
 def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...]:
-    """Like `_end`; a session that had already ended is deleted too."""
+    """Like `_end`, but also for a session that has already ended."""
     refused = _end(db, session, "delete", hooks, now)
     sessions.mark_for_deletion(db, session)
     return refused or ()
@@ -296,7 +297,7 @@ def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tu
 def _end_idle(
     db: Db, found: Sequence[str], ephemeral: bool, before: float, hooks: Sequence[str], now: float
 ) -> list[str]:
-    """Ends those of the sessions that are still idle, and returns them."""
+    """Ends the sessions in `found` that are still idle, and returns their ids."""
     ended = [
         session
         for session in found

@@ -1,8 +1,8 @@
 """Periodic maintenance of sessions.
 
-Each task is level-triggered: it looks at the current state and repairs it, remembers nothing between runs, and may run
+Each task is level-triggered: it examines the current state and repairs it, keeps no memory of earlier runs, and may run
 at any time and any number of times. A run continues until nothing is left to do, up to a generous limit. It works in
-batches, each a short write, so that turns can run in between.
+batches of one short write each, so that turns can run in between.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,8 @@ INDEX_BATCHES = 20
 """Writes to the search index in one run, each of some milliseconds. A search indexes the remaining rows itself."""
 
 STRANDED_SECONDS = 30.0
-"""The age at which an accepted turn that has not reached the engine is stranded. Normally that takes milliseconds."""
+"""The age at which an accepted turn that has not reached the engine counts as stranded. Normally, turns reach it within
+milliseconds."""
 
 BATCHES = 200
 """Batches of one kind in one run: far more than a run every few minutes needs, but bounded."""

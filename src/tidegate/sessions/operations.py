@@ -1,8 +1,8 @@
 """Changes that a user makes to a conversation: its settings, title, last turn, and frozen prompt and tools.
 
-Each change is one transaction under the caller's principal, and survives a restart. A change that rebuilds the model's
-view (undo, retry, reload) is refused during a turn, by the transaction itself. When it has committed, it unloads the
-resident, even if its caller has disconnected. A setting applies from the next turn and rebuilds nothing.
+Each change is one transaction under the caller's principal, and survives a restart. The transactions of changes that
+rebuild the model's view (undo, retry, reload) are refused during a turn. Once committed, such a change unloads the
+resident, even if its caller has disconnected. A setting applies from the next turn on and rebuilds nothing.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ class Operations:
         lasts: float | None = None,
     ) -> float | None:
         """Set a setting of the session. It survives unload and restart, and ends with the session or after `lasts`
-        seconds. Returns when it expires."""
+        seconds. Returns the time when it expires."""
         await self._owned(session, principal)
         now = self._clock()
         expires = None if lasts is None else now + lasts
@@ -76,8 +76,8 @@ class Operations:
     async def choose_model(
         self, session: str, principal: Principal, name: str, *, lasts: float | None = None
     ) -> float | None:
-        """Choose the model of this session, until its end or for `lasts` seconds. The next model is told about the
-        change once. Returns when the choice expires."""
+        """Choose the model of this session, until its end or for `lasts` seconds. The new model is informed of the
+        change once. Returns the time when the choice expires."""
         row = await self._owned(session, principal)
         ends = None if lasts is None else self._clock() + lasts
         await self._choose_model(row, principal, name, ends)
@@ -105,7 +105,7 @@ class Operations:
         return await self._store.write(write)
 
     async def ask_to_compact(self, session: str, principal: Principal) -> None:
-        """Have older messages summarised with the next turn, even if a recent summary was useless."""
+        """Summarise older messages with the next turn, even if a recent summary was useless."""
         await self.clear_setting(session, principal, SUMMARY_COOLDOWN)
         await self.set_setting(session, principal, COMPACTION_REQUESTED, True, source="command")
 
@@ -141,7 +141,7 @@ class Operations:
             old = turns.get(db, last)
             if old is None:
                 raise Conflict("There is no turn to retry.")
-            _close_calls(db, session, now, but=frozenset(message.call_id for message in incoming))
+            _close_calls(db, session, now, except_ids=frozenset(message.call_id for message in incoming))
             turns.insert(
                 db,
                 id=turn,
@@ -164,7 +164,7 @@ class Operations:
         return await self._store.write_then(then, write)
 
     async def reload(self, session: str, principal: Principal) -> bool:
-        """Freeze the prompt and the tools again, as they are configured now. Returns whether anything changed."""
+        """Replace the frozen prompt and tools with those configured now. Returns whether anything changed."""
         row = await self._idle_session(session, principal)
         extra = await self._store.read(sessions.extra, row)
         frozen = await self._store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
@@ -192,8 +192,8 @@ class Operations:
         return await self._store.write_then(then, write)
 
     async def resume(self, session: str, principal: Principal) -> tuple[str, bool]:
-        """Switch to a live session. An ended session is never reopened: a new one begins with its transcript. Returns
-        the id of the session, and whether it is new."""
+        """Switch to another session. An ended session is never reopened; instead, a new one begins with its transcript.
+        Returns the id of the session, and whether it is new."""
         row = await self._row(session, principal)
         if row.ended is None:
             return session, False
@@ -292,11 +292,11 @@ def _undo(db: Db, session: str, now: float) -> str:
     return last
 
 
-def _close_calls(db: Db, session: str, now: float, *, but: frozenset[str] = frozenset()) -> None:
+def _close_calls(db: Db, session: str, now: float, *, except_ids: frozenset[str] = frozenset()) -> None:
     """Close the tool calls that an undone turn had answered, in a session that no longer has caller tools: the next
     turn looks for open calls only in sessions that have them. The results belong to the turn of the calls and are
     undone with it."""
     row = sessions.get(db, session)
     if row is not None and not row.caller_tools:
         owner = messages.last_turn(db, session)
-        messages.close_calls(db, session, now, but=but, turn=owner, step=messages.CLOSED)
+        messages.close_calls(db, session, now, except_ids=except_ids, turn=owner, step=messages.CLOSED)

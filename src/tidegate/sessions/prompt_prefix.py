@@ -1,7 +1,7 @@
 """The prompt and tools of a new session, including notes, project files and skills.
 
-Equal prefixes are made once and shared. For an agent without notes, project files or skills nothing is read, since its
-prefix follows from its settings. The sources are read when a session begins, and never change one that has begun.
+Equal prefixes are made once and shared. The prefix of an agent without notes, project files or skills depends only on
+its settings, so nothing is read. The sources are read when a session begins; later changes do not affect it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,7 +33,7 @@ class NewSession(Frozen, frozen=True):
 
 
 class PromptSource(Protocol):
-    """Provides one part of the prompt, under its name. A source does its own caching."""
+    """Provides the part of the prompt with this name. Sources are responsible for their caching."""
 
     name: str
     needs_tools: bool
@@ -58,15 +58,15 @@ class PromptPrefixes:
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
-        """`mark` returns the number of the first change of notes that a new session of this agent must be notified of;
-        0 for none."""
+        """`mark` returns the number of the first change of notes of which a new session of this agent must be notified;
+        0 if it need not be."""
         self._mark = mark
         self._config = config
         self._models = models
         self._tools = tools
         self._sources = {name: tuple(source for source in sources if source.serves(name)) for name in config.agents}
         self._kept: BoundedCache[tuple[str, bool, tuple[str, ...]], NewSession] = BoundedCache(
-            "beginnings", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
+            "prompt prefixes", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
         )
 
     async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> NewSession:
@@ -76,7 +76,7 @@ class PromptPrefixes:
         if settings is None:
             raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")
         sources = tuple(each for each in self._sources[agent] if own_tools or not each.needs_tools)
-        # Before the notes are read: a change in between is reported twice rather than never.
+        # Must come before the notes are read, so that a change in between is reported twice rather than never.
         seen = 0 if self._mark is None else await self._mark(agent)
         texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()
         key = (agent, own_tools, texts)

@@ -1,7 +1,7 @@
 """Reads for callers: sessions, outcomes, pages of a transcript, exports.
 
-Each query accepts the principal whose rows may be read (`own`, None for all) and returns no others. Every result is
-bounded by a limit; a transcript is also bounded in bytes. An export is streamed and holds one page at a time.
+Each query accepts the principal whose rows may be read (`own`, None for all) and returns no others. Every result has a
+limit, and transcripts are also limited in bytes. An export is streamed, with one page in memory at a time.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,7 +32,8 @@ from tidegate.values import Frozen, Media, Outcome
 
 STREAM_ROWS = 200
 STREAM_BYTES = 256 * 1024
-"""Bytes of a streamed transcript held at once: hundreds may be streamed at the same time, to slow readers."""
+"""Bytes of a streamed transcript that are in memory at a time: hundreds may be streamed to slow readers
+concurrently."""
 
 LISTING_MOST = 500
 """The most rows of one listing, whatever limit is requested."""

@@ -1,9 +1,9 @@
 """Recovery of turns that an earlier process accepted and did not finish.
 
-After `recover`, every such turn continues from its journal or has ended with a reason that its user can read. The
-channel of the turn decides which (`turns.channels`). A turn during which the process was killed more often than
-limits.resumes is not resumed, so a turn that kills the gateway cannot do so for ever. A task continues only together
-with the turn that delegated it.
+After `recover`, every such turn either continues from its journal or has ended with a reason for its user. The channel
+of the turn decides which (`turns.channels`). A turn is not resumed if the process was killed more than limits.resumes
+times while it ran, so a turn that kills the gateway cannot do so forever. A task continues only together with the turn
+that delegated it.
 """
 
 from tidegate.engine import PARENT_ENDED, stopped_failure
@@ -17,9 +17,10 @@ log = Log(__name__)
 
 
 async def recover(components: Components, *, older: float = 0.0) -> int:
-    """Returns the number of resumed turns. Also run by the timer: a turn that is open in the store but not live in this
-    process is stranded (its end could not be stored), and is treated like one that a crash left. `older` excludes turns
-    accepted within that many seconds, which may be on their way to the engine."""
+    """Recovers open turns and returns the number of those that were resumed. The timer calls this too: a turn that is
+    open in the store but not live in this process is stranded, because its end could not be stored, and is treated as
+    after a crash. Turns accepted within the last `older` seconds are skipped, since they may not have reached the
+    engine yet."""
     resumed, engine = 0, components.engine
     for turn, session in await components.store.read(_open):
         # At the start no turn is on its way, whatever the clock says about its acceptance.
@@ -58,7 +59,7 @@ def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int)
         return stopped_failure("because its session ended")
     strategy = channel.strategy(turn, session)
     if strategy == "stop":
-        return stopped_failure("because the gateway restarted and its caller had gone", abandoned=True)
+        return stopped_failure("because the gateway restarted and its caller had disconnected", abandoned=True)
     if strategy == "report":
         return _failure(
             f"The gateway stopped while it worked on this, and messages of the channel {channel.name!r} are not "
@@ -69,7 +70,7 @@ def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int)
         often = "once" if turn.attempts == 1 else f"{turn.attempts} times"
         return _failure(
             f"The gateway stopped {often} while it worked on this (limits.resumes is {resumes}), so it was given up, "
-            f"and its log says why; {channel.retry_advice}.",
+            f"and the log says why; {channel.retry_advice}.",
             "resume_budget",
         )
     return None

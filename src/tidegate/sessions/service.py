@@ -1,11 +1,11 @@
 """The entry point to conversations, for the web, the commands and the gateway.
 
-A message is durable, deduplicated and authorised before it is acknowledged (`accept`), whoever sends it. Each method
-that names a session or a turn checks it against the caller's principal; anything that the principal may not see is
-reported as not found. Changes that a user makes to a conversation are in `operations`, under the same rule.
+Every message is durable, deduplicated and authorised before it is acknowledged (`accept`). Each method that accepts the
+id of a session or a turn checks it against the caller's principal; anything that the principal may not see is reported
+as not found. Changes that users make to conversations are in `operations` and follow the same rule.
 
 Built from `Components`, which own the engine, the present sessions and their endings. The store and the engine are not
-handed out.
+exposed.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -74,12 +74,12 @@ class Sessions:
         return found
 
     async def abandon(self, turn: str) -> None:
-        """A reader of the turn has disconnected. The turn is stopped if its caller wants that and no other reader is
-        left."""
+        """Called when a reader of the turn has disconnected. Stops the turn if its caller requested that and no other
+        reader is left."""
         row = await self._store.read(turns.get, turn)
         log = self._engine.log(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:
-            self._engine.interrupt(turn, "because its caller went away", abandoned=True)
+            self._engine.interrupt(turn, "because its caller disconnected", abandoned=True)
 
     # -- sessions --
 
@@ -171,7 +171,7 @@ class Sessions:
     async def usage(
         self, principal: Principal, *, by: usage.By, since: float, until: float, limit: int
     ) -> tuple[list[UsageTotal], UsageTotal]:
-        """The usage of models in a period: that of this principal or, with the right to see it, of everyone."""
+        """The usage of models in a period: this principal's own or, with the right to see it, everyone's."""
         found: tuple[list[UsageTotal], UsageTotal] = await self._store.read(
             queries.usage_in, None if principal.may("see_usage") else principal.id, by, since, until, limit
         )
@@ -266,7 +266,7 @@ class Sessions:
         return self._models.names
 
     def _view(self, row: SessionRow, held: tuple[Any, ...] | None = None) -> SessionView:
-        """`held` are the session's settings. Without them, as in a list, the view does not show a fallback."""
+        """The view of a session. `held` are its settings; without them, as in a list, no fallback is shown."""
         running = self._engine.running(row.id)
         agent, fallbacks = self._config.agents.get(row.agent), self._runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
@@ -303,7 +303,7 @@ class Sessions:
         return resumed
 
     async def drain(self, within: float) -> None:
-        """Accept no more messages. Turns may finish within this many seconds; the rest are parked for the next
+        """Stop accepting messages. Turns have this many seconds to finish; the others are parked until the next
         start."""
         self._intake.close()
         await self._engine.drain(within)
@@ -327,7 +327,7 @@ class Sessions:
         return maintenance_tasks(self._components, self._count_audit_rows)
 
     def census(self) -> dict[str, int]:
-        """The number of each kind of thing held: all return to their baseline when sessions have gone."""
+        """The number of objects held, by kind. All return to their baseline once no session is left."""
         stats, presence = self._engine.stats(), self._presence.stats()
         return {
             "present": presence.present,

@@ -1,8 +1,8 @@
 """Uploads: pictures, sounds and documents, which are stored together with their message.
 
-A message is accepted with all of its media, or not at all. A refusal names the part of the request. Small media becomes
-part of the message. Larger media is in the session's spool by the time the message is durable, with rows of the same
-transaction. A message that is not accepted leaves nothing behind.
+A message is accepted with all of its media, or not at all. A refusal names the part of the request that caused it.
+Small media are stored in the message. Larger media are in the session's spool before the message is durable; their rows
+are written in the same transaction. A message that is not accepted leaves nothing behind.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ from tidegate.store import Db, Store, sessions
 from tidegate.values import Acceptance, Inbound, Media, new_id
 
 TRIES = 3
-"""A named conversation may begin or end between the lookup and the acceptance, but hardly twice."""
+"""Attempts: a named conversation may begin or end between the lookup and the acceptance, but hardly twice."""
 
 Accept = Callable[[Inbound, UploadFolder], Awaitable[Acceptance]]
 

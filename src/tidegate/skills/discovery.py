@@ -1,9 +1,9 @@
 """Discovery of the skills in an agent's folders.
 
 Unchanged files are not opened: a file is read again only if its size, times or inode have changed, and its text is
-parsed once, however many agents, folders and sessions use it. A skill that cannot be used is left out with the reason
-and does not affect others. The same folders give the same result. The functions block: use them in worker threads and
-the command line. The caches are private and safe to use from several threads.
+parsed once, however many agents, folders and sessions use it. A skill that cannot be used is left out, with the reason,
+and does not affect others. The same folders always produce the same result. The functions block: call them only in
+worker threads and on the command line. The caches are thread-safe.
 """
 
 import hashlib
@@ -119,7 +119,7 @@ class SkillDiscovery:
         return [candidate for candidate in found if candidate is not None]
 
     def _at(self, place: SkillFolder, folder: int, name: str, reader: Reader) -> _Candidate | None:
-        """The candidate of that name, or None."""
+        """The candidate with this name, or None."""
         mark: FileStamp | None = None
         try:
             with file_access.open_skill_folder(place, folder, name) as opened:

@@ -1,9 +1,9 @@
-"""A cache of the results of discovery, for sessions that begin.
+"""A cache of discovery results, for new sessions.
 
-For one agent and one kind of reader, one discovery runs at a time, in a worker thread, and at most one every
-`DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not answer within `PATIENCE` (a dead network
-share), the session begins with the previous result, this is logged, and no second discovery starts until the first has
-returned.
+For each agent and kind of reader, one discovery runs at a time, in a worker thread, at most once every
+`DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example on
+a dead network share), this is logged and the session begins with the previous result. No second discovery starts until
+the first has returned.
 """
 
 import threading
@@ -40,7 +40,7 @@ REMEMBERED = 512
 
 
 class DiscoveryKey(NamedTuple):
-    """The agent, and the reader whose prompt it is for."""
+    """An agent, and the reader for whose prompt its skills are discovered."""
 
     agent: str
     reader: Reader = Reader()
@@ -66,7 +66,7 @@ class DiscoveryCache(Generic[T]):
         self._running: set[DiscoveryKey] = set()
         self._fresh: BoundedCache[DiscoveryKey, T] = BoundedCache(name, cap=KEPT, ttl=DISCOVERY_SECONDS, clock=clock)
         self._last: BoundedCache[DiscoveryKey, T] = BoundedCache(
-            f"{name}, kept", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh
+            f"{name}, previous", cap=KEPT, max_bytes=KEPT_BYTES, weigh=weigh
         )
 
     async def of(self, key: DiscoveryKey) -> T:
@@ -110,7 +110,7 @@ class LogOnce:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._before: BoundedCache[tuple[str, str], bool] = BoundedCache("told of skills", cap=REMEMBERED)
+        self._before: BoundedCache[tuple[str, str], bool] = BoundedCache("skill warnings", cap=REMEMBERED)
 
     def warn(self, event: str, path: str, reason: str) -> None:
         if self._is_new(path, reason):

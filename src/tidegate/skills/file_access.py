@@ -3,8 +3,8 @@
 An opened file is always below the requested folder, even if something is replaced by a link in the meantime
 (`workspaces.files` resolves agents' own paths in the same way). Only regular files are opened, so that no read waits
 for a pipe, and reads are bounded. `InvalidSkill` means that the file may not be used, `OSError` that the system refused
-access. Every descriptor is closed at the end of its block. The functions block: use them in worker threads and the
-command line.
+access. Every descriptor is closed at the end of its block. The functions block: call them only in worker threads and on
+the command line.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ FOLDERS = 1000
 """The most folders in a skill folder: each of them is examined."""
 
 DIGEST_BYTES = 1024 * 1024
-"""Bytes of a file that its digest covers: no more than this of a file is ever shown at once."""
+"""Bytes of a file that its digest covers. Never more than this is shown of a file at a time."""
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -102,7 +102,7 @@ def open_folder(where: SkillFolder) -> Iterator[int | None]:
 
 @contextmanager
 def open_skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
-    """Opens the folder of that name in an open skill folder; None if it does not exist."""
+    """Opens the folder with this name in an open skill folder; None if it does not exist."""
     if where.project is not None:
         with resolve(mount(where.project), f"{where.within}/{name}") as spot:
             yield spot.fd if spot is not None and spot.is_folder else None
@@ -150,7 +150,7 @@ def _path(descriptor: int) -> str:
 
 
 def load(where: Mount, path: str, limit: int) -> FileContent | None:
-    """At most that many bytes of a file; None if it does not exist."""
+    """Reads at most `limit` bytes of a file. Returns None if it does not exist."""
     with resolve(where, path) as spot:
         if spot is None:
             return None

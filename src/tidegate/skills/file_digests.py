@@ -1,7 +1,7 @@
-"""Digests of those files below a folder that may become part of a prompt.
+"""Digests of the files below a folder that may become part of a prompt.
 
 These are all files that `ProjectFiles` and `SkillLibrary` would use from that folder for any agent, up to `FILES`. The
-functions block: call them in worker threads.
+functions block: call them only in worker threads.
 """
 
 import contextlib

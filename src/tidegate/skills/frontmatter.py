@@ -58,7 +58,7 @@ def body(text: str) -> str:
 
 
 def read(text: str) -> Skill:
-    """The skill that the text of a SKILL.md describes. Raises `InvalidSkill`."""
+    """Parses the text of a SKILL.md. Raises `InvalidSkill`."""
     found = _FENCES.match(text)
     if found is None:
         raise InvalidSkill(

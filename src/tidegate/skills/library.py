@@ -1,9 +1,9 @@
 """The skills of all agents: listed in the prompts of new sessions, and read by a tool.
 
-An agent has the skills of its own folders, restricted by its settings, and no others. Every read reads the file again,
-so that the next call sees an edit. Nothing outside the skill's folder is read, even if it contains links, and nothing
-that the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library keeps names and
-descriptions, within the bounds of its caches, and no instructions.
+An agent has only the skills of its own folders, restricted by its settings. Every call reads the file again, so edits
+take effect immediately. Nothing outside the skill's folder is read, even if the folder contains links, and nothing that
+the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library caches names and
+descriptions within fixed bounds, but no instructions.
 """
 
 import os
@@ -77,7 +77,7 @@ class SkillLibrary:
         self._provenance = provenance
         self._discovery = SkillDiscovery(config)
         self._log_once = LogOnce(log)
-        self._cache = DiscoveryCache("looks at skills", self._look, SkillSet(), _weigh, clock=clock)
+        self._cache = DiscoveryCache("skill sets", self._look, SkillSet(), _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)

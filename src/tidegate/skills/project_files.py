@@ -1,10 +1,10 @@
 """A project's instruction files (`AGENTS.md` and the like) in prompts.
 
-Only the files that the agent's settings name enter a prompt, only from its project folder, and at most `PROJECT_BYTES`
-of them; a truncated file says so and where the rest is. Each file is shown under its name between fences that nothing
-in it can close, so that no text in it can pass for the gateway's own. The same files give the same text. A file that
-does not exist is left out; one that cannot be used, or that the reader should not trust (`workspaces.provenance`), is
-logged once.
+A prompt contains only the files named in the agent's settings, only from its project folder, and at most
+`PROJECT_BYTES` in total. For a truncated file, a note says where the rest is. Each file is shown under its name between
+fences that its content cannot close, so no text in it can pass for the gateway's own. The same files always produce the
+same text. A file that does not exist is left out. So is a file that cannot be used, or that the reader should not trust
+(`workspaces.provenance`), and this is logged once.
 """
 
 import re
@@ -50,7 +50,7 @@ class ProjectFiles:
         self._config = config
         self._provenance = provenance
         self._log_once = LogOnce(log)
-        self._cache = DiscoveryCache("looks at projects", self._look, "", _weigh, clock=clock)
+        self._cache = DiscoveryCache("project prompts", self._look, "", _weigh, clock=clock)
 
     def serves(self, agent: str) -> bool:
         settings = self._config.agents.get(agent)

@@ -3,8 +3,8 @@
 A `Skill` is the content of a file, wherever it is. A `SkillFolder` is a folder that is searched, and says how far links
 may lead. A `SkillSet` is the result of one discovery for one agent.
 
-The same skills give the same list, of at most `LISTED_BYTES`, in the order of their names. Each skill is one line, and
-nothing in its description can break out of it. The list says how many skills did not fit and how to find them.
+The same skills always produce the same list, of at most `LISTED_BYTES`, in the order of their names. Each skill has one
+line, from which its description cannot break out. The list says how many skills did not fit and how to find them.
 """
 
 from collections.abc import Sequence

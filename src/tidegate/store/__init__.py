@@ -1,8 +1,8 @@
 """The store: the durable state of every conversation, in one SQLite file.
 
 A write is on disk before it is acknowledged, and survives the death of the process (with `durability = "power"`, of the
-machine). Other packages send functions to a `Store`. The modules exported here consist of such functions, one module
-per noun; no other code knows the tables.
+machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, one module
+per noun; no other code accesses the tables.
 """
 
 from tidegate.store import maintenance

@@ -2,10 +2,10 @@
 
 `write` returns when the function's changes are committed; the function completes even if its caller is cancelled.
 `read` sees one consistent snapshot that includes every write acknowledged before it. Functions run in another thread
-and may use the connection for the length of the call. They touch nothing but the connection and their arguments, and
-neither begin nor commit a transaction. A function may run more than once: a write if a full disk rolled back its whole
-group, a read if its snapshot kept the log from being emptied. The store owns its threads and connections. No other
-process may open the file while the store has it open.
+and may use the connection until they return. They use nothing but the connection and their arguments, and neither begin
+nor commit a transaction. A function may run more than once: a write if a full disk rolled back its whole group, a read
+if its snapshot kept the log from being emptied. The store owns its threads and connections. No other process may open
+the file while the store has it open.
 """
 
 import asyncio
@@ -113,9 +113,9 @@ class Store:
         queue: int = 4096,
         fault: Fault | None = None,
     ) -> AsyncIterator["Store"]:
-        """Opens the store. `queue` bounds the writes, and the reads, that may wait; further ones are refused with
+        """Opens the store. At most `queue` writes and `queue` reads may wait; further ones are refused with
         `StoreBusy`. `fault` is for tests: it is called as fault(point, names of the group's functions) at before-write,
-        before-commit, after-commit."""
+        before-commit and after-commit."""
         store = cls(
             path,
             durability=durability,
@@ -189,7 +189,7 @@ class Store:
 
     @property
     def alive(self) -> bool:
-        """True while the writer works."""
+        """True while the writer thread is running."""
         return self._writer.alive
 
     @property
@@ -199,7 +199,7 @@ class Store:
 
     @property
     def lost(self) -> str | None:
-        """Set if the path is no longer the open file and nothing more is accepted: the reason, and what to do."""
+        """The reason and what to do, if the path no longer refers to the open file and nothing more is accepted."""
         problem = self._problems.by_kind.get("lost")
         return None if problem is None else problem.text
 

@@ -15,7 +15,7 @@ from tidegate.store.interface import Db
 # -- lists of ids --
 
 ID_LIST = "(SELECT value FROM json_each(?))"
-"""For `id IN {ID_LIST}`, with one parameter for any number of ids: so the statement is prepared once."""
+"""For `id IN {ID_LIST}`, with one parameter for any number of ids, so that the statement is prepared only once."""
 
 
 def id_list(ids: Sequence[str]) -> str:
@@ -75,7 +75,8 @@ def match_words(words: Sequence[str]) -> str:
 
 
 def tokenizer(db: Db) -> Callable[[str], list[str]]:
-    """Splits a text as the index does: such words are never query syntax, and compare like those of the index."""
+    """Returns a function that splits a text as the index does. The resulting words are never query syntax, and compare
+    equal to those in the index."""
     split = cast(apsw.Connection, db).fts5_tokenizer("unicode61", ["remove_diacritics", "2"])
     only_words = {"include_offsets": False, "include_colocated": False}
 
@@ -96,6 +97,6 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 
 def return_free_pages(db: Db, pages: int) -> int:
-    """Returns up to that many free pages to the disk. Returns how many are still free."""
+    """Gives up to `pages` free pages back to the disk. Returns the number of pages that are still free."""
     db.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
     return int(db.execute("PRAGMA freelist_count").get)

@@ -1,8 +1,8 @@
 """The interface between the tables and a database: a connection inside a transaction.
 
-Functions in `tables/` use nothing else of a connection. Their SQL is the common subset of SQLite and PostgreSQL
-(docs/decisions/0035-one-dialect-module.md); `dialect` provides the fragments that differ. A statement has positional
-parameters: all `?`, or all numbered (`?1`).
+Functions in `tables/` use a connection only through this interface. Their SQL is the common subset of SQLite and
+PostgreSQL (docs/decisions/0035-one-dialect-module.md); `dialect` provides the fragments that differ. A statement has
+positional parameters: all `?`, or all numbered (`?1`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +17,12 @@ class ConstraintError(Exception):
 
 
 class Rows(Protocol):
-    """The result of a statement, read once and completely: a database may fetch all rows before it returns the first.
-    A loop that can stop early belongs to a statement with a LIMIT."""
+    """The result of a statement, to be read once and completely, since a database may fetch all rows before it returns
+    the first. If a loop can stop early, its statement should have a LIMIT."""
 
     @property
     def get(self) -> Any:
-        """None without a row; otherwise the only row, and of a row with one column its value."""
+        """The only row, or its value if it has one column; None if there is no row."""
 
     def fetchall(self) -> list[Any]: ...
 

@@ -36,11 +36,11 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 @outside
 def check_path(db: Db) -> None:
-    """An empty write: the writer checks before each write that the file is still in its place."""
+    """An empty write, before which the writer checks, as always, that the file is still in its place."""
 
 
 def vacuum(db: Db, pages: int) -> int:
-    """Returns up to that many free pages to the disk. Returns how many are still free."""
+    """Gives up to `pages` free pages back to the disk. Returns the number of pages that are still free."""
     return dialect.return_free_pages(db, pages)
 
 
@@ -77,7 +77,7 @@ async def delete_session(store: MaintainedStore, id: str) -> bool:
 
 
 def forget_intents(db: Db, limit: int) -> int:
-    """Removes up to `limit` intents whose turn has ended or is gone. Returns how many."""
+    """Removes up to `limit` intents whose turn has ended or is gone. Returns their number."""
     db.execute(
         "DELETE FROM intents WHERE (turn, step) IN (SELECT turn, step FROM intents WHERE NOT EXISTS("
         "SELECT 1 FROM turns WHERE turns.id = intents.turn AND state IN ('queued', 'running')) LIMIT ?)",
@@ -87,7 +87,7 @@ def forget_intents(db: Db, limit: int) -> int:
 
 
 def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes], bytes | None]:
-    """Those of the next `limit` prompts that no session uses, and where to continue."""
+    """The prompts among the next `limit` that no session uses, and where to continue."""
     rows: list[Any] = db.execute(
         "SELECT id, EXISTS(SELECT 1 FROM sessions WHERE sessions.prefix = prefixes.id) FROM prefixes WHERE id > ?"
         " ORDER BY id LIMIT ?",
@@ -97,12 +97,12 @@ def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes
 
 
 def drop_prompts(db: Db, ids: Sequence[bytes]) -> int:
-    """Removes those of these prompts that no session uses, checked again in this write. Returns how many."""
+    """Removes these prompts, except those that a session uses by now. Returns the number removed."""
     return sum(sessions.drop_unused_prefix(db, id) for id in ids)
 
 
 def probe(db: Db, now: float) -> None:
-    """The smallest possible write: if it returns, writing works."""
+    """The smallest possible write, to check that writing works."""
     db.execute(
         "INSERT INTO meta(key, value) VALUES('probed', ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
         (int(now),),

@@ -220,8 +220,8 @@ class NoteRow(Row, frozen=True):
 
 
 class NewApproval(Frozen, frozen=True):
-    """A request that a step wants to make. `digest` is `approvals.action_digest` of the exact action. `may_answer` is
-    the id of a principal or `role:<role>`; None is the session's owner. Only a question has choices."""
+    """A request that a step makes. `digest` is `approvals.action_digest` of the exact action. `may_answer` is the id of
+    a principal or `role:<role>`; None stands for the session's owner. Only a question has choices."""
 
     kind: ApprovalKind
     tool: str
@@ -234,7 +234,7 @@ class NewApproval(Frozen, frozen=True):
 class ApprovalAnswer(Row, frozen=True):
     """The effect of an answer. `counted`: it was accepted. `repeated`: this principal gave the same answer before.
     `closed`: somebody else answered first, or the request was cancelled. `expired`: it came too late. `unknown`: there
-    is no request of that id that this principal may answer. `row` is the current row."""
+    is no request with this id that the principal may answer. `row` is the current row."""
 
     how: Literal["counted", "repeated", "closed", "expired", "unknown"]
     row: ApprovalRow | None
@@ -243,7 +243,7 @@ class ApprovalAnswer(Row, frozen=True):
 class ProcessRow(Row, frozen=True):
     """A background process of a session. `pid` and `start_ticks` (its start time in kernel ticks) are set once it runs,
     and identify it only together. `log` is the name of its output in the spool; `channel` is that of the turn that
-    started it, empty if unknown. `told` is True if the agent has been informed of its end."""
+    started it, empty if unknown. `end_reported` is True if the agent has been informed of its end."""
 
     id: str
     session: str
@@ -259,7 +259,7 @@ class ProcessRow(Row, frozen=True):
     started: float
     ended: float | None
     log: str
-    told: bool
+    end_reported: bool
     channel: str
 
 
@@ -313,7 +313,7 @@ class PrincipalRow(Row, frozen=True):
 
 
 class KeyRow(Row, frozen=True):
-    """A key without its digest: the credential cannot be reconstructed from it."""
+    """A key without its digest, so that the credential cannot be verified or reconstructed from it."""
 
     id: str
     principal: str

@@ -1,10 +1,10 @@
 """Tools: the actions that agents can perform, as immutable values.
 
-Tool names are unique and in a fixed order before they reach a model. No caller can change the tools of another one. A
-tool learns the identity of its caller only from its context argument. Code that shows a tool's output bounds it
-(`bound_text`) and reports the omission.
+The tools offered to a model have unique names and a fixed order. No caller can change the tools of another caller. A
+tool gets the identity of its caller only from its context argument. Code that shows a tool's output bounds it
+(`bound_text`) and reports what was left out.
 
-`builtin/` holds the toolsets that come with the gateway; others are plug-ins (`tidegate.plugins`).
+`builtin/` contains the toolsets that come with the gateway; others are plug-ins (`tidegate.plugins`).
 """
 
 from tidegate.spool import bound_text

@@ -1,7 +1,7 @@
 """All toolsets of the process, by the names that the configuration uses.
 
-A registry never changes. Resolving the same names, in any order, returns an equal, immutable toolset every time; at
-most `MOST_RESOLVED` composed toolsets are cached.
+A registry is immutable. Resolving the same names, in any order, always returns an equal, immutable toolset. At most
+`MOST_RESOLVED` composed toolsets are cached.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ class ToolRegistry:
         return tuple(sorted(self._toolsets))
 
     def adding(self, toolsets: Mapping[str, Toolset]) -> "ToolRegistry":
-        """A registry with these toolsets as well. Built-in toolsets are not replaced."""
+        """Returns a registry that also contains these toolsets. Built-in toolsets are not replaced."""
         implied = builtin_toolsets((OUTPUT_TOOLSET,)) if _has_long_results(toolsets.values()) else {}
         return ToolRegistry({**implied, **toolsets, **self._toolsets})
 
@@ -69,7 +69,7 @@ class ToolRegistry:
 
 
 def _builtin_names() -> frozenset[str]:
-    """The modules in `builtin/`, by their files: none of them is imported."""
+    """The names of the modules in `builtin/`, found by their files without importing them."""
     names = {module.name for module in iter_modules(builtin.__path__)}
     return frozenset(names - {"process"})  # a part of the toolset `terminal`
 

@@ -1,9 +1,9 @@
 """Services of the gateway that tools may use, besides workspace and spool, by type.
 
-A type is a class or a protocol, such as those below. The composition root provides services (`sessions/components.py`),
-and a tool asks the context of its call for one. Services have process lifetime. The services decide what a call may see
-or change, from the context that they receive (session, principal, agent) and never from a tool's arguments. A service
-that no agent of this gateway uses is not provided and not loaded.
+A type is a class or a protocol, such as those below. The composition root (`sessions/components.py`) provides services,
+and a tool requests one from the context of its call. Services have process lifetime. They decide what a call may see or
+change by its context (session, principal, agent), never by the tool's arguments. A service that no agent of this
+gateway uses is neither provided nor loaded.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Delegates(Protocol):
     """Gives tasks to other agents, inside the turn."""
 
     async def work(self, ctx: "ToolContext", agent: str, task: str) -> str:
-        """Returns the agent's answer, marked as such; raises `ToolFailed` if it gave none."""
+        """Returns the agent's answer, labelled as such. Raises `ToolFailed` if there is none."""
         ...
 
 

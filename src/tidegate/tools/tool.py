@@ -1,8 +1,8 @@
 """One tool: its definition for the model, its effect, and the function that runs it.
 
-A tool made with `@tool` runs only with arguments of the declared types; anything else a model sends raises `ToolFailed`
-with one sentence that names the argument. A tool has no state and no identity: the context of each call identifies the
-caller. The tool runner enforces the deadline.
+A tool made with `@tool` runs only with arguments of the declared types. For any other arguments, `ToolFailed` is raised
+with one sentence that names the wrong argument. A tool has no state and no identity: the context of each call
+identifies the caller. The tool runner enforces the deadline.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
 
 Effect = Literal["read", "write", "execute", "network"]
-"""What a call may affect: nothing, files, anything on the machine, other machines."""
+"""The possible effects of a call: none, on files, on anything on the machine, on other machines."""
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
@@ -80,7 +80,7 @@ class ToolContext(Frozen, frozen=True):
     """The number of turns of other agents that delegated this one."""
 
     def service(self, kind: type[S], *, otherwise: str) -> S:
-        """The service of this type; raises `ToolFailed` with the sentence `otherwise` if it is not available."""
+        """Returns the service of this type. Raises `ToolFailed` with the message `otherwise` if it is not available."""
         if (found := self.services.get(kind)) is None:
             raise ToolFailed(otherwise)
         return found
@@ -90,14 +90,14 @@ Run = Callable[[ToolContext, str], Awaitable[str | Result]]
 
 
 class Tool(Frozen, frozen=True):
-    """A tool that an agent can call. `run` takes the context and the model's argument text (JSON).
+    """A tool that an agent can call. `run` accepts the context and the model's argument text (JSON).
 
-    `parallel` allows it to run beside other calls of the same step. `repeatable` allows it to run again if a crash left
-    unknown whether it ran. `timeout` is in seconds; None is for a tool that enforces its own deadline. `output_bytes`
-    lowers the limit of the output that a model is shown. `long_results` says that results may exceed that limit: the
-    tool that reads the rest is then available too. `contained` says that it changes nothing outside the session's
-    workspace and executes nothing outside its sandbox, so that it needs no approval. `owner` is its origin, for
-    messages about conflicts.
+    `parallel` allows the tool to run concurrently with other calls of the same step. `repeatable` allows it to run
+    again if it is unknown after a crash whether it ran. `timeout` is in seconds; None is for a tool that enforces a
+    deadline itself. `output_bytes` lowers the limit of the output that the model sees. `long_results` says that results
+    may exceed this limit, so that the tool that reads the rest is also made available. `contained` says that the tool
+    changes nothing outside the session's workspace and executes nothing outside its sandbox, so it needs no approval.
+    `owner` is the origin of the tool, for messages about conflicts.
     """
 
     definition: ToolDefinition
@@ -117,8 +117,8 @@ class Tool(Frozen, frozen=True):
 
     @property
     def read_only(self) -> bool:
-        """True if an interrupted call cannot have changed anything. A reading tool that must not be repeated is
-        excluded, since repeating it may have an effect."""
+        """True if an interrupted call cannot have changed anything. This excludes reading tools that must not be
+        repeated, since repeating them may have an effect."""
         return self.effect == "read" and self.repeatable
 
     def same_as(self, other: "Tool") -> bool:
@@ -212,7 +212,7 @@ def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
 def _complaint(error: Exception, names: tuple[str, ...]) -> str:
     """The error in the arguments, as the end of a sentence for the model."""
     message = str(error)
-    accepted = f"it takes {', '.join(names)}" if names else "it takes no arguments"
+    accepted = f"it accepts {', '.join(names)}" if names else "it accepts no arguments"
     if not isinstance(error, msgspec.ValidationError):
         return f"the arguments are not a valid JSON object; {accepted}"
     place = _PLACE.search(message)

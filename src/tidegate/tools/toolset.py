@@ -1,13 +1,13 @@
 """Immutable sets of tools, and names that every provider accepts.
 
-Names in a toolset are unique and acceptable to every provider; the order depends on the names alone; a toolset cannot
-be changed. A tool that is listed twice is included once. Two different tools of the same name are refused with an error
-that names both owners.
+The names in a toolset are unique and acceptable to every provider. The order depends only on the names, and a toolset
+cannot be changed. A tool that is listed twice is included once. Two different tools of the same name are refused with
+an error that names both owners.
 
-`fit_name` makes a name for a tool that comes from elsewhere: 1 to 64 letters, digits, `_` and `-`, the same for the
-same pair in every process, and different for different pairs. A pair that fits stays readable as `server__name`. Every
-other pair gets a digest of the complete pair at its end. So does a name that only looks as if it had one: the two kinds
-of names cannot collide.
+`fit_name` makes a name for a tool of another server: 1 to 64 letters, digits, `_` and `-`. The same pair of server and
+tool has the same name in every process, and different pairs have different names. A pair that fits is used as
+`server__name`. Any other name ends with a digest of the complete pair. So does a name that merely looks as if it ended
+with a digest, so the two kinds of names cannot collide.
 """
 
 import base64
@@ -28,14 +28,14 @@ ACCEPTED_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}")
 
 _SEPARATOR = "__"
 _DIGEST = 16
-"""Base 32 characters, 80 bits: nobody finds two pairs with the same digest."""
+"""Base 32 characters. These are 80 bits, so nobody can find two pairs with the same digest."""
 
 _FITS = re.compile(r"[A-Za-z0-9_-]+")
 _LOOKS_DIGESTED = re.compile(rf".*_[a-z2-7]{{{_DIGEST}}}")
 
 
 class Toolset:
-    """Tools by name. Equal when their tools are equal; composed with `Toolset.compose`."""
+    """Tools by name. Two toolsets are equal if their tools are. Composed with `Toolset.compose`."""
 
     __slots__ = ("_by_name", "definitions", "digest", "tools")
 

@@ -1,15 +1,15 @@
 """Questions to a person: approvals of one exact action, and questions of a tool.
 
-A question is stored before anyone sees it, and survives unload, restart and kill: a resumed turn asks again and finds
-the row, open or answered. It is answered once, by anyone who may answer it, from any client. It is closed when its turn
-is stopped, when its session ends, and when it expires.
+A question is stored before anyone sees it, and survives unloading, restarts and kills: a resumed turn asks again and
+finds the row, open or answered. It is answered once, from any client, by anyone who is allowed to. It is closed when
+its turn is stopped, when its session ends, or when it expires.
 
-A question goes to the person who has the conversation. So does an approval, if their role may give it; every other
-approval goes to the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` of
-one principal. If nobody can be asked, the action is denied and the model is told why. A question of a delegated task is
-asked in the conversation in which the task was given.
+Questions go to the person in the conversation. So do approvals, if the person's role permits it; other approvals go to
+the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
+nobody can be asked, the action is denied and the model receives the reason. Questions of a delegated task are asked in
+the conversation from which the task was delegated.
 
-This service holds only the number of waiting questions; the turns themselves wait.
+This service only counts the waiting questions; the turns themselves do the waiting.
 """
 
 from collections import Counter
@@ -43,9 +43,9 @@ LISTED = 200
 
 
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
-    """A question of a turn to a person: an approval of one exact action, shown in `summary`, or a question. `state` is
-    open, approved, denied, answered, expired or cancelled. `conversation` is the session in which it is asked: that of
-    the turn itself, or of the turn that delegated it as a task. `person` is the name of the person who has that
+    """A request to a person: to approve one exact action, shown in `summary`, or to answer a question. `state` is open,
+    approved, denied, answered, expired or cancelled. `conversation` is the session in which the person is asked: that
+    of the turn itself or, for a delegated task, that of the outermost turn. `person` is the name of the person in that
     conversation."""
 
     id: str
@@ -103,12 +103,12 @@ class Approvals:
         self._clock = clock
         self._signal = signal
         # (principal, turn) → number of its questions; at most limits.questions turns
-        self._asking: Counter[tuple[str, str]] = Counter()
+        self._waiting: Counter[tuple[str, str]] = Counter()
 
     @property
     def waiting(self) -> int:
         """The number of questions of this process's turns that wait for an answer."""
-        return self._asking.total()
+        return self._waiting.total()
 
     # -- for people who answer --
 
@@ -152,7 +152,7 @@ class Approvals:
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
-        """Record the answer for good and wake the turn. The same answer again changes nothing."""
+        """Record the answer permanently and wake the turn. Repeating the same answer changes nothing."""
         row, conversation, person = await self._visible(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
@@ -176,7 +176,7 @@ class Approvals:
         return view_question(counted.row, conversation, person)
 
     async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """The question, its conversation, and the name of the person who has that conversation."""
+        """The question, its conversation, and the name of the person in that conversation."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
             row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
@@ -203,9 +203,9 @@ class Approvals:
 
     # -- for the turns --
 
-    async def ask(self, taken: TakenTurn, turn: Turn, step: str, asking: NewApproval) -> ApprovalRow | str:
+    async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
         """Ask the question, emit it to the turn's readers, and wait until it is closed. Returns its row, or the reason
-        why nobody could be asked. A step that has asked before is not checked again."""
+        why nobody can be asked. If the step has already asked, the limits are not checked again."""
 
         async def find() -> ApprovalRow | None:
             return await self._store.read(approvals.of_step, turn.id, step)
@@ -225,7 +225,7 @@ class Approvals:
                     session=turn.session,
                     turn=turn.id,
                     step=step,
-                    asking=asking,
+                    request=request,
                     now=now,
                     expires=now + self._within,
                 )
@@ -237,7 +237,7 @@ class Approvals:
         return row
 
     async def withdraw(self, turn: Turn, step: str) -> None:
-        """Close the open questions of a call that is over."""
+        """Close the open questions of a call that has ended."""
         for row in await turn.write(approvals.cancel_call, turn.id, step, self._clock()):
             turn.emit(QuestionAnswered(id=row.id, state=row.state))
 
@@ -275,24 +275,24 @@ class Approvals:
         channel, attended = await self._origin(taken)
         if not attended:
             return f"nobody can be asked on the channel {channel}"
-        if (taken.session.principal, taken.turn.id) in self._asking:
+        if (taken.session.principal, taken.turn.id) in self._waiting:
             return None
-        if len(self._asking) >= self._limits.questions:
+        if len(self._waiting) >= self._limits.questions:
             return f"{self._limits.questions} turns are already waiting for an answer (limits.questions)"
-        own = sum(principal == taken.session.principal for principal, _ in self._asking)
+        own = sum(principal == taken.session.principal for principal, _ in self._waiting)
         if own >= self._limits.questions_each:
             return f"{own} of this person's turns are already waiting for an answer (limits.questions_each)"
         return None
 
     @contextmanager
     def _counted(self, asker: tuple[str, str]) -> Iterator[None]:
-        self._asking[asker] += 1
+        self._waiting[asker] += 1
         try:
             yield
         finally:
-            self._asking[asker] -= 1
-            if not self._asking[asker]:
-                del self._asking[asker]
+            self._waiting[asker] -= 1
+            if not self._waiting[asker]:
+                del self._waiting[asker]
 
 
 _UNFIT = {
@@ -308,7 +308,7 @@ def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
 
 
 def _delegating_agents(db: Db, turn: str) -> tuple[str, ...]:
-    """The names of the delegating agents. If the turn of one no longer exists, its name is empty and matches no
+    """The names of the delegating agents. If a delegating turn no longer exists, the name is empty and matches no
     agent."""
     rows = [sessions.get(db, row.session) if row is not None else None for row in turns.outer_turns(db, turn)]
     return tuple("" if row is None else row.agent for row in rows)
@@ -327,7 +327,7 @@ def _view(db: Db, row: ApprovalRow) -> QuestionView:
 
 
 def _conversation_and_person(db: Db, row: ApprovalRow) -> tuple[str, str]:
-    """The conversation of a question, and the name of the person who has it."""
+    """The conversation of a question, and the name of the person in it."""
     session = sessions.get(db, row.session)
     person = None if session is None else principals.get(db, session.principal)
     return turns.conversation(db, row.session), "" if person is None else person.name
@@ -352,8 +352,8 @@ def _unknown(id: str) -> NotFound:
 
 
 def _answer(row: ApprovalRow, text: str) -> str:
-    """The answer; if there are choices, the one that it names by text or number. Any answer to a closed question is
-    accepted here: the caller is then told that the question is closed."""
+    """The answer or, if the question has choices, the choice that it names by text or number. Answers to closed
+    questions are not checked: the caller gets the error that the question is closed."""
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:

@@ -1,7 +1,7 @@
-"""Channels: the ways in which a message reaches the gateway, and the recovery of unfinished turns on each.
+"""Channels: the ways in which messages reach the gateway, and how unfinished turns of each are recovered.
 
-The table is closed. A message of an unknown channel is not accepted. A turn in the store with an unknown channel (its
-platform is no longer configured) is reported and not run, since nobody would receive its answer. A new platform needs
+The table is closed: messages of an unknown channel are not accepted. A stored turn with an unknown channel, whose
+platform is no longer configured, is reported and not run, since nobody would receive its answer. A new platform needs
 one line here and no change to recovery.
 """
 
@@ -13,15 +13,15 @@ from tidegate.store import SessionRow, TurnRow
 from tidegate.values import Frozen
 
 Resume = Literal["go_on", "stop", "report"]
-"""The recovery of an interrupted turn: it continues from its journal, ends as stopped as if its caller had left, or
-ends as failed with a report to the sender of the message."""
+"""How an interrupted turn is recovered. It continues from its journal, is stopped as if its caller had disconnected, or
+fails with a report to the sender of the message."""
 
 
 class Channel(Frozen, frozen=True):
     name: str
     resume: Resume
     unread: Resume
-    """The same for a turn that only its caller's connection could have read: a one-shot call without a key."""
+    """The same for a one-shot call without a key, whose answer only the caller's connection could have received."""
     interactive: bool
     """True if a person is at the other end, who can answer questions and repeat a message."""
 
@@ -40,8 +40,8 @@ class Channel(Frozen, frozen=True):
 
 
 DELEGATE = "delegate"
-"""The channel of tasks that one agent gives another. Whether a person can be asked, and which channel rules apply, is
-decided by the channel of the outermost turn."""
+"""The channel of tasks that one agent delegates to another. The channel of the outermost turn decides whether a person
+can be asked and which channel rules apply."""
 
 CHANNELS = (
     Channel(name="http", resume="go_on", unread="stop", interactive=False),
@@ -56,6 +56,6 @@ class Channels:
         self.by_name: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in channels})
 
     def of(self, name: str) -> Channel:
-        """The channel of that name. An unknown one reports, and has nobody to ask."""
+        """The channel of this name. Turns of an unknown channel are reported, and nobody can be asked on it."""
         known = self.by_name.get(name)
         return known or Channel(name=name, resume="report", unread="stop", interactive=False)

@@ -1,11 +1,11 @@
-"""Delegation: tasks that one agent gives another within its turn.
+"""Delegation: tasks that one agent gives to another within its turn.
 
 A task is a turn like any other. It is accepted as an ephemeral session under the same principal, limits and budgets.
-The step that gave a task finds it again after a restart, so a task is given only once, however often the process is
-killed. A task ends no later than the turn that gave it. An agent may give tasks only to the agents in its `delegates`
-setting that the user may use as well. A turn has at most limits.delegates tasks at once, and none deeper than
-limits.delegate_depth. The outcome of a task, a failure included, is a tool result for the model that gave it; the model
-decides what to do.
+After a restart, the step that delegated a task finds it again, so a task is delegated only once, however often the
+process is killed. A task ends no later than the turn that delegated it. An agent may delegate only to agents in its
+`delegates` setting, and only to those that the user may use. A turn has at most limits.delegates tasks at a time, and
+tasks are nested at most limits.delegate_depth deep. The outcome of a task, even a failure, is a tool result for the
+delegating model, which decides what to do next.
 
 `Delegation` holds only the turns that are waiting for tasks. `TaskProgress` belongs to one task and holds the ids of
 its open questions.
@@ -111,8 +111,8 @@ class Delegation:
     # -- for the tool --
 
     async def work(self, ctx: ToolContext, agent: str, task: str) -> str:
-        """The other agent's answer; ToolFailed if there is none. Parked if the gateway stops meanwhile: the task and
-        its parent turn continue in the next process."""
+        """Returns the other agent's answer. Raises ToolFailed if there is none, and Parked if the gateway stops in the
+        meantime; the task and its parent turn then continue in the next process."""
         await self._check(ctx, agent)
         async with self._slot(ctx.turn):
             with self._engine.delegating(ctx.turn):
@@ -164,7 +164,7 @@ class Delegation:
             progress.end()
 
     async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
-        """Accept the task, or find the one that this step gave before."""
+        """Accept the task, or find it if this step has already delegated it."""
         digest = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
             principal=ctx.principal,
@@ -256,7 +256,7 @@ def task_origin(agent: str) -> str:
 
 
 def task_result(agent: str, outcome: Outcome) -> str:
-    """The tool result for the model: the name of the agent, and its answer. ToolFailed if there is no answer."""
+    """The tool result for the model: the agent's name and its answer. Raises ToolFailed if there is no answer."""
     if outcome.state == "answered":
         if not outcome.text:
             return f"The agent {agent!r} gave an empty answer."

@@ -1,10 +1,10 @@
 """The model that answers in a session: the user's choice, the agent's own, or a fallback of the agent.
 
-A model chosen with /model has no fallback: the chain belongs to the agent. A model that failed cools down for all
-sessions, unless the conversation caused the failure; no model in cooldown is called while another one of the chain is
-available. A session that has fallen back stays with its fallback for a while, across unload and restart, so that it
-does not lose its cached prefix with every recovery. This is a setting of the session, separate from the user's choice.
-The user is notified once when another model answers, and once when the agent's own answers again.
+A model chosen with /model has no fallback, since the chain belongs to the agent. A model that fails enters a cooldown
+for all sessions, unless the conversation caused the failure. No model in cooldown is called while another model of the
+chain is available. A session keeps its fallback for a while, even across unloading and restarts, because each change of
+model costs its cached prefix. The fallback is a setting of the session, separate from the user's choice. The user is
+notified once when another model answers, and once when the agent's own model answers again.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ class Fallbacks:
         return self._models.get(next(available, chain[0]))
 
     def current(self, agent: AgentSettings, session_settings: tuple[SettingRow, ...]) -> FallbackState | None:
-        """The fallback that would answer now; None if it would be the agent's own model, or the user's choice."""
+        """The fallback that would answer now; None if the agent's own model or the user's choice would."""
         model = self.model(agent, session_settings).name
         if model == agent.model or self._chosen(session_settings) is not None:
             return None
@@ -99,7 +99,7 @@ class Fallbacks:
         return self._models.cooldowns.begin(model.name, failure)
 
     def next_available(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
-        """The first model of the chain that is not in cooldown and has not failed, also under another name."""
+        """The first model of the chain that is not in cooldown and has not failed, not even under another name."""
         failed_signatures = {model.signature for model in failed}
         for name in (agent.model, *agent.fallback):
             model = self._models.get(name)
@@ -119,7 +119,7 @@ class Fallbacks:
 
 
 class AnsweringModel:
-    """The model that answers in one turn, and what the user has been told about it. Owned by the turn."""
+    """The model that answers in one turn. Notifies the user when it changes. Owned by the turn."""
 
     def __init__(
         self, fallbacks: Fallbacks, turn: Turn, taken: TakenTurn, agent: AgentSettings, model: Model, strict: bool
@@ -134,8 +134,8 @@ class AnsweringModel:
         self.model = model
 
     async def next(self, failed: tuple[Model, ...], failure: ModelFailed) -> Model | None:
-        """The next model to ask after those that failed in this step, the last one with `failure`; None if there is
-        none."""
+        """Returns the next model to call, or None if there is none. `failed` are the models that failed in this step,
+        the last one with `failure`."""
         if failure.kind in UNHELPED:
             return None
         last = failed[-1]
@@ -166,7 +166,7 @@ class AnsweringModel:
             failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(cooling)}.")
 
     async def note(self, model: Model, why: str) -> None:
-        """Record that this model answers from now on. `why` is the failure of the agent's own model."""
+        """Record that this model answers from now on. `why` is the kind of failure of the agent's own model."""
         if model.name == self._agent.model:
             return
         is_news = self._state is None or self._state.model != model.name
@@ -179,7 +179,7 @@ class AnsweringModel:
             self._turn.emit(Notice(text=sentence(self._state)))
 
     async def answered(self) -> None:
-        """The turn has its answer. If it is from the agent's own model, the fallback is over."""
+        """Called when the turn has its answer. An answer from the agent's own model ends the fallback."""
         if self._state is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
@@ -207,7 +207,7 @@ _REASONS = {
 
 
 def fallback_reason(state: FallbackState) -> str:
-    """The failure of the agent's own model, in words."""
+    """The reason why the agent's own model does not answer, in words."""
     return _REASONS.get(state.why, "fails")
 
 

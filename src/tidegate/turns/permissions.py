@@ -1,10 +1,10 @@
 """Permissions of one turn's tools, and their questions to a person.
 
-The policy decides on each individual call. A call that needs approval runs only if its row is approved and has the
-digest of exactly this call; the row is read immediately before. A denial, an expiry and a question that nobody can
-answer are tool results, which tell the model why. An expiry ends the turn if the agent's configuration says so. The
-approver sees the complete action; an action that is too long to be shown is refused. A task is subject to the policies
-of all agents that passed it on, and the strictest one applies.
+The policy decides on each individual call. A call that needs approval runs only if its row, read immediately before, is
+approved and has the digest of exactly this call. If the approval is denied, expires or cannot be requested, the tool
+result tells the model why; expiry ends the turn if the agent is configured that way. The approver sees the complete
+action, and an action that is too long to show is refused. A task is subject to the policies of all agents that
+delegated it, and the strictest one applies.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from tidegate.turns.approvals import Approvals
 from tidegate.values import Frozen, ToolCall
 from tidegate.workspaces import Workspace
 
-ANOTHER = "Not run: the approval of this step was for another action, and is not valid for this one."
+ANOTHER = "Not run: the approval of this step was for a different action, and is not valid for this one."
 
 
 class Policy(Frozen, frozen=True):
@@ -51,7 +51,7 @@ def policies(config: Config) -> Mapping[str, Policy]:
 
 
 class TurnPermissions:
-    """The permissions of one turn, owned by it."""
+    """The permissions of one turn, which owns them."""
 
     def __init__(
         self, questions: Approvals, policies: Mapping[str, Policy], taken: TakenTurn, workspace: Workspace
@@ -103,9 +103,9 @@ class TurnPermissions:
                 f"{approvals.SUMMARY_CHARACTERS:,} characters that can be shown to a person; do it in smaller steps."
             )
         approver = await self._questions.approver(self._taken, contained=contained)
-        asking = NewApproval(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
+        request = NewApproval(kind="approval", tool=call.name, digest=digest, summary=text, may_answer=approver)
         try:
-            row = await self._questions.ask(self._taken, turn, step, asking)
+            row = await self._questions.ask(self._taken, turn, step, request)
         except Conflict as error:
             if error.code != "approval_differs":
                 raise
@@ -123,20 +123,20 @@ class TurnPermissions:
         name = f"{step}-{digest.hex()[:16]}"
         nth = self._times[name]
         self._times[name] += 1
-        asking = NewApproval(
+        request = NewApproval(
             kind="question",
             tool="",
             digest=digest,
             summary=escape_invisible(question),
             choices=tuple(escape_invisible(choice, one_line=True) for choice in choices),
         )
-        if len(asking.summary) > approvals.SUMMARY_CHARACTERS:
+        if len(request.summary) > approvals.SUMMARY_CHARACTERS:
             raise ToolFailed(
                 f"Nobody was asked: a question has at most {approvals.SUMMARY_CHARACTERS:,} characters; shorten it."
             )
         self._waiting[step] += 1
         try:
-            row = await self._questions.ask(self._taken, turn, f"{name}-{nth}", asking)
+            row = await self._questions.ask(self._taken, turn, f"{name}-{nth}", request)
         except Refused as error:
             raise ToolFailed(f"Nobody was asked: {error.message}") from None
         self._waiting[step] -= 1
@@ -171,9 +171,9 @@ class TurnPermissions:
 
 
 def summary(call: ToolCall) -> str:
-    """The action as it is shown to a person: the tool, and each argument on lines of its own. Continuation lines of an
-    argument are indented, so that none of them can be taken for another argument. An action that is too long to be
-    shown is cut after more than `SUMMARY_CHARACTERS`: preparing all of it would take long."""
+    """The action as it is shown to a person: the tool, then each argument on a new line. Continuation lines of an
+    argument are indented, so they cannot be mistaken for another argument. An action that is too long to show is cut
+    somewhere above `SUMMARY_CHARACTERS`, since preparing all of it could take long."""
     most = approvals.SUMMARY_CHARACTERS + 1
     arguments = _arguments(call)
     lines = [call.name]

@@ -86,8 +86,8 @@ KeptHistory = tuple[HistoryState, list[bytes]]
 
 
 class BuildPoint(Frozen, frozen=True):
-    """The point in a turn at which a conversation is built: before the first step or, with `mid_turn`, including all
-    messages so far. `resumed`: an earlier process has left steps of the turn. `era` is known only in mid-turn."""
+    """The point in a turn at which a conversation is built: before the first step or, with `mid_turn`, after all
+    messages so far. `resumed` is true if an earlier process ran steps of the turn. `era` is known only in mid-turn."""
 
     mid_turn: bool = False
     resumed: bool = False
@@ -136,7 +136,7 @@ class Runner:
         answering = await self.fallbacks.begin(turn, taken, agent)
         model = answering.model
         if session.encoder != model.wire.version:
-            # A user who changes the model knows. The first format, chat completions, had no number.
+            # Users who changed the model know already. The first format, chat completions, had no number.
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 turn.emit(Notice(text=ENCODED_ANEW))
             await turn.write(sessions.reencode, session.id, model.wire.version)
@@ -155,7 +155,7 @@ class Runner:
 
         record = self.presence.obtain(session.id)
         resident, found = TurnResident(self.presence, record, partial(self._reload, taken, agent)), record.resident
-        # Nothing is awaited between this and the `try`, whose end releases the conversation.
+        # Nothing may be awaited between this line and the `try`, which releases the conversation at its end.
         conversation = await self._conversation(taken, agent, model, BuildPoint(resumed=turn.is_resumed))
         model_step = ModelStep(
             conversation,
@@ -231,9 +231,9 @@ class Runner:
         return window_usage(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
-        """Equal for equal settings. It differs with the model, endpoint, credential, toolsets or prompt (the extra
-        prompt included). The secret enters it only through the digest of the model. The name is included because the
-        same model may be configured under two names, with different prices and retries."""
+        """A digest that is equal for equal settings. It covers the model, endpoint, credential, toolsets and prompt,
+        including the extra prompt. Secrets are included only by way of the model's digest. The name is included
+        because the same model may be configured under two names, with different prices and retries."""
         parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
@@ -241,7 +241,7 @@ class Runner:
         return (self.prefixes.stats(), self.histories.stats(), self.tools.stats(), self._budgets.stats())
 
     def forget(self, session: str) -> None:
-        """The session has ended: keep nothing for another turn."""
+        """Drops everything that is kept for the next turn of a session. Called when the session has ended."""
         record = self.presence.get(session)
         if record is not None and isinstance(record.resident, Conversation):
             record.resident.version = -1
@@ -270,7 +270,7 @@ class Runner:
                 yield owner, Holding(1, fds=1)
 
     def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
-        """Prefixes that conversations hold and the cache does not. A shared prefix is counted for its first
+        """Prefixes that conversations hold but the cache does not. A shared prefix is attributed to its first
         conversation."""
         seen = {id(sent_prefix.encoded) for sent_prefix in self.prefixes.values()}
         for owner, conversation in self._conversations():

@@ -1,7 +1,7 @@
 """The results of the tool `skill`: a list of skills, one skill, or one of its files.
 
-An agent sees only its own skills, whatever the arguments of the call. Text of the gateway comes first and the text of a
-file last, so that no file can imitate the gateway. Every failure is a `ToolFailed` in one sentence.
+An agent can read only its own skills, whatever the arguments of the call. The gateway's text comes first and the file's
+text last, so no file can imitate the gateway. Every failure is a `ToolFailed` with a one-sentence message.
 """
 
 from tidegate.errors import ToolFailed
@@ -40,7 +40,7 @@ class SkillReader:
         import difflib  # needed only for unknown names
 
         near = difflib.get_close_matches(name[:LONGEST_NAME], [entry.name for entry in skill_set.entries], n=1)
-        hint = f"did you mean {near[0]}?" if near else "without a name it lists all."
+        hint = f"did you mean {near[0]}?" if near else "call it without a name to list all skills."
         raise ToolFailed(f"skill: there is no skill {shown(name)}; {hint}")
 
     async def _skill(self, ctx: ToolContext, entry: SkillEntry) -> str:
@@ -53,7 +53,7 @@ class SkillReader:
             lines.append(f"Its requirements: {printable(found.skill.compatibility)}")
         if found.files:
             more = ", and more that are not listed" if found.more else ""
-            lines.append(f"Other files of it: {', '.join(map(printable, found.files))}{more}.")
+            lines.append(f"Its other files: {', '.join(map(printable, found.files))}{more}.")
             lines.append(f"For your commands its folder is {found.seen}." if found.seen else READ_HERE)
         lines.append("The text of its SKILL.md follows.")
         return "\n".join(lines) + f"\n\n{found.text}"
@@ -64,7 +64,7 @@ class SkillReader:
         except InvalidSkill as error:
             raise ToolFailed(f"skill: {shown(path)} of {entry.name} may not be read: {error.message}") from None
         if found is None:
-            raise ToolFailed(f"skill: {entry.name} has no file {shown(path)}; without a file it lists them.")
+            raise ToolFailed(f"skill: {entry.name} has no file {shown(path)}; call it without a file to list them.")
         if found.text is None:
             where = f"for your commands it is {shown(found.seen)}" if found.seen else "your commands do not see it"
             raise ToolFailed(f"skill: {shown(path)} of {entry.name} is binary ({found.size:,} bytes); {where}.")

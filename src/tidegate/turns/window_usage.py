@@ -1,8 +1,8 @@
 """The contents of a conversation's context window, by part.
 
-The parts are those of the next request, read from the store, whether or not the session is in memory; they add up to
-its size. Tokens are estimates calibrated by the provider's own counts. If the last request was counted, the sum is that
-count plus the messages since.
+The parts are those of the next request and add up to its size. They are read from the store, whether or not the session
+is in memory. Token numbers are estimates, calibrated with the provider's counts. If the provider has counted the last
+request, the sum is that count plus an estimate of the messages since.
 """
 
 from collections.abc import Iterable

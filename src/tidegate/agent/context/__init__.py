@@ -1,7 +1,7 @@
-"""Fitting a long conversation into its model's window: the view that is shown, cut points, and summaries.
+"""Fitting a long conversation into its model's context window: the view, cut points, and summaries.
 
-Guarantee: everything here is a pure function of the rows it is given, so the same rows are shown as the same messages
-before and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the model.
+Guarantee: all functions here are pure functions of their input rows, so the same rows produce the same messages before
+and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the model.
 """
 
 from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit_start, tail_start, window_marks

@@ -1,8 +1,8 @@
 """Cut points: where a long conversation may be cut, and how much of it stays.
 
-Guarantee: pure. A cut falls only where every call has its result, so no call is separated from its result. The newest
-messages are kept: at least the last unit that cannot be cut. Sizes are bytes of text, as estimated by the conversation;
-the marks are tokens.
+Guarantee: all functions are pure. A cut is made only where every call has its result, so no call is separated from its
+result. The newest messages are kept, and always at least the last unit that cannot be cut. Sizes are estimated bytes of
+text; the marks are in tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +22,8 @@ Weigh = Callable[[Message], int]
 
 
 class WindowMarks(Frozen, frozen=True):
-    """Sizes in tokens. From `soft` on, a summary is prepared; above `hard`, the conversation must shrink before the
-    model is called; the newest messages within `keep` stay as they are."""
+    """Thresholds in tokens. From `soft` on, a summary is prepared. Above `hard`, the conversation must shrink before
+    the model is called. The newest messages, up to `keep`, are never changed."""
 
     soft: int
     hard: int
@@ -31,7 +31,7 @@ class WindowMarks(Frozen, frozen=True):
     window: int
 
     def within(self, most: int) -> "WindowMarks":
-        """The same marks, scaled down so that a request takes at most `most` tokens."""
+        """Returns the same marks, scaled down for requests of at most `most` tokens."""
         if most >= self.hard:
             return self
         share = most / self.hard
@@ -40,7 +40,7 @@ class WindowMarks(Frozen, frozen=True):
         )
 
     def beside(self, fixed: int) -> "WindowMarks":
-        """The same marks if prompt and tools take `fixed` tokens: the messages share the rest."""
+        """Returns the marks for the messages, when the prompt and the tools already use `fixed` tokens."""
         share = max(0.0, self.hard - fixed) / max(1, self.hard)
         return WindowMarks(
             soft=self.soft, hard=self.hard, keep=int(self.keep * share), window=max(1, int(self.window * share))
@@ -48,8 +48,8 @@ class WindowMarks(Frozen, frozen=True):
 
 
 def window_marks(facts: Facts, settings: ContextSettings) -> WindowMarks:
-    """The marks for a model. The window also holds the answer, so less may be left for the request than the settings
-    allow."""
+    """Returns the marks for a model. Because the answer also has to fit into the window, the request may get less than
+    the settings allow."""
     window = facts.window
     available = window - min(facts.output, window // MOST_ANSWER)
     hard = min(int(settings.hard * window), available)
@@ -79,7 +79,8 @@ def last_unit_start(rows: Rows) -> int:
 
 
 def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
-    """Index of the first row that stays: as many of the newest rows as fit into `keep`, and at least the last unit."""
+    """Index of the first row to keep. Keeps as many of the newest rows as fit into `keep`, and at least the last
+    unit."""
     weight = 0
     sizes = [weigh(message) for _, message in rows]
     cuts = list(boundaries(rows))
@@ -95,8 +96,8 @@ def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
 
 
 def chunks(rows: Rows, most: int, weigh: Weigh) -> list[Rows]:
-    """Splits the rows into chunks of at most `most`, at allowed cut points. A single larger unit is a separate
-    chunk."""
+    """Splits the rows at allowed cut points into chunks of at most `most`. A unit that is larger becomes a chunk by
+    itself."""
     cuts = [*boundaries(rows), len(rows)]
     found: list[Rows] = []
     begin = end = 0

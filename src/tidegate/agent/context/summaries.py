@@ -1,9 +1,10 @@
-"""Summaries of old messages: the request to a model, the check of its answer, and an outline made by rule instead.
+"""Summaries of old messages: the request to a model, the check of its answer, and an outline made without a model.
 
-Guarantee: pure. The messages are given to the model as data: one JSON list in which every message has its place and its
-role, so that no text can pass for another message or for an instruction. An answer is either a text within the allowed
-length, or a reason why it cannot be used. An outline is bounded, whatever the messages contain; it says what it is and
-names the places of the messages it quotes, by which their full text can be looked up.
+Guarantee: all functions are pure. The model receives the messages as data: one JSON list in which every message has its
+place and its role, so no text can pass for another message or for an instruction. Reading an answer yields either a
+text within the allowed length or the reason why it cannot be used. The size of an outline is bounded, whatever the
+messages contain. An outline is labelled as such and gives the places of the messages it quotes, so that their full text
+can be looked up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,13 +36,13 @@ CONDENSED = (
 )
 
 TEXT_CHARACTERS = 4000
-"""Characters of one text that are given to the model: more than a summary ever repeats."""
+"""The most characters of one text that are sent to the model: more than a summary would ever repeat."""
 
 WORDS_PER_TOKEN = 0.7
-"""An average over most languages."""
+"""Average over most languages."""
 
 BYTES_PER_TOKEN = 4
-"""An average. The length of an answer is only checked with a generous margin."""
+"""Average; the length of an answer is only checked with a generous margin."""
 
 MARGIN = 2
 """A summary may be this many times as long as requested."""
@@ -55,7 +56,7 @@ TOO_LONG, SAVES_TOO_LITTLE = "the summary was too long", "the summary would have
 """Reasons for asking once more, for a shorter summary."""
 
 OUTLINE_LINES = (4, 16)
-"""The least and the most user messages that are quoted, spread evenly over the outlined messages."""
+"""Minimum and maximum number of user messages quoted in an outline. They are spread evenly over its messages."""
 
 OUTLINE_CHARACTERS = 100
 """Characters quoted from each message."""
@@ -99,8 +100,8 @@ def summary_groups(rows: Sequence[SummaryRow], max_bytes: int) -> list[Sequence[
 
 
 def read_summary(answer: Message, request: SummaryRequest, *, complete: bool) -> tuple[str, str]:
-    """The text, or the reason why there is none. If `complete`, a text that was cut off for its length counts as too
-    long."""
+    """Returns the summary and an empty reason, or an empty text and the reason why the answer cannot be used. With
+    `complete`, an answer that was cut off at the output limit is too long."""
     text = answer.text.strip()
     if answer.finish == "content_filter":
         return "", "the model refused to write a summary"

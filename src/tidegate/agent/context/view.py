@@ -1,12 +1,12 @@
-"""The view of a conversation that a model is shown: summaries of old messages, then the messages after them.
+"""The view of a conversation that the model sees: summaries of old messages, then the messages after them.
 
-Guarantee: a view is a value made from rows, and `messages` is a pure function of it. A summary is a separate message
-from the gateway, and its text is quoted line by line: words that a participant put into the conversation, and that a
-summary may repeat, never appear as the gateway's own.
+Guarantee: a view is a value built from rows, and `messages` is a pure function of it. A summary is a separate message
+from the gateway, and its text is quoted line by line. A summary may repeat words that a participant put into the
+conversation; because of the quoting, such words never appear to come from the gateway.
 
 Elisions shorten single messages: long results, long texts, pictures and sounds. The beginning and the end of a text
-stay; between them is a note of how much is left out and of which message, so nothing is cut silently and the rest can
-be looked up. A message that is short enough stays the same object. Calls keep their ids and stay valid JSON.
+are kept; between them, a note says how much of which message is left out, so nothing is cut silently and the rest can
+be looked up. A message that is short enough is returned unchanged. Calls keep their ids and remain valid JSON.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ QUOTE = "> "
 """Starts each line of a summary."""
 
 TAIL_SHARE = 4
-"""One part in this many of an excerpt is the end of the text: most texts say first what they are."""
+"""The end of the text makes up one part in this many of an excerpt: the beginning usually says more."""
 
 
 class View(Frozen, frozen=True):
@@ -36,12 +36,12 @@ class View(Frozen, frozen=True):
 
     @property
     def covered(self) -> int:
-        """The last place that a summary covers."""
+        """The last place covered by a summary."""
         return self.summaries[-1].last if self.summaries else 0
 
     @property
     def mark(self) -> str:
-        """Identifies what is summarised and elided in this view; empty if nothing is."""
+        """A fingerprint of the summaries and elisions in this view; empty if there are none."""
         if not self.summaries and not self.elisions:
             return ""
         named = [[row.number for row in self.summaries], [msgspec.structs.astuple(row) for row in self.elisions]]
@@ -95,7 +95,7 @@ def summary_message(summary: SummaryRow) -> Message:
 
 
 def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Message:
-    """The message at that place, with these elisions applied. Of several, the shortest excerpt is shown."""
+    """The message at this place with the elisions applied. If several apply, the shortest excerpt is used."""
     here = [row for row in elisions if row.first <= place <= row.last]
     if any(row.kind == "media" for row in here):
         message = _without_media(message)
@@ -112,7 +112,7 @@ def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Messa
 
 
 def excerpt(place: int, text: str, characters: int) -> str:
-    """The beginning and the end of a text, with a note of what is left out."""
+    """The beginning and the end of a text, with a note that says how much is left out."""
     last = characters // TAIL_SHARE
     first = characters - last
     left_out = f"[… {len(text) - characters:,} characters of message {place} are left out here; they are kept …]"

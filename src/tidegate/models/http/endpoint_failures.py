@@ -97,10 +97,10 @@ class FailureMapper:
         *,
         kind: ModelKind,
         retryable: bool,
-        said: str = "",
+        endpoint_message: str = "",
         status: int | None = None,
         after: float | None = None,
-        thoughts: bool = False,
+        reasoning: bool = False,
         large: bool = False,
         documents: bool = False,
         param: str | None = None,
@@ -111,8 +111,8 @@ class FailureMapper:
             retryable=retryable,
             retry_after=after,
             upstream_status=status,
-            said=self.quote(said),
-            thoughts=thoughts,
+            endpoint_message=self.quote(endpoint_message),
+            reasoning=reasoning,
             large=large,
             documents=documents,
             param=param,
@@ -142,10 +142,10 @@ class FailureMapper:
             what.format(status=f" ({status})"),
             kind=kind,
             retryable=retryable,
-            said=error.message,
+            endpoint_message=error.message,
             status=status,
             after=error.after if retry_after is None else retry_after,
-            thoughts=kind == "invalid" and refuses_reasoning(f"{error.marks} {error.message}"),
+            reasoning=kind == "invalid" and refuses_reasoning(f"{error.marks} {error.message}"),
             large=kind == "invalid" and _is_large(status, marks),
             documents=kind == "invalid" and _UNREAD.search(marks) is not None,
             param=param,
@@ -163,7 +163,7 @@ class FailureMapper:
             what.format(status=""),
             kind=kind,
             retryable=retryable,
-            said=error.message,
+            endpoint_message=error.message,
             status=int(found.group(1)) if found else None,
             after=error.after,
         )
@@ -190,16 +190,16 @@ class FailureMapper:
                 return self.failed(what, kind="timeout", retryable=True)
             case "untrusted":
                 what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
-                return self.failed(what, kind="network", retryable=False, said=failure.said)
+                return self.failed(what, kind="network", retryable=False, endpoint_message=failure.said)
             case "unconnected":
                 what = f"cannot connect to {where}; check base_url and that the server runs."
-                return self.failed(what, kind="network", retryable=True, said=failure.said)
+                return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
             case "broken":
                 what = f"the connection to {where} broke{' in the middle of the answer' if begun else ''}; try again."
                 return self.failed(what, kind="network", retryable=True)
             case "foreign":
                 what = f"{where} did not send a valid HTTP response; check base_url."
-                return self.failed(what, kind="protocol", retryable=False, said=failure.said)
+                return self.failed(what, kind="protocol", retryable=False, endpoint_message=failure.said)
 
 
 def refuses_reasoning(text: str) -> bool:

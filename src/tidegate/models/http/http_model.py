@@ -134,7 +134,7 @@ class HttpModel:
                 return message if cutter is None else cutter.finish(message)
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
-                failure.shown, failure.heard = answer.shown, answer.received_bytes
+                failure.partial_answer, failure.received_bytes = answer.shown, answer.received_bytes
                 # Count rotations, because a key may become available again while others are tried.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
                 pause = 0.0 if rotates else self._retry_policy.pause(failure, attempt)

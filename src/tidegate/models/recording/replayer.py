@@ -165,7 +165,7 @@ class TransportReplayer:
         return _failed(
             f"The recording {self._path} does not contain this request. The first difference from the nearest one "
             f"(number {number}) is in {found.place or 'the whole body'}.",
-            said=f"recorded: {found.recorded}; now: {found.asked}",
+            endpoint_message=f"recorded: {found.recorded}; now: {found.asked}",
         )
 
     def _nearest(self, alike: Sequence[_Exchange], asked: Any) -> tuple[int, Difference] | None:
@@ -222,8 +222,8 @@ class ReplayedResponse:
         """Nothing to close."""
 
 
-def _failed(message: str, said: str = "") -> ModelFailed:
-    return ModelFailed(message, kind="invalid", retryable=False, said=said)
+def _failed(message: str, endpoint_message: str = "") -> ModelFailed:
+    return ModelFailed(message, kind="invalid", retryable=False, endpoint_message=endpoint_message)
 
 
 def _as_then(headers: Mapping[str, str], when: str) -> Mapping[str, str]:

@@ -16,8 +16,8 @@ from tidegate.store.interface import ConstraintError, Lockable
 Durability = Literal["process", "power"]
 
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-"""The log is moved into the file whenever it has grown by this much. That keeps it small, and still moves a page that
-many turns have written only once."""
+"""The log is moved into the file whenever it has grown by this much. This keeps the log small, while a page that many
+turns have written is still moved only once."""
 BUSY_SECONDS = 2.0
 """How long emptying an oversized log waits for the reads that it has just interrupted."""
 WRITER_STATEMENTS = 256

@@ -70,8 +70,8 @@ def wal_path(path: Path) -> Path:
 
 
 def examine(path: Path) -> str | None:
-    """Raises StoreNewer, StoreDamaged (after setting the file aside) or StoreFailed. Returns a note for the operator if
-    the end of the log could not be used, with the name of the copy that was kept."""
+    """Checks the files. Raises StoreNewer, StoreDamaged (after setting the file aside) or StoreFailed. Returns a note
+    for the operator if the end of the log could not be used, with the name of the copy that was kept."""
     try:
         return _examine(path)
     except _Broken as broken:

@@ -1,8 +1,8 @@
 """The readers: a fixed number of threads, each with its own read-only connection.
 
 The number of connections is fixed, however many coroutines read. Each function sees one snapshot. A snapshot that
-exceeds its age is ended, and the caller gets an error. A snapshot that keeps the write-ahead log from being emptied is
-ended too, but the function is run again on a fresh one; the caller gets an error only if the last attempt is
+exceeds its maximum age is ended, and the caller gets an error. A snapshot that keeps the write-ahead log from being
+emptied is also ended, but the function runs again on a fresh one; the caller gets an error only if the last attempt is
 interrupted as well. A read whose caller was cancelled is stopped.
 
 Each thread opens and closes its own connection; `start` and `stop` own the threads.
@@ -40,7 +40,7 @@ log = Log("tidegate.store")
 
 
 class ReadJob(Job):
-    """One submitted read. `stop` is the reason to end it for good; `make_way` says to end the current attempt."""
+    """One submitted read. `stop` is the reason to end it permanently; `make_way` says to end the current attempt."""
 
     __slots__ = ("age", "attempt", "deadline", "make_way", "stop")
 

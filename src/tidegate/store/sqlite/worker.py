@@ -100,8 +100,8 @@ class Backlog(Generic[J]):
 
 
 class Worker:
-    """`open` and `work` are called in the thread. `over` is called on the loop when the thread has ended, with the
-    reason if it died."""
+    """One thread and its connection. `open` and `work` are called in the thread. When the thread has ended, `over` is
+    called on the loop, with the reason if the thread died."""
 
     def __init__(
         self,

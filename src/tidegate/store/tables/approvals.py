@@ -30,7 +30,7 @@ CHOICES = 20
 CHOICE_CHARACTERS = 200
 """Bounds of a question's choices: they must fit on buttons."""
 EXPIRED_AT_ONCE = 500
-"""Approvals that one write closes, so that no turn waits long behind it."""
+"""The most approvals that one write closes, so that no turn has to wait long for it."""
 
 _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"
@@ -52,17 +52,17 @@ def action_digest(tool: str, arguments: str) -> bytes:
 
 
 def ask(
-    db: Db, *, id: str, session: str, turn: str, step: str, asking: NewApproval, now: float, expires: float | None
+    db: Db, *, id: str, session: str, turn: str, step: str, request: NewApproval, now: float, expires: float | None
 ) -> ApprovalRow:
     """Makes the request of this step of a live session. Returns the existing one if the step has made it before; raises
     Conflict if that was about another action."""
     db.lock("session", session)
     existing = of_step(db, turn, step)
     if existing is not None:
-        if (existing.session, existing.kind, existing.digest) != (session, asking.kind, asking.digest):
+        if (existing.session, existing.kind, existing.digest) != (session, request.kind, request.digest):
             raise Conflict(f"Step {step} of this turn has already asked about another action.", code="approval_differs")
         return existing
-    _check(asking)
+    _check(request)
     found = db.execute(
         "INSERT INTO approvals(id, session, turn, step, kind, tool, digest, summary, choices, may_answer, state, asked,"
         " expires) SELECT ?, id, ?, ?, ?, ?, ?, ?, ?, coalesce(?, principal), 'open', ?, ? FROM sessions"
@@ -71,12 +71,12 @@ def ask(
             id,
             turn,
             step,
-            asking.kind,
-            asking.tool,
-            asking.digest,
-            asking.summary,
-            encode(asking.choices) if asking.choices else None,
-            asking.may_answer,
+            request.kind,
+            request.tool,
+            request.digest,
+            request.summary,
+            encode(request.choices) if request.choices else None,
+            request.may_answer,
             now,
             expires,
             session,
@@ -90,12 +90,12 @@ def ask(
 
 
 def get(db: Db, id: str) -> ApprovalRow | None:
-    """The request, of any principal: for internal use."""
+    """The request with this id, whoever its principal is. For internal use."""
     return _one(db, "approvals.id = ?", (id,))
 
 
 def of_step(db: Db, turn: str, step: str) -> ApprovalRow | None:
-    """The request of this step of the turn: for internal use."""
+    """The request of this step of the turn. For internal use."""
     return _one(db, "turn = ? AND step = ?", (turn, step))
 
 
@@ -153,8 +153,8 @@ def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[Appro
 def answer(
     db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float
 ) -> ApprovalAnswer:
-    """Answers the request if it is open, not expired, and this principal may. An approval is approved or denied, a
-    question is answered; the asking tool decides whether an answer must be one of the choices."""
+    """Answers the request if it is open, has not expired, and this principal may answer it. An approval is approved or
+    denied, a question is answered. The tool that asks decides whether an answer must be one of the choices."""
     db.lock("approval", id)
     if len(text) > ANSWER_CHARACTERS:
         raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; shorten it.")
@@ -229,12 +229,12 @@ def _record(db: Db, row: ApprovalRow, outcome: str, now: float, by: str | None =
         )
 
 
-def _check(asking: NewApproval) -> None:
-    if len(asking.summary) > SUMMARY_CHARACTERS:
+def _check(request: NewApproval) -> None:
+    if len(request.summary) > SUMMARY_CHARACTERS:
         raise Refused(f"The summary is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
-    if asking.choices and asking.kind != "question":
+    if request.choices and request.kind != "question":
         raise Refused("Only a question has choices; an approval is approved or denied.")
-    if len(asking.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in asking.choices):
+    if len(request.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in request.choices):
         raise Refused(f"A question has at most {CHOICES} choices of {CHOICE_CHARACTERS} characters; offer fewer.")
 
 

@@ -112,13 +112,13 @@ def listing(
 
 
 def count(db: Db) -> int:
-    """The number of rows: their ids are consecutive, and they are removed from the oldest on."""
+    """The number of rows, computed from the ids, which are consecutive, since the oldest rows are removed first."""
     first, last = db.execute("SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)").get
     return 0 if first is None else int(last - first + 1)
 
 
 def prune(db: Db, before: float, limit: int) -> int:
-    """Removes up to `limit` of the oldest rows that are older than `before`. Returns how many."""
+    """Removes up to `limit` of the oldest rows that are older than `before`. Returns their number."""
     first = db.execute("SELECT id FROM audit WHERE id = (SELECT min(id) FROM audit) AND at < ?", (before,)).get
     if first is None:
         return 0

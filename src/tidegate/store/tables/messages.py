@@ -2,8 +2,8 @@
 
 An accepted message has one permanent row and at most one position (`seq`) in its session; positions only increase; a
 named step of a turn is committed at most once. An ended session gets only the last rows of the turn that was running,
-and then the messages accepted before the end (`close_inbox`). Every change here increments the session's `version`, so
-that a holder of a copy can tell whether it is stale.
+and then the messages accepted before the end (`close_inbox`). Every change here increments the session's `version`,
+which shows whether a copy is stale.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ UNANSWERED = "unanswered-"
 ENDED_FIRST = "This message was not answered: the conversation ended first."
 """The note on such a message for models, if a later conversation begins with this transcript."""
 _RESULTS_READ = 20
-"""Tool results that one statement reads at the end of a transcript; more than one message usually has."""
+"""Tool results that one statement reads at the end of a transcript. One step usually has fewer."""
 NOTICES_KEPT = 20
 """Notices of one session: a few lines are enough to report what happened since its last turn, and a session that nobody
 uses cannot fill the store."""
@@ -115,7 +115,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
     found = [_row(row) for row in waiting.fetchall()]
     if found:
         answered = frozenset(row.message.call_id for row in found)
-        close_calls(db, session, found[0].at, but=answered, settling=True)
+        close_calls(db, session, found[0].at, except_ids=answered, settling=True)
         _advance(db, session, None, even_ended=True)
     placed: list[MessageRow] = []
     for number, row in enumerate(found):
@@ -143,7 +143,7 @@ def waiting(db: Db, turn: str) -> list[Message]:
 
 
 def move(db: Db, from_turn: str, to_turn: str) -> int:
-    """Moves messages that came too late for a turn to a queued turn of the same session. Returns how many."""
+    """Moves messages that came too late for a turn to a queued turn of the same session. Returns their number."""
     db.lock("turn", from_turn)
     if db.execute("SELECT 1 FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (from_turn,)).get is None:
         return 0
@@ -213,7 +213,7 @@ def count_user_messages(db: Db, session: str, most: int) -> int:
 
 
 def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
-    """Calls without a result at the end of the transcript: the caller runs those tools."""
+    """The calls without a result at the end of the transcript, whose tools the caller runs."""
     answered: set[str] = set()
     before, most = _LAST, 1  # in most conversations the last message is no result
     while True:
@@ -238,15 +238,16 @@ def close_calls(
     session: str,
     now: float,
     *,
-    but: frozenset[str] = frozenset(),
+    except_ids: frozenset[str] = frozenset(),
     turn: str | None = None,
     step: str = CLOSING,
     settling: bool = False,
 ) -> int:
-    """Gives the session's open calls, except those in `but`, a result that says there is none. Returns how many. The
-    results are steps of `turn`, named <step>0, …, so that they are undone with it; without `turn`, of no turn."""
+    """Adds a result to each open call of the session, except those in `except_ids`, which says that there is none.
+    Returns the number of calls. The results are steps of `turn` (named <step>0, …) and are undone with it; without
+    `turn` they belong to no turn."""
     db.lock("session", session)
-    left = [call for call in open_calls(db, session) if call.id not in but]
+    left = [call for call in open_calls(db, session) if call.id not in except_ids]
     for place, call in enumerate(left):
         message = Message(role="tool", call_id=call.id, name=call.name, text=NO_RESULT, failed=True)
         name = None if turn is None else f"{step}{place}"
@@ -332,7 +333,7 @@ def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None)
 
 
 def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
-    """The first rows, up to that size. Bodies are decompressed one at a time, and no more of them than needed."""
+    """The first rows, up to the given size. Bodies are decompressed one at a time, and only as many as are needed."""
     found: list[MessageRow] = []
     size = 0
     for id, session, turn, seq, step, at, undone, body, packed in rows:
@@ -345,7 +346,7 @@ def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
 
 
 def undo(db: Db, turn: str, now: float) -> int:
-    """Hides a turn's rows from models; they stay in the transcript, marked. Returns how many."""
+    """Hides a turn's rows from models; they stay in the transcript, marked. Returns their number."""
     db.lock("turn", turn)
     session = db.execute("SELECT session FROM turns WHERE id = ?", (turn,)).get
     if session is None:
@@ -394,8 +395,8 @@ def take_notices(db: Db, session: str) -> str:
 
 
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
-    """Increments the session's version. A person's message also counts as activity (`now`); model answers and tool
-    results do not, which saves their commits writing to two indexes."""
+    """Increments the session's version. A message from a person also counts as activity (`now`). Model answers and tool
+    results do not, so that their commits need not write to two indexes."""
     activity = "" if now is None else ", active = CASE WHEN active < ?2 THEN ?2 ELSE active END"
     only_live = "" if even_ended else " AND ended IS NULL"
     live = db.execute(

@@ -1,4 +1,4 @@
-"""The outbox: answers on their way to a channel, each with one delivery identity.
+"""The outbox: answers to be delivered to a channel, each under one delivery id.
 
 A prepared delivery is sent, or stays visible as unknown or dead. One row is claimed by one sender at a time. Each has
 an expiry and a bounded number of attempts. The channel decides whether to try again after an unknown result.
@@ -24,7 +24,7 @@ def prepare(
     now: float,
     expires: float,
 ) -> bool:
-    """Creates a delivery that is due now. Returns False if that identity already exists."""
+    """Creates a delivery that is due now. Returns False if the delivery id already exists."""
     db.execute(
         "INSERT INTO outbox(id, session, turn, channel, target, body, state, created, due, expires)"
         " VALUES(?, ?, ?, ?, ?, ?, 'prepared', ?, ?, ?) ON CONFLICT(id) DO NOTHING",
@@ -34,8 +34,8 @@ def prepare(
 
 
 def claim_due(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> list[DeliveryRow]:
-    """Claims up to `limit` due deliveries for sending, the longest due first. Up to `limit` expired ones become dead
-    instead; further expired ones are not sent either."""
+    """Claims up to `limit` due deliveries for sending, the longest overdue first. Up to `limit` expired deliveries
+    become dead; further expired ones are not sent either."""
     db.execute(
         "UPDATE outbox SET state = 'dead', error = coalesce(error, 'expired') WHERE id IN (SELECT id FROM outbox"
         " WHERE state IN ('prepared', 'unknown') AND due <= ?1 AND expires <= ?1 ORDER BY due LIMIT ?2)",
@@ -57,20 +57,21 @@ def get(db: Db, id: str) -> DeliveryRow | None:
 
 
 def mark_sent(db: Db, id: str, external: str | None = None) -> bool:
-    """Records that the channel has it; `external` is the channel's own id for it."""
+    """Records that the channel has accepted the delivery; `external` is the id that the channel gave it."""
     return _leave_sending(db, id, "sent", "external = ?, error = NULL", (external,))
 
 
 def mark_unknown(db: Db, id: str, error: str, due: float) -> bool:
-    """Records that it may have been delivered. The channel checks or repeats it at `due`."""
+    """Records that the delivery may have succeeded. The channel checks or repeats it at `due`."""
     return _leave_sending(db, id, "unknown", "error = ?, due = ?", (error, due))
 
 
 def mark_failed(
     db: Db, id: str, *, error: str, due: float, attempts: int, permanent: bool = False
 ) -> DeliveryState | None:
-    """Records that it was certainly not delivered. It is tried again at `due`; it is dead after `attempts`, after its
-    expiry, or immediately if the error is `permanent`. Returns its new state; None if it was not being sent."""
+    """Records that the delivery has certainly failed. It is tried again at `due`. It becomes dead after `attempts`,
+    after its expiry, or immediately if the error is `permanent`. Returns its new state, or None if it was not being
+    sent."""
     row = db.execute(
         "UPDATE outbox SET error = ?1, due = ?2,"
         " state = CASE WHEN attempts >= ?3 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"
@@ -82,8 +83,8 @@ def mark_failed(
 
 
 def recover(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> int:
-    """Called at start: marks up to `limit` deliveries that were being sent when the process died as unknown. Returns
-    how many."""
+    """Marks up to `limit` deliveries that were being sent when the process died as unknown. Called at start. Returns
+    their number."""
     chosen = "" if channels is None else f" AND channel IN ({', '.join('?' * len(channels))})"
     db.execute(
         "UPDATE outbox SET state = 'unknown', due = ?, error = 'interrupted while sending'"
@@ -98,7 +99,7 @@ def counts(db: Db) -> dict[str, int]:
 
 
 def purge(db: Db, before: float, limit: int) -> int:
-    """Removes deliveries that are sent or dead and were created before that time."""
+    """Removes deliveries that are sent or dead and were created before the given time."""
     db.execute(
         "DELETE FROM outbox WHERE id IN"
         " (SELECT id FROM outbox WHERE state IN ('sent', 'dead') AND created < ? LIMIT ?)",

@@ -1,6 +1,6 @@
 """Principals and their keys.
 
-A key is stored only as its digest. A lookup is one exact match of 32 bytes that nobody can choose freely (the token has
+Keys are stored only as digests. A lookup is one exact match of 32 bytes that nobody can choose freely (the token has
 240 random bits), so its timing reveals nothing. A code works once. A revoked or expired key is treated as absent, but
 its digest stays known. A browser's sign-in is one row with two digests, of its cookie and of its page token: each is
 useless without the other. Every addition, revocation and sign-in is recorded in the audit log in the same transaction;
@@ -93,7 +93,7 @@ def add_key(
 def authenticate(
     db: Db, digest: bytes, kind: KeyKind, now: float, page: bytes | None = None
 ) -> tuple[str, PrincipalRow] | None:
-    """The id and the principal of that valid key. Only reads, so that it works even if nothing can be written."""
+    """The id and the principal of a valid key. Only reads, so it works even if nothing can be written."""
     row = db.execute(
         f"SELECT keys.id, {_COLUMNS} FROM keys JOIN principals ON principals.id = keys.principal WHERE digest = ?"
         " AND kind = ? AND page_digest IS NOT DISTINCT FROM ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)",
@@ -127,19 +127,20 @@ def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
 
 
 def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
-    """The reason why a code was refused. A code that stopped working is deleted after a while, and then unknown."""
+    """The reason why a code was refused. A code that stopped working is deleted after a while, and is unknown from then
+    on."""
     rows = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchall()
     return "unknown" if not rows else "expired" if rows[0][0] is None else "used"
 
 
 def holder(db: Db, key: str) -> PrincipalRow | None:
-    """The principal of the key with that id."""
+    """The principal of the key with this id."""
     principal = db.execute("SELECT principal FROM keys WHERE id = ?", (key,)).get
     return None if principal is None else get(db, principal)
 
 
 def list_keys(db: Db, principal: str | None = None, kind: KeyKind | None = None) -> list[KeyRow]:
-    """Keys of a principal, or of all, the oldest first."""
+    """The keys of one principal or of all, the oldest first."""
     where, values = _matching(principal=principal, kind=kind)
     rows = db.execute(f"SELECT {_KEY_COLUMNS} FROM keys WHERE {where} ORDER BY created, id", values)
     return [KeyRow(*row) for row in rows]
@@ -154,7 +155,7 @@ def revoke(
     principal: str | None = None,
     by: str | None = None,
 ) -> list[str]:
-    """Revokes valid keys of that kind: all, or only the one with this id, or those of a principal. Returns the ids."""
+    """Revokes valid keys of this kind: all, only the one with this id, or those of one principal. Returns the ids."""
     where, values = _matching(kind=kind, id=id, principal=principal)
     rows = db.execute(
         "UPDATE keys SET revoked = ? WHERE revoked IS NULL AND (expires IS NULL OR expires > ?)"
@@ -168,8 +169,8 @@ def revoke(
 
 
 def prune_keys(db: Db, before: float, limit: int) -> int:
-    """Deletes up to `limit` codes and cookies that stopped working before that time. Returns how many. Keys stay, so
-    that they stay known."""
+    """Deletes up to `limit` codes and cookies that stopped working before the given time. Returns their number. Keys
+    are never deleted, so that they remain known."""
     db.execute(
         "DELETE FROM keys WHERE id IN (SELECT id FROM keys WHERE kind IN ('code', 'cookie')"
         " AND coalesce(revoked, expires) < ? LIMIT ?)",
@@ -179,7 +180,7 @@ def prune_keys(db: Db, before: float, limit: int) -> int:
 
 
 def _matching(**columns: str | None) -> tuple[str, list[str]]:
-    """The condition for these columns, and its values; None is any value."""
+    """The condition for these columns, and its values. None matches any value."""
     chosen = {column: value for column, value in columns.items() if value is not None}
     return " AND ".join(f"{column} = ?" for column in chosen) or "TRUE", list(chosen.values())
 

@@ -1,8 +1,8 @@
 """Background processes of sessions, each recorded before it is spawned.
 
-A process has its row before it exists, so that processes that survive a crash are known by name. A live name belongs to
-one process of its session. An end is recorded once, and reported to the agent once. The rows say which processes should
-be alive; the code that spawns and ends processes compares them with those that are.
+The row of a process is written before the process exists, so that processes that survive a crash are known by name. A
+live name belongs to one process of its session. An end is recorded once, and reported to the agent once. The rows say
+which processes should be alive; the code that spawns and ends processes compares them with those that are.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ def begin(
     notify: bool,
     now: float,
 ) -> ProcessRow:
-    """Records a process; must be committed before the spawn. Raises Conflict if a live process of the session has that
-    name. Its channel is that of the session's running turn."""
+    """Records a process. Must be committed before the process is spawned. Raises Conflict if a live process of the
+    session has this name. The channel of the process is that of the running turn."""
     db.lock("session", session)
     try:
         found = db.insert_unique(
@@ -58,8 +58,8 @@ def begin(
 
 
 def restart(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow | None:
-    """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if that was
-    done before, or if another live process has its name."""
+    """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if it was
+    already restarted, or if another live process has its name."""
     db.lock("process", id)
     old = db.execute(
         f"UPDATE processes SET restart = 0 WHERE id = ? AND state = 'lost' AND restart = 1 RETURNING {_COLUMNS}", (id,)
@@ -93,7 +93,7 @@ def _channel(db: Db, session: str) -> str:
 
 
 def mark_running(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
-    """Records that the process runs, with its pid. Returns False if it should no longer start: then the caller must end
+    """Records that the process runs, with its pid. Returns False if it should no longer start; the caller must then end
     it."""
     db.lock("process", id)
     running = db.execute(
@@ -105,28 +105,28 @@ def mark_running(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
 
 
 def mark_ended(
-    db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, told: bool = False
+    db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, end_reported: bool = False
 ) -> ProcessRow | None:
     """Records the end of a process: it exited (exited), was stopped (ended), or was lost with the gateway (lost).
-    Returns the row, once; None if the end is already recorded. `told` says that the agent knows, since it requested the
-    stop."""
+    Returns the row once, and None if the end is already recorded. `end_reported` is true if the agent already knows of
+    the end, because it requested it."""
     db.lock("process", id)
     row = db.execute(
         f"UPDATE processes SET state = ?, exit_code = ?, ended = ?, told = ? WHERE id = ? AND {_LIVE}"
         f" RETURNING {_COLUMNS}",
-        (state, exit_code, now, told, id),
+        (state, exit_code, now, end_reported, id),
     ).get
     return None if row is None else _row(row)
 
 
 def get(db: Db, id: str) -> ProcessRow | None:
-    """The process, of any principal: for internal use."""
+    """The process with this id, whoever its principal is. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
 
 def by_name(db: Db, session: str, name: str) -> ProcessRow | None:
-    """The session's latest process of that name."""
+    """The session's latest process with this name."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM processes WHERE session = ? AND name = ? ORDER BY started DESC, id DESC LIMIT 1",
         (session, name),
@@ -172,13 +172,13 @@ def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow
 
 
 def mark_reported(db: Db, id: str) -> bool:
-    """Records that the agent is informed of this end, by another write in the same transaction. Returns False if that
-    was recorded before."""
+    """Records that the agent has been informed of this end, by another write in the same transaction. Returns False if
+    that was already recorded."""
     db.lock("process", id)
-    told = db.execute(
+    marked = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)
     ).get
-    return told is not None
+    return marked is not None
 
 
 def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessRow]:
@@ -197,14 +197,14 @@ def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessR
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """The ids among these that have a row. A live process without a row belongs to no session."""
+    """The ids in the given set that have a row. A live process without a row belongs to no session."""
     rows = db.execute(f"SELECT id FROM processes WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 
 
 def _row(row: Any) -> ProcessRow:
     id, session, name, command, backend, pid, ticks, state, code, restart, notify = row[:11]
-    started, ended, log, told, channel = row[11:]
+    started, ended, log, end_reported, channel = row[11:]
     return ProcessRow(
         id,
         session,
@@ -220,6 +220,6 @@ def _row(row: Any) -> ProcessRow:
         started,
         ended,
         log,
-        bool(told),
+        bool(end_reported),
         channel,
     )

@@ -1,8 +1,8 @@
 """Receipts: external identities of accepted messages, which make repeated deliveries recognisable.
 
 There is at most one valid receipt for a (principal, source, key); an expired one is treated as absent. `prune` bounds
-their number by dropping those of the principal that has most, so that no principal's retries are forgotten because of
-another's.
+their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because of
+another principal.
 """
 
 import msgspec
@@ -35,8 +35,8 @@ def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRo
 
 
 def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
-    """Records the receipt for a turn. It replaces an older one of the same identity, whose turn said "try again" or
-    which has expired: a caller that uses `find` first never replaces a valid one."""
+    """Records the receipt for a turn. It replaces an older receipt with the same identity that has expired, or whose
+    turn asked for a retry. A caller that uses `find` first never replaces a valid one."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -70,7 +70,7 @@ def of_task(turn: str, step: str, digest: bytes) -> Receipt:
 
 
 def forget_tasks(db: Db, principal: str, turn: str) -> int:
-    """Deletes the receipts of the tasks of a turn that has ended. Returns how many."""
+    """Deletes the receipts of the tasks of a turn that has ended. Returns their number."""
     db.execute(
         "DELETE FROM receipts WHERE principal = ? AND source = ? AND key >= ? AND key < ?",
         (principal, DELEGATED, f"{turn}/", f"{turn}0"),  # "0" follows "/"
@@ -79,8 +79,8 @@ def forget_tasks(db: Db, principal: str, turn: str) -> int:
 
 
 def prune(db: Db, now: float, cap: int) -> int:
-    """Removes expired receipts and, beyond `cap`, those of the principal that has most, in the order of expiry. Removes
-    a bounded number at a time."""
+    """Removes expired receipts and, beyond `cap`, those of the principal with the most, in the order of expiry. Removes
+    a bounded number per call."""
     db.execute(
         "DELETE FROM receipts WHERE (principal, source, key) IN"
         " (SELECT principal, source, key FROM receipts WHERE expires <= ? LIMIT ?)",

@@ -1,7 +1,7 @@
 """Full-text search in messages, and for sessions by a few words.
 
-Any text is a valid query. Only sessions of the searching principal are searched. No second copy of a text is kept (the
-index holds words and numbers). `index` adds messages in batches, off the hot path; a search first catches up by a
+Any text is a valid query. Only sessions of the searching principal are searched. Texts are not stored twice: the index
+contains only words and numbers. `index` adds messages in batches, off the hot path; a search first catches up by a
 bounded amount and reports if that was not enough. The index's own tokenizer defines words everywhere: in messages,
 queries and titles.
 
@@ -39,7 +39,7 @@ TITLES = 2_000
 HITS = 10_000
 """Matching messages that one read checks: some ten milliseconds."""
 HITS_AT_ONCE = 1_000
-"""Rows of one statement: the content of that many messages may be in memory."""
+"""Rows of one statement: the contents of this many messages may be in memory."""
 READS = 100
 """Reads of either kind per search, so that no query can keep the readers busy: two hundred thousand titles and a
 million messages, the latest first."""
@@ -58,7 +58,7 @@ QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
 """Tools that quote messages: their arguments and results are not indexed as further mentions."""
 _MESSAGE = (1 << MESSAGE_BITS) - 1
 LAST = 2**62
-"""An entry after every other."""
+"""A number above that of any entry."""
 
 Before = tuple[float, str]
 """A session's last activity, and its id: a position in the list of titles."""
@@ -132,7 +132,7 @@ def index(db: Db, batch: int = BATCH) -> int:
 
 
 def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> None:
-    """Removes messages of a session from the index: `which` selects their ids. Messages beyond the mark are not in it
+    """Removes messages of a session from the index. `which` selects their ids. Messages beyond the mark are not indexed
     yet."""
     number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
     if number is not None:
@@ -144,7 +144,7 @@ def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> No
 
 
 def searchable(message: Message) -> str:
-    """The searchable text of a message: its text, the gateway's notes with it, and the arguments of its tool calls."""
+    """The searchable text of a message: its text, the gateway's notes on it, and the arguments of its tool calls."""
     if message.role == "tool" and message.name in QUOTING:
         return ""
     parts = [message.text, message.aside]
@@ -170,7 +170,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _number(db: Db, session: str) -> int:
-    """The session's number, assigned when its first message is indexed and then kept."""
+    """The session's number, which is assigned when its first message is indexed and never changes."""
     known = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
     if known is not None:
         return int(known)
@@ -192,8 +192,8 @@ def _number(db: Db, session: str) -> int:
 
 
 def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
-    """Ranges of the numbers of a principal's sessions, or of one session, as (first, end), the latest first. `None` is
-    everybody."""
+    """The ranges of the numbers of a principal's sessions, or of one session, as (first, end), the latest first. With
+    None, those of all principals."""
     if session is not None:
         number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
         return [] if number is None else [(number, number + 1)]
@@ -206,7 +206,7 @@ def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tu
 
 
 def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tuple[int, str]]:
-    """A principal's sessions with numbers below that one, the latest first."""
+    """A principal's sessions with lower numbers than `number`, the latest first."""
     found: list[tuple[int, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(
@@ -219,7 +219,7 @@ def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tupl
 
 
 def session_of(db: Db, principal: str, number: int) -> str | None:
-    """The session of that number, if it belongs to this principal."""
+    """The session with this number, if it belongs to this principal."""
     found: str | None = db.execute(
         "SELECT session FROM indexed_sessions JOIN sessions ON sessions.id = session"
         " WHERE number = ? AND principal = ?",
@@ -299,8 +299,8 @@ def search_messages(
 
 
 def _matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[Any]:
-    """At most `HITS` rows in that range of entries, the highest entry first. No more of them are in memory at once than
-    one statement returns."""
+    """At most `HITS` rows in the given range of entries, the highest entry first. They are read with several
+    statements, so that only the rows of one statement are in memory at a time."""
     left = HITS
     while left > 0:
         number, size = 0, min(HITS_AT_ONCE, left)
@@ -322,7 +322,7 @@ MENTIONS_QUERY = (
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
-    """The message of that number, unless it is undone, has no position, or belongs to that turn."""
+    """The message with this number, unless it is undone, has no position, or belongs to the given turn."""
     others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
         f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
@@ -367,7 +367,7 @@ class SearchableMessage(Row, frozen=True):
 
 
 def next_messages(db: Db, index: str, batch: int, characters: int) -> tuple[list[SearchableMessage], int | None]:
-    """The next messages with text for that plug-in index, and the mark after them; None if there are none. At most
+    """The next messages with text for the plug-in index, and the mark after them; None if there are none. At most
     `batch` messages are read and, apart from the last, `characters` of text. Ephemeral sessions are left out."""
     mark = db.execute("SELECT value FROM meta WHERE key = ?", (_mark_of(index),)).get or 0
     found: list[SearchableMessage] = []
@@ -391,7 +391,7 @@ _FOLLOWING = (
 
 
 def save_index_mark(db: Db, index: str, mark: int) -> None:
-    """Records that the plug-in index has received all messages up to that mark."""
+    """Records that the plug-in index has received all messages up to this mark."""
     db.execute(
         "INSERT INTO meta(key, value) VALUES(?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
         (_mark_of(index), mark),
@@ -433,7 +433,7 @@ async def search(
 def search_titles(
     db: Db, query: str, *, principal: str | None, ended: bool | None, before: Before | None
 ) -> tuple[list[str], Before | None]:
-    """Those of the next sessions whose title or name contains the words, and where to continue. A principal's own
+    """The matches among the next sessions, by words in their title or name, and where to continue. A principal's own
     sessions are read by activity; the operator's view reads all of them by id, the latest first."""
     tokens = dialect.tokenizer(db)
     words = tokens(query)[:WORDS]

@@ -74,7 +74,7 @@ def create(
     caller_tools: bytes = b"",
 ) -> SessionRow:
     """Creates a session with a frozen prompt and tools. `extra` is the session's own end of the prompt; it is stored
-    only there. Raises Conflict if the principal has a live session of that name."""
+    only there. Raises Conflict if the principal has a live session of this name."""
     length, digest = _extra(extra)
     _check_extra(prefix, length, digest)
     frozen = _keep_prefix(db, prefix)
@@ -154,8 +154,8 @@ def listing(
     limit: int = 50,
     before: tuple[float, str] | None = None,
 ) -> list[SessionRow]:
-    """Sessions, the last active first; `before` is (active, id) of the last one seen. `principal=None` is the
-    operator's view of all. Sessions of delegated tasks are part of another session, and left out."""
+    """Lists sessions, the most recently active first. `before` is (active, id) of the last one seen. `principal=None`
+    is the operator's view of all sessions. Sessions of delegated tasks belong to other sessions and are left out."""
     where = [f"(kind <> 'ephemeral' OR NOT {_IS_TASK})"]
     values: list[float | str | None] = []
     if principal is not None:
@@ -183,8 +183,8 @@ def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
 
 
 def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
-    """Replaces the session's frozen prompt and tools, which change in no other way. Returns True if they are different.
-    Raises Conflict if the prompt does not end with the session's own part."""
+    """Replaces the session's frozen prompt and tools, which are never changed otherwise. Returns True if they are
+    different. Raises Conflict if the prompt does not end with the session's own part."""
     db.lock("session", id)
     row = get(db, id)
     if row is None or row.ended is not None:
@@ -246,7 +246,7 @@ def has_extra(row: SessionRow, extra: str) -> bool:
 
 
 def set_title(db: Db, id: str, title: str) -> None:
-    """Sets the title. Models do not see it, so the version stays."""
+    """Sets the title. The version is unchanged, since models do not see the title."""
     db.lock("session", id)
     _change(db, id, "title = ?", (title,))
 
@@ -339,7 +339,7 @@ def delete(db: Db, id: str) -> bool:
 
 def delete_messages(db: Db, id: str, limit: int) -> int:
     """Deletes the first `limit` messages of an ended session before the session itself, whose deletion would take too
-    long with all of them. Returns how many: 0 while any hook other than the deletion is pending."""
+    long with all of them. Returns the number of deleted rows: 0 while any hook other than the deletion is pending."""
     db.lock("session", id)
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
@@ -367,7 +367,7 @@ def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
 
 
 def ended_before(db: Db, before: float, limit: int) -> list[str]:
-    """Sessions that ended before that time and whose hooks have all run, the oldest first."""
+    """Sessions that ended before the given time and whose hooks have all run, the oldest first."""
     rows = db.execute(
         "SELECT id FROM sessions WHERE ended IS NOT NULL AND ended < ? AND NOT EXISTS("
         "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended NULLS FIRST"
@@ -435,7 +435,7 @@ def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
 
 
 def owe_hook(db: Db, session: str, hook: str) -> None:
-    """Records that the hook is to run. Idempotent."""
+    """Records that the hook must run. Idempotent."""
     db.lock("session", session)
     db.execute("INSERT INTO endings(session, hook) VALUES(?, ?) ON CONFLICT(session, hook) DO NOTHING", (session, hook))
 
@@ -468,8 +468,8 @@ def attempt_hook(db: Db, session: str, hook: str) -> int:
 
 
 def finish_hook(db: Db, session: str, hook: str, now: float) -> bool:
-    """Marks the hook done. True exactly once: a caller that makes the hook's own writes in this transaction makes them
-    exactly once."""
+    """Marks the hook as done. Returns True exactly once, so a caller that performs the effect of the hook in the same
+    transaction performs it exactly once."""
     db.lock("session", session)
     first = db.execute(
         "UPDATE endings SET done = ? WHERE session = ? AND hook = ? AND done IS NULL RETURNING 1", (now, session, hook)

@@ -58,7 +58,7 @@ def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
 
 
 def clear(db: Db, session: str, key: str | None = None) -> int:
-    """Removes one setting of the session, or all. Returns how many."""
+    """Removes one setting of the session, or all of them. Returns the number removed."""
     db.lock("session", session)
     only, values = ("", (session,)) if key is None else (" AND key = ?", (session, key))
     db.execute(f"DELETE FROM settings WHERE session = ?{only}", values)
@@ -66,7 +66,7 @@ def clear(db: Db, session: str, key: str | None = None) -> int:
 
 
 def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
-    """The operator's view: the current settings of all sessions, the latest first; `before` is (at, session, key) of
+    """Lists the current settings of all sessions for the operator, the latest first. `before` is (at, session, key) of
     the last one seen."""
     earlier = "" if before is None else " AND (at, session, key) < (?, ?, ?)"
     rows = db.execute(
@@ -78,7 +78,8 @@ def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str
 
 
 def expire(db: Db, now: float, limit: int) -> int:
-    """Removes up to `limit` expired settings. Returns how many. The time does not matter: expired ones are not read."""
+    """Removes up to `limit` expired settings. Returns their number. It may run at any time, since expired settings are
+    not read."""
     db.execute(
         "DELETE FROM settings WHERE (session, key) IN (SELECT session, key FROM settings WHERE expires <= ? LIMIT ?)",
         (now, limit),
@@ -102,8 +103,8 @@ class ModelSwitch(msgspec.Struct, frozen=True, array_like=True):
 
 
 def note_switch(db: Db, session: str, *, before: str, after: str, own: str, ends: float | None, now: float) -> None:
-    """Records that the user has chosen another model. A choice with an end is followed by a switch back to the agent's
-    `own` model at that time."""
+    """Records that the user has chosen another model. If the choice expires, a switch back to the agent's `own` model
+    at that time is recorded too."""
     db.lock("session", session)
     pending = _switches(get_all(db, session, now))
     last_told = pending[0].before if pending else before
@@ -119,7 +120,7 @@ def note_switch(db: Db, session: str, *, before: str, after: str, own: str, ends
 
 
 def take_switches(db: Db, session: str, rows: Sequence[SettingRow], now: float) -> str:
-    """Returns the text about switches that are due, which then counts as told; nearly always empty. `rows` are the
+    """Returns the text about switches that are due, and marks them as reported; nearly always empty. `rows` are the
     session's settings."""
     switches = _switches(rows)
     due = [switch for switch in switches if switch.at <= now]

@@ -34,7 +34,7 @@ def add(
     name: str = "",
     now: float,
 ) -> SpooledRow:
-    """Adds a row; must be committed after its file is complete and before anything refers to it. Refused in an ended
+    """Adds a row. Must be committed after the file is complete and before anything refers to it. Refused in an ended
     session."""
     db.lock("session", session)
     added = db.execute(
@@ -69,8 +69,8 @@ def is_shown(db: Db, row: SpooledRow) -> bool:
 
 
 def copy(db: Db, source: str, target: str) -> int:
-    """Copies the rows of `source` that were not undone to `target`, under the same names: for a session that begins
-    with the transcript of `source`. Returns how many."""
+    """Copies the rows of `source` that were not undone to `target`, under the same names, for a session that begins
+    with the transcript of `source`. Returns their number."""
     db.lock("session", target)
     db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
@@ -82,7 +82,7 @@ def copy(db: Db, source: str, target: str) -> int:
 
 
 def total(db: Db, session: str) -> int:
-    """Bytes that the session holds in the spool."""
+    """The bytes that the session uses in the spool."""
     return int(db.execute("SELECT coalesce(sum(bytes), 0) FROM spooled WHERE session = ?", (session,)).get)
 
 
@@ -115,13 +115,13 @@ def latest_texts(
 
 
 def remove_session(db: Db, session: str) -> int:
-    """Deletes all rows of a session. Returns how many. (Deleting the session deletes them too.)"""
+    """Deletes all rows of a session. Returns their number. (Deleting the session deletes them too.)"""
     db.lock("session", session)
     db.execute("DELETE FROM spooled WHERE session = ?", (session,))
     return db.changes()
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """The ids among these that have a row. Any other file belongs to no session."""
+    """The ids in the given set that have a row. Any other file belongs to no session."""
     rows = db.execute(f"SELECT id FROM spooled WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}

@@ -58,7 +58,7 @@ def get(db: Db, session: str, number: int) -> SummaryRow | None:
 
 
 def children(db: Db, session: str, number: int) -> list[SummaryRow]:
-    """The summaries that this one covers, in order; none if it covers messages."""
+    """The summaries that this one covers, in order; empty if it covers messages."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent = ? ORDER BY first", (session, number)
     )
@@ -66,7 +66,7 @@ def children(db: Db, session: str, number: int) -> list[SummaryRow]:
 
 
 def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
-    """Shows these summaries from now on. Each covers the lower summaries in its span."""
+    """Shows these summaries from now on. Each covers the lower-level summaries in its span."""
     db.lock("session", session)
     for number in numbers:
         row = get(db, session, number)
@@ -84,15 +84,15 @@ def apply(db: Db, session: str, numbers: Sequence[int]) -> None:
 
 
 def drop_prepared(db: Db, session: str) -> int:
-    """Deletes prepared summaries. Returns how many."""
+    """Deletes prepared summaries. Returns their number."""
     db.lock("session", session)
     db.execute("DELETE FROM summaries WHERE session = ? AND state = 'prepared'", (session,))
     return db.changes()
 
 
 def uncover(db: Db, session: str, place: int) -> int:
-    """Deletes every summary and elision over this position or a later one; what they covered before it is shown again.
-    Returns the number of summaries deleted."""
+    """Deletes every summary and elision that covers this position or a later one. What they covered before this
+    position is shown again. Returns the number of summaries deleted."""
     db.lock("session", session)
     gone: list[Any] = db.execute(
         "SELECT number FROM summaries WHERE session = ? AND last >= ?", (session, place)
@@ -115,7 +115,7 @@ def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
 
 
 def elisions(db: Db, session: str, after: int = 0) -> list[ElisionRow]:
-    """Elisions over positions after that one."""
+    """Elisions that cover positions after the given one."""
     rows = db.execute(
         "SELECT first, last, kind, characters FROM elisions WHERE session = ? AND last > ? ORDER BY last, first, kind",
         (session, after),
@@ -133,7 +133,7 @@ def copy(db: Db, source: str, target: str) -> None:
     db.lock("session", target)
 
     def until(place: int) -> int:
-        """The number of messages up to that position; undone ones are not copied."""
+        """The number of messages up to this position. Undone messages do not count, since they are not copied."""
         counted = "SELECT count(*) FROM messages WHERE session = ? AND seq <= ? AND undone IS NULL"
         return int(db.execute(counted, (source, place)).get)
 

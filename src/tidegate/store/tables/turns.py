@@ -148,7 +148,7 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 
 def get(db: Db, id: str) -> TurnRow | None:
-    """The turn, of any principal: for internal use."""
+    """The turn with this id, whoever its principal is. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
@@ -222,7 +222,7 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
 
 def open_turns(db: Db) -> list[TurnRow]:
     """All queued or running turns, which the gateway continues when it starts. Running turns come before queued ones,
-    and the turns of a session are in its order."""
+    and the turns of one session are in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -338,13 +338,13 @@ def channel(db: Db, id: str) -> str | None:
 
 
 def outermost(db: Db, id: str) -> TurnRow | None:
-    """The outermost turn that led to this one by delegation: itself, if it was not delegated. None if a turn between
-    them is gone."""
+    """The outermost turn from which this one was delegated; the turn itself if it was not delegated. None if a turn in
+    between is gone."""
     return (get(db, id), *outer_turns(db, id))[-1]
 
 
 def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
-    """The turns that led to this one by delegation, from the nearest outwards; None at the end if one is gone."""
+    """The turns from which this one was delegated, the nearest first; None at the end if one is gone."""
     found: list[TurnRow | None] = []
     turn = get(db, id)
     while turn is not None and turn.within is not None:
@@ -354,7 +354,7 @@ def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
 
 
 def conversation(db: Db, session: str) -> str:
-    """The conversation that this session belongs to: itself, unless it was created for a task."""
+    """The conversation that this session belongs to: the session itself, unless it was created for a task."""
     found: str | None = db.execute(
         "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
     ).get
@@ -454,7 +454,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """The calls of a turn's last answer that the caller is to run: the turn has run the others."""
+    """The calls of a turn's last answer that are left to the caller. The turn has run the others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)

@@ -97,7 +97,7 @@ def add(
 
 
 def spent(db: Db, since: float) -> SpentTotal:
-    """The usage of all models together since that time, which is the beginning of an hour."""
+    """The usage of all models together since the given time, which is the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
@@ -117,7 +117,7 @@ def _with_hours(db: Db, new: tuple[int, int], per: str, key: str, since: float) 
 
 
 def fold(db: Db, limit: int) -> int:
-    """Folds up to `limit` further calls into the hourly sums. Returns how many."""
+    """Folds up to `limit` further calls into the hourly sums. Returns the number of calls."""
     folded, last = db.execute(
         "SELECT value, coalesce((SELECT max(id) FROM usage), 0) FROM meta WHERE key = 'spent'"
     ).get
@@ -148,8 +148,8 @@ def totals(
     principal: str | None = None,
     limit: int = 100,
 ) -> list[UsageTotal]:
-    """Sums of calls in a period, of one principal or of all: by time in order (the latest `limit`), otherwise by cost,
-    the highest first."""
+    """The sums of calls in a period, of one principal or of all. Sums by time are in order (the latest `limit`); others
+    are by cost, the highest first."""
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
     period, values = _period(since, until, principal)
@@ -176,7 +176,7 @@ def of_session(db: Db, session: str) -> UsageTotal:
 
 
 def jobs(db: Db, limit: int) -> list[str]:
-    """The names of jobs with usage, in order; one index lookup for each."""
+    """The names of jobs with usage, in order. Costs one index lookup for each."""
     first = "SELECT job FROM spent WHERE job <> '' AND job > ? ORDER BY job LIMIT 1"
     found = {job for (job,) in db.execute(f"SELECT DISTINCT job FROM usage WHERE {_UNFOLDED} AND job <> ''")}
     last: str | None = ""
@@ -186,8 +186,8 @@ def jobs(db: Db, limit: int) -> list[str]:
 
 
 def anonymise(db: Db, session: str, *, named: bool) -> None:
-    """Anonymises the rows of a session that is being deleted: they lose their session and turn and, with `named`, their
-    principal too."""
+    """Anonymises the rows of a session that is being deleted. They lose their session and turn and, with `named`, also
+    their principal."""
     if not named:
         db.execute("UPDATE usage SET session = NULL, turn = NULL WHERE session = ?", (session,))
         return
@@ -196,7 +196,7 @@ def anonymise(db: Db, session: str, *, named: bool) -> None:
 
 
 def _period(since: float, until: float, principal: str | None) -> tuple[str, tuple[float | str, ...]]:
-    """The table and condition for the rows of a period, and the values. Rows are added in the order of time, so that no
+    """The table and condition for the rows of a period, and the values. Rows are added in the order of time, so no
     earlier row is read."""
     first = "id > coalesce((SELECT id FROM usage WHERE at < ? ORDER BY id DESC LIMIT 1), 0)"
     within = f"usage {BY_PRIMARY_KEY} WHERE {first} AND at >= ? AND at < ?"

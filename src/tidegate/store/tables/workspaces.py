@@ -25,7 +25,7 @@ _COLUMNS = "session, backend, folder, project, state, trashed_at"
 
 
 def put(db: Db, *, session: str, backend: str, folder: str, project: bool) -> WorkspaceRow:
-    """Sets the workspace of a live session; its saved shell stays."""
+    """Sets the workspace of a live session. A saved shell is kept."""
     db.lock("session", session)
     found = db.execute(
         "INSERT INTO workspaces(session, backend, folder, project, state)"
@@ -66,8 +66,8 @@ def shell(db: Db, session: str) -> bytes | None:
 
 
 def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
-    """Called at a session's end: deletes the saved shell and marks the folder as trash; a user's own folder is only
-    released. Returns the current row, also if that was done before; None if there is none."""
+    """Deletes the saved shell and marks the folder as trash; a user's own folder is only released. Called at a
+    session's end. Returns the current row, even if this was done before; None if there is none."""
     db.lock("session", session)
     db.execute(
         "UPDATE workspaces SET state = CASE WHEN project <> 0 THEN 'gone' ELSE 'trash' END, trashed_at = ?,"
@@ -78,7 +78,7 @@ def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
 
 
 def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRow]:
-    """Workspaces that have been in the trash since before that time, the longest first."""
+    """Workspaces that were put into the trash before the given time, the oldest first."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM workspaces WHERE state = 'trash' AND trashed_at < ? ORDER BY trashed_at NULLS FIRST"
         " LIMIT ?",
@@ -103,7 +103,7 @@ def set_trash_size(db: Db, session: str, bytes: int) -> None:
 
 
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
-    """Sessions whose folders, together with all newer ones, exceed that many bytes of trash; the oldest first."""
+    """Sessions whose folders, together with all newer ones, exceed this size of the trash, the oldest first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
         " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"
@@ -114,7 +114,7 @@ def over_quota(db: Db, most: int, limit: int) -> list[str]:
 
 
 def remove(db: Db, session: str) -> bool:
-    """Records that the folder is gone. Returns False if that was recorded before."""
+    """Records that the folder is gone. Returns False if that was already recorded."""
     db.lock("session", session)
     removed = db.execute(
         "UPDATE workspaces SET state = 'gone' WHERE session = ? AND state = 'trash' RETURNING 1", (session,)
@@ -123,7 +123,7 @@ def remove(db: Db, session: str) -> bool:
 
 
 def existing(db: Db, sessions: Sequence[str]) -> set[str]:
-    """The sessions among these that have a workspace which is not gone. Any other folder belongs to no session."""
+    """The sessions in the given set whose workspace still exists. Any other folder belongs to no session."""
     rows = db.execute(
         f"SELECT session FROM workspaces WHERE session IN {ID_LIST} AND state <> 'gone'",
         (id_list(sessions),),
@@ -140,7 +140,7 @@ def _row(row: Any) -> WorkspaceRow:
 
 
 class ProjectTrust(NamedTuple):
-    """`writers` are pairs of a folder and a principal, `trusted` of a path and a digest."""
+    """The trust in project files. `writers` are pairs of a folder and a principal, `trusted` of a path and a digest."""
 
     writers: frozenset[tuple[str, str]]
     trusted: frozenset[tuple[str, bytes]]
@@ -152,7 +152,7 @@ def project_trust(db: Db) -> ProjectTrust:
 
 
 def project_writer(db: Db, session: str) -> str | None:
-    """The principal of a session, unless they are the owner."""
+    """The principal of a session; None if it is the owner."""
     found: str | None = db.execute(
         "SELECT sessions.principal FROM sessions LEFT JOIN principals ON principals.id = sessions.principal"
         " WHERE sessions.id = ? AND coalesce(principals.role, '') <> 'owner'",

@@ -1,6 +1,6 @@
 """The toolset `ask`: a question to the person, optionally with choices.
 
-A call waits for the answer for as long as it takes.
+A call waits for the answer without a time limit.
 """
 
 from typing import Annotated

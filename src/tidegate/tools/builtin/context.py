@@ -1,7 +1,7 @@
 """The toolset `context`: lookup of earlier messages, including those that are no longer in the model's view.
 
-These tools only read. A call's identity comes from its context, never from its arguments. Answers are bounded, quote
-the original messages, and say how to continue. The service `Recall` does the work.
+These tools are read-only. The caller's identity comes from the context of the call, never from its arguments. Answers
+are bounded, quote the original messages, and say how to continue. The work is done by the service `Recall`.
 """
 
 from typing import Annotated
@@ -44,7 +44,7 @@ async def context_describe(
     ] = None,
     after: Annotated[int, Meta(ge=0, le=NUMBER)] = 0,
 ) -> str:
-    """Tells which messages a summary of this conversation covers."""
+    """Shows which messages a summary of this conversation covers."""
     return await _recall(ctx).describe(ctx, summary, after=after)
 
 

@@ -1,7 +1,7 @@
 """The toolset `memory`: notes for later conversations.
 
-The subject of a note and the right to write it are decided from the context, never from what was said in the
-conversation. A call that was interrupted by a crash is not repeated.
+The context of a call determines the subject of a note and the right to write it; the content of the conversation never
+does. A call that was interrupted by a crash is not repeated.
 """
 
 from typing import Annotated, Literal

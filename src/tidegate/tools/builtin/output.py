@@ -1,7 +1,6 @@
 """The toolset `output`: the rest of a long result.
 
-A session can read only its own results, by the id that the excerpt names. Everything shown is bounded and says how to
-continue.
+A session can read only its own results, by the id shown in the excerpt. All output is bounded and says how to continue.
 """
 
 from typing import Annotated
@@ -12,7 +11,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 MOST_MATCHES = 200
-"""The most matches of a search that are shown at once."""
+"""The most matches of a search in one result."""
 
 
 @tool(effect="read", timeout=60, parallel=True)
@@ -28,7 +27,7 @@ async def output(
 ) -> str:
     """Reads a page of a long result of this conversation, or searches in it."""
     if offset and byte:
-        raise ToolFailed("output: give offset or byte, not both")
+        raise ToolFailed("output: use either offset or byte, not both")
     if search:
         limit = min(lines, MOST_MATCHES)
         return await ctx.spool.search(id, search, limit=limit, regex=regex, offset=offset, byte=byte)

@@ -1,8 +1,8 @@
 """The tool `process`: long-running commands by name.
 
-Starting a process that is already running does nothing. Everything shown is bounded and says how to continue. A process
-ends with the conversation, never with a turn. Its end is reported to a call that waits for it, by a new turn, or with
-the next message.
+Starting a process that is already running does nothing. All output is bounded and says how to continue. A process ends
+with the conversation, never with a turn. Its end is reported to a call that waits for it, in a new turn, or with the
+next message.
 """
 
 import time
@@ -15,14 +15,14 @@ from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import OutputPage, ProcessView
 
 SHOWN_BYTES = 8 * 1024
-"""Bytes of a process's output that are shown at once; less than a model is shown of a result."""
+"""Bytes of a process's output in one result; less than the limit for tool results."""
 
 FIRST_SECONDS = 0.5
-"""How long a start waits to see whether the process ends immediately, as most mistaken commands do."""
+"""Seconds that a start waits to see whether the process ends immediately, as most mistyped commands do."""
 
 DEFAULT_SECONDS = 60.0
 LONGEST_SECONDS = 600.0
-"""The longest single wait. It is better to end a turn that only waits: `notify` begins a new one."""
+"""The longest single wait. A turn that would only wait should end instead: `notify` begins a new one."""
 
 COMMAND_CHARACTERS = 120
 """Characters of a command that are shown in a list."""

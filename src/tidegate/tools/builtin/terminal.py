@@ -1,9 +1,9 @@
 """The toolset `terminal`: commands in the session's own shell, and long-running ones (`process`).
 
-A command ends when it exits, when its time is up, or with its turn, whichever is first, and never leaves a process
-running. A client that follows the turn sees the output as it comes; the model sees its beginning and end, and how to
-read the rest. Anything unexpected (a timeout, background processes that were ended, a shell that was lost) is reported
-on a separate line.
+A command ends when it exits, when it times out, or with its turn, whichever comes first, and never leaves a process
+running. Clients that follow the turn see the output as it arrives; the model sees the beginning and the end, and how to
+read the rest. Anything unexpected (a timeout, background processes that were ended, a lost shell) is reported on a
+separate line.
 """
 
 import codecs
@@ -18,7 +18,7 @@ from tidegate.workspaces import CommandEnd
 __all__ = ["process", "terminal"]
 
 DEFAULT_SECONDS = 120.0
-"""Enough for most builds and tests; it is better to start longer commands in the background."""
+"""Enough for most builds and tests; longer commands should be started in the background."""
 
 
 @tool(effect="execute", long_results=True, timeout=None, contained=True)

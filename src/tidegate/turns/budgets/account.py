@@ -1,9 +1,9 @@
 """A budget, and the spending of one principal, agent, conversation or job against it.
 
-A budget is checked before every model call and updated after it, at the cost of an addition. At four fifths, the
-operator and the conversation that reached it are notified, once in each window. At the limit no model is called until
-the next window begins; the refusal names the budget, the time and what to do. Setting the clock back does not reset a
-budget. Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
+A budget is checked before every model call and updated after it, at the cost of an addition. At 80 %, the operator and
+the conversation that reached it are notified, once per window. At the limit, no model is called until the next window
+begins; the refusal names the budget, the time and what to do. Setting the clock back does not reset a budget.
+Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
 """
 
 import time
@@ -59,7 +59,7 @@ class BudgetRule(Frozen, frozen=True):
     only: frozenset[str] = frozenset()
 
     def used(self, tokens: int, cost: int) -> float:
-        """The share that is used; with two limits, the larger share."""
+        """The share that is used up. With two limits, this is the larger share."""
         of_tokens = tokens / self.tokens if self.tokens is not None else 0.0
         of_money = cost / self.money if self.money is not None else 0.0
         return max(of_tokens, of_money)
@@ -116,7 +116,7 @@ class BudgetAccount:
         self._warned = False
 
     def load(self, spent: SpentTotal, opens: float) -> None:
-        """Continue the count of an earlier process. If it was past the warning, there is one more warning."""
+        """Continue the count of an earlier process. A warning that it has already given is given again."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
     def check(self, payer: Payer) -> None:

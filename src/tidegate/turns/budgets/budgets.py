@@ -1,13 +1,13 @@
 """All budgets of the gateway: the budgets of a turn's calls, and the amount spent of each.
 
 The gateway has a daily cap unless limits.day_tokens is 0. Spending is loaded from the usage rows when it is first
-needed, so a restart resets nothing. Only a call in progress when the process was killed is not recorded. If only
-budgets of the gateway are configured, a turn costs no read and no write. The demo model costs nothing and is not
+needed, so a restart resets nothing; only calls in progress when the process is killed are not recorded. If only budgets
+of the whole gateway are configured, a turn needs no reads or writes for them. The demo model costs nothing and is not
 counted.
 
-The number of accounts in memory is bounded; an account that a running turn holds is the only one of its key. An account
-that is evicted before the last row of its turn is committed would be loaded without that row; for this, thousands of
-other accounts would have to be used in the meantime.
+The number of accounts in memory is bounded. While a running turn uses an account, there is no second account of the
+same key. If an account were evicted before the last row of its turn is committed, it would be loaded again without that
+row; this would require thousands of other accounts to be used in between.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -96,8 +96,8 @@ class Budgets:
         return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), meter=plain.meter)
 
     async def _conversation(self, session: SessionRow) -> str:
-        """The session that is charged under a budget per conversation: a task belongs to the conversation in which it
-        was given."""
+        """The session that pays under a budget per conversation. A task is charged to the conversation from which it
+        was delegated."""
         if session.kind != "ephemeral" or not any(rule.per == "session" for rule in self._shared):
             return session.id
         return await self._store.read(turns.conversation, session.id)
@@ -125,8 +125,8 @@ class Budgets:
     async def visible_to(
         self, principal: Principal, session: SessionRow | None = None
     ) -> tuple[list[BudgetView], bool]:
-        """The budgets that this principal may see, including those of one conversation, and whether there are more:
-        their own and, with the right to see all usage, everyone's."""
+        """The budgets that this principal may see, and whether there are more. These are their own budgets, those of
+        `session` and, with the right to see all usage, everyone's."""
         found: list[BudgetView] = []
         everything = principal.may("see_usage")
         if everything:
@@ -187,8 +187,8 @@ def view(account: BudgetAccount) -> BudgetView:
 
 
 def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> str:
-    """The key that is charged under this rule; empty if the rule is not for this agent or job. Principals are matched
-    by name, once their account is loaded."""
+    """The key that is charged under this rule; empty if the rule does not apply to this agent or job. Principals are
+    matched by name when their account is loaded."""
     if rule.per == "principal":
         return session.principal
     if rule.per == "session":

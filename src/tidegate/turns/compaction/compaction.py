@@ -1,11 +1,12 @@
 """Compaction: keeps every conversation within the context window of its model, and deletes nothing.
 
-No row of a transcript is changed. Above the soft mark, a summary of older messages is prepared beside the turn. Above
-the hard mark, the request is reduced before the model is called, in bounded stages, the last of which need no model, so
-that it always ends: summaries by a model, excerpts of old results, a list without a model, excerpts of everything. A
-stage is applied only if it reduces the request by the configured share; the last ones, if the request fits then. Stages
-are applied as rows, so the request is the same after a restart. After a useless summary no model is asked for one until
-a time in the store has passed. The compaction of one conversation delays no other, and none starts inside another.
+No row of a transcript is changed. Above the soft mark, a summary of older messages is prepared in the background.
+Above the hard mark, the request is reduced before the model is called, in bounded stages: summaries by a model,
+excerpts of old results, a list of messages, excerpts of everything. The last stages need no model, so reduction always
+terminates. A stage is applied only if it reduces the request by the configured share or, for the last ones, makes it
+fit. Applied stages are stored as rows, so the request is the same after a restart. After a useless summary, no further
+one is requested until a time recorded in the store. Compacting one conversation never delays another, and compactions
+are never nested.
 
 `Compaction` is shared by all conversations; a `TurnFitter` belongs to one turn.
 """
@@ -50,11 +51,11 @@ REDUCTIONS = ("summary", "excerpts", "cut", "media", "useless")
 """The ways in which requests are reduced; the last one counts useless summaries."""
 
 UNCONDENSED = 2
-"""The factor by which summaries may exceed their length limit if a model has just written them, since they could not be
-condensed yet."""
+"""The factor by which summaries may exceed their length limit just after a model has written them, before they can be
+condensed."""
 
 PREPARED_AT_ONCE = 4
-"""Summaries that are written beside turns at a time; others wait, or are written when they are needed."""
+"""The number of summaries that are prepared concurrently. Others wait, or are written when they are needed."""
 
 REFUSED_SHARE = 0.6
 """The share to which the messages of a request are cut after a provider has refused it as too long, because the
@@ -74,8 +75,8 @@ class Compaction:
         clock: Callable[[], float],
         on_summarised: Callable[[SessionRow], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_summarised` is called for a session after more of it was summarised: the model may no longer see
-        earlier notices."""
+        """`on_summarised` is called for a session after more of its messages were summarised, because the model may no
+        longer see earlier notices."""
         self.on_summarised = on_summarised
         self.scope = scope
         self.store = store
@@ -100,7 +101,7 @@ class Compaction:
 
 
 class TurnFitter:
-    """Fits the conversation of one turn into the window, with whatever model it is."""
+    """Fits the conversation of one turn into the window of whichever model it uses."""
 
     __slots__ = ("_compaction", "_cools", "_taken", "_turn", "_wanted")
 
@@ -155,8 +156,8 @@ class TurnFitter:
         return conversation.tokens < before
 
     async def _drop_reasoning(self, conversation: Conversation) -> bool:
-        """Continue without the reasoning of earlier answers, across unload and restart, so that it is refused only
-        once."""
+        """Continue without the reasoning of earlier answers. This is stored, so the reasoning is refused only once,
+        even across unloading and restarts."""
         if not conversation.carries:
             return False
         name, session = conversation.model.name, self._taken.session
@@ -171,8 +172,8 @@ class TurnFitter:
 
     @property
     def _is_callers(self) -> bool:
-        """True if the request consists of exactly the messages of a one-shot call. Such a caller keeps the conversation
-        itself, and shortens it when it is told that it is too long."""
+        """True if the request consists of exactly the messages of a one-shot call. Such a caller stores the
+        conversation itself, and shortens it after the error that it is too long."""
         one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
         return one_shot and self._turn.steps == 0
 
@@ -189,7 +190,7 @@ class TurnFitter:
     # -- beside the turn --
 
     def _may_prepare(self, conversation: Conversation) -> bool:
-        """A one-shot call is over before its summary would be needed."""
+        """True if a summary may be prepared. A one-shot call would end before it is needed."""
         kept = self._taken.session.kind != "ephemeral"
         return kept and conversation.summary_task is None and not self._suspended_reason(conversation)
 
@@ -255,7 +256,7 @@ class TurnFitter:
             await self._compaction.on_summarised(self._taken.session)
 
     async def _await_prepared(self, conversation: Conversation) -> None:
-        """Wait for summaries that are being written beside the turn, rather than writing them twice."""
+        """Wait for summaries that are already being written in the background, rather than write them twice."""
         task, conversation.summary_task = conversation.summary_task, None
         if task is None:
             return
@@ -265,7 +266,8 @@ class TurnFitter:
             task.cancel()
 
     async def _summarise(self, conversation: Conversation, work: RequestSize) -> str:
-        """Apply the prepared summaries, or have them written now. Returns why there are none, or an empty string."""
+        """Apply the prepared summaries, or write them now. Returns the reason if there are none, else an empty
+        string."""
         session, compaction = self._taken.session.id, self._compaction
         rows: list[SummaryRow] = await compaction.store.read(summaries.prepared, session)
         if not work.is_worth(rows):
@@ -296,8 +298,8 @@ class TurnFitter:
         return await self._compaction.summarizer.write(side_call, self._taken, work.view, model, work.marks, work.rate)
 
     async def _take(self, work: RequestSize, stage: ReductionStage) -> None:
-        """Apply a stage if it reduces the request by the configured share or, as a last resort, if the request fits
-        then."""
+        """Apply a stage if it reduces the request by the configured share or, as a last resort, if it makes the request
+        fit."""
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
             return
@@ -306,8 +308,9 @@ class TurnFitter:
         self._compaction.counts["excerpts" if stage.cut is None else "cut"] += 1
 
     async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
-        """Replace media by descriptions: all but that of the last message with media, or that as well. With
-        `documents`, only messages with documents count; other media up to the last of them is replaced too."""
+        """Replace media with descriptions: first all except those of the last message with media, then those as well.
+        With `documents`, only messages with documents count, and other media before the last of them are replaced
+        too."""
         view = await self._compaction.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [

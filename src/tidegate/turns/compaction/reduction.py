@@ -1,8 +1,8 @@
 """Reducing a request without a model: its size, the stages, and their order.
 
-Each stage is tried on a view in memory first, and is written only if it helps. The last stages leave so little of each
-message that the messages always fit. All sizes of one compaction are measured in the same way. A `RequestSize` belongs
-to one compaction.
+Each stage is first tried on a view in memory, and is stored only if it helps. The last stages leave so little of each
+message that the messages always fit. All sizes within one compaction are measured in the same way. A `RequestSize`
+belongs to one compaction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from tidegate.store import Db, ElisionKind, ElisionRow, SummaryRow, summaries
 from tidegate.turns.compaction.summarizer import SUMMARIES_SHARE, length_of
 
 EXCERPT = 400
-"""Characters of an old result that are kept: what it was, and how it ended."""
+"""Characters of an old result that are kept: enough to see what it was and how it ended."""
 
 EXCERPTS = (8000, 2000, 500, 200)
-"""Characters of any message that are kept when nothing else helps; the first number that suffices is used."""
+"""Characters that are kept of each message when nothing else helps. The numbers are tried in order."""
 
 
 def marks_for(marks: WindowMarks, conversation: Conversation, most: int) -> WindowMarks:
@@ -26,7 +26,7 @@ def marks_for(marks: WindowMarks, conversation: Conversation, most: int) -> Wind
 
 
 class RequestSize:
-    """The size of the request, now and under another view."""
+    """The size of the request with the current view and with other views."""
 
     def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: WindowMarks) -> None:
         self._fixed = conversation.prefix_bytes
@@ -38,7 +38,7 @@ class RequestSize:
         self.rate = conversation.tokens / self._bytes(view)
 
     def _bytes(self, view: View) -> int:
-        """Measured once: a view may have thousands of messages."""
+        """The size of a view, measured only once, since a view may have thousands of messages."""
         for known, size in self._weighed:
             if known is view:
                 return size
@@ -76,7 +76,7 @@ class RequestSize:
 
     @property
     def could_save(self) -> bool:
-        """True if a summary of the old messages, at its normal length, would be worth it."""
+        """True if a summary of the old messages, at its normal length, would save enough."""
         old = sum(weigh(message) for _, message in self.view.rows[: self.old])
         return old - length_of(self.marks.window) / self.rate >= self._least * self._bytes(self.view)
 
@@ -119,7 +119,7 @@ def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> Reducti
 
 
 def cut(work: RequestSize, rows: int) -> ReductionStage:
-    """A list instead of the first `rows` messages or, with 0, instead of all summaries."""
+    """A stage that replaces the first `rows` messages (or, if `rows` is 0, all summaries) with a list."""
     view, size = work.view, int(length_of(work.marks.window) / work.rate)
     if rows:
         first, last, level = view.covered + 1, view.rows[rows - 1][0], 0

@@ -1,9 +1,9 @@
 """Summaries of old messages, written by a model and stored until they are applied.
 
-The result of `write` covers, without a gap, everything between the messages already summarised and the newest ones, and
-is stored as prepared rows. Otherwise nothing is stored, and `NoSummary` says why. The cost is recorded either way. A
-summary that is too long is requested a second time, to be terser, and never a third time. Nothing is stored about
-messages that have been undone in the meantime. The summarizer holds no state.
+The result of `write` covers everything between the messages already summarised and the newest ones without a gap, and
+is stored as prepared rows. If that fails, nothing is stored, and `NoSummary` says why. The cost is recorded in either
+case. If a summary is too long, a shorter one is requested, but only once. Nothing is stored about messages that have
+been undone in the meantime. The summarizer is stateless.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ LENGTH_SHARE = 40
 """A summary may have this fraction of the window (one part in 40), within the bounds below."""
 
 LENGTHS = (150, 1500)
-"""The least and the most tokens of a summary: fewer say nothing, more are not read."""
+"""Minimum and maximum tokens of a summary: a shorter one says nothing, a longer one is not read."""
 
 SUMMARIES_SHARE = 0.1
 """The share of the window that all summaries of a conversation may take; beyond that they are merged."""
@@ -59,7 +59,8 @@ REASONING_TOKENS = 4096
 """Additional tokens for the answer of a model that reasons before it writes."""
 
 MakeRequest = Callable[[int, bool], SummaryRequest]
-"""Makes the request for a summary from its length in tokens, and whether it must be terser than the last one."""
+"""Makes a request for a summary. The arguments are its length in tokens, and whether it must be shorter than the
+previous one."""
 
 
 def length_of(window: int) -> int:
@@ -85,7 +86,7 @@ class Summarizer:
     async def write(
         self, side_call: SideCall, taken: TakenTurn, view: View, model: Model, marks: WindowMarks, rate: float
     ) -> list[SummaryRow]:
-        """Summarise all but the newest messages of the view. `rate` is the number of tokens per byte."""
+        """Summarise all messages of the view except the newest. `rate` is the number of tokens per byte."""
         span = view.rows[: tail_start(view.rows, int(marks.keep / rate), weigh)]
         if not span:
             raise NoSummary("all of its messages are recent")
@@ -107,7 +108,7 @@ class Summarizer:
 
 
 async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
-    """Summaries of messages, each of as many as the model can take at once."""
+    """Summarise messages, as many in each request as the model accepts."""
     pieces = chunks(span, writer.capacity, request_bytes_of)
     drafts: list[SummaryRow] = []
     first = covered + 1
@@ -126,8 +127,8 @@ async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]],
 
 
 async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Summaries of summaries, each of as many as the model can take at once. If one cannot be written, the summaries
-    that it would replace stay."""
+    """Summarise summaries, as many in each request as the model accepts. If a request fails, the summaries that its
+    result would have replaced are kept."""
     drafts: list[SummaryRow] = []
     for group in summary_groups(rows, writer.capacity):
         try:
@@ -165,7 +166,7 @@ class _SummaryWriter:
         """Target size of a summary in bytes."""
         capacity = model.token_estimate.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
         self.capacity = max(1, capacity - len(INSTRUCTIONS))
-        """Bytes that the model can take at once."""
+        """Bytes that the model accepts in one request."""
 
     async def write(self, make_request: MakeRequest, size: int) -> tuple[str, SummaryHow]:
         """A summary of an input of `size` bytes, and how it was made. Raises NoSummary."""

@@ -284,7 +284,7 @@ class BackgroundProcesses:
     ) -> ProcessRow | None:
         """Record the end and its notice in one transaction."""
         now = self._clock()
-        ended = processes.mark_ended(db, row.id, state=state, exit_code=code, now=now, told=known or bool(text))
+        ended = processes.mark_ended(db, row.id, state=state, exit_code=code, now=now, end_reported=known or bool(text))
         if ended is not None and text:
             messages.add_notice(db, row.session, text, now)
         return ended

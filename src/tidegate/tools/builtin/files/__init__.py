@@ -1,6 +1,6 @@
 """The toolset `files`: reading, writing, editing, listing and searching the files of a session's workspace.
 
-`Files`, which every tool receives, decides which paths can be reached. These modules word the results for a model.
+`Files`, which every tool receives, decides which paths can be accessed. These modules format the results for a model.
 """
 
 from tidegate.tools.builtin.files.edit import edit_file

@@ -1,7 +1,7 @@
 """Unified diffs of edits.
 
-Applied to the old text, a diff yields the new one. It is made from the replaced spans instead of comparing the two
-texts: its time is linear in the text, and its memory is proportional to the change.
+Applying a diff to the old text yields the new text. Diffs are made from the replaced spans instead of by comparing the
+two texts, so the time is linear in the size of the text and the memory is proportional to the change.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 CONTEXT = 3
 SHOWN_LINES = 120
 SHOWN_CHARACTERS = 500
-"""Lines of a diff, and characters of each line, that are shown to a model: it knows the text that it replaced."""
+"""Lines of a diff, and characters of each line, that are shown to a model, which knows the text that it replaced."""
 
 NO_BREAK = "\\ No newline at end of file"
 

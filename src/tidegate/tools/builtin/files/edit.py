@@ -1,8 +1,8 @@
 """The tool `edit_file`: replaces one text with another.
 
-The rest of the file stays as it is, byte for byte, including line endings and permissions. Nothing is written unless
-the text occurs exactly once (or all occurrences are to be replaced), or if the file was changed in the meantime. The
-result shows the difference.
+The rest of the file, including line endings and permissions, is preserved exactly. Nothing is written unless the text
+occurs exactly once (or all occurrences are to be replaced), or if the file was changed in the meantime. The result
+shows the difference.
 """
 
 from typing import Annotated, NamedTuple
@@ -27,10 +27,10 @@ NAMED_PLACES = 10
 """Occurrences whose line numbers an error message lists."""
 
 DIFFED_CHARACTERS = 64 * 1024
-"""The longest text whose difference is shown; a model that has written more knows what it wrote."""
+"""The longest text for which a diff is shown. A model that has written more knows what it wrote."""
 
 MOST_SIMILAR_LINES = 100
-"""Candidates that are compared to find a line like the text that does not occur."""
+"""Lines that are compared to find one similar to a text that does not occur in the file."""
 
 
 @tool(effect="write", long_results=True, timeout=60, contained=True)
@@ -63,7 +63,7 @@ def _edited(text: str, old: str, new: str, every: bool, path: str) -> tuple[byte
     change = replaced(text, old, new, every=every, path=path)
     places = "1 place" if len(change.spans) == 1 else f"{len(change.spans)} places"
     if max(len(old), len(new)) > DIFFED_CHARACTERS:
-        difference = "[the texts are too long to show their difference]"
+        difference = "[the texts are too long to show the difference]"
     else:
         difference = bounded(unified(text, change.spans, change.new))
     return encoded(change.text), f"Replaced {places} in {shown(path)}.\n{difference}"
@@ -125,8 +125,8 @@ def _spans(text: str, old: str) -> list[Span]:
 
 
 def _first_places(text: str, old: str) -> list[int]:
-    """Where occurrences begin, including overlapping ones. Finds at most `NAMED_PLACES` and one more, since each search
-    may take time linear in the text."""
+    """The offsets of occurrences, including overlapping ones. Returns at most `NAMED_PLACES` and one more, since each
+    search may take time linear in the text."""
     places: list[int] = []
     place = text.find(old)
     while place >= 0 and len(places) <= NAMED_PLACES:
@@ -136,7 +136,7 @@ def _first_places(text: str, old: str) -> list[int]:
 
 
 def _missing(text: str, old: str, path: str) -> str:
-    """The message that `old` does not occur, with the line of similar text if there is one."""
+    """The message that `old` does not occur, with the number of a similar line if there is one."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
     place = text.find(first) if first else -1
     for _ in range(MOST_SIMILAR_LINES):
@@ -146,8 +146,8 @@ def _missing(text: str, old: str, path: str) -> str:
         if text[text.rfind("\n", 0, place) + 1 : end if end >= 0 else len(text)].strip() == first:
             line = text.count("\n", 0, place) + 1
             return (
-                f"The old text does not occur in {shown(path)} exactly as given; line {line} is like its beginning, "
-                "but spaces or what follows differ: read the file there and copy it exactly."
+                f"The old text does not occur in {shown(path)} exactly as given; line {line} resembles its beginning, "
+                "but the spaces or the following text differ: read the file there and copy it exactly."
             )
         place = text.find(first, place + 1)
     return f"The old text does not occur in {shown(path)}; read the file and copy it exactly."

@@ -1,8 +1,8 @@
 """The tool `read_file`: a text file page by page, a picture, or a sound.
 
-A page consists of complete lines, says which ones if it is not the complete file, and is shorter than the limit for
-tool results. Pictures and sounds are passed to the model as such, within the usual bounds. Other files are named and
-not shown.
+A page consists of complete lines, is shorter than the limit for tool results, and says which lines it contains if it is
+not the complete file. Pictures and sounds are passed to the model as media, within the usual bounds. Other files cannot
+be shown.
 """
 
 from typing import Annotated
@@ -18,7 +18,7 @@ FilePath = Annotated[str, Meta(description="Path of the file: relative to the wo
 
 PAGE_LINES = 300
 PAGE_BYTES = 12 * 1024
-"""A page with its position line stays below the default limits for tool output, which would truncate it."""
+"""A page and the line that describes it stay below the default limits for tool output, beyond which it would be cut."""
 
 
 @tool(effect="read", long_results=True, timeout=60, parallel=True)

@@ -1,6 +1,6 @@
 """The tool `write_file`: writes a complete file.
 
-At every moment the file holds either its old content or all of the new content.
+At any moment the file contains either all of the old content or all of the new content.
 """
 
 from typing import Annotated

@@ -65,7 +65,7 @@ CODECS = {label: codec for codec, labels in _LISTED.items() for label in labels.
 
 
 def codec(start: bytes, *labels: str) -> str:
-    """The codec of a text: by its byte order mark, else by the first label that is known, else UTF-8."""
+    """The codec of a text: the one that its byte order mark or else the first known label indicates, or UTF-8."""
     for mark, name in _MARKS:
         if start.startswith(mark):
             return name

@@ -2,9 +2,9 @@
 
 The output is the text of the page in its order, without scripts, styles and navigation. Headings, lists, tables,
 quotations, code and links with absolute addresses are kept. The output has at most the requested number of bytes, and
-the result says whether it was cut. The job runs in a child process because a crafted page can make parsers use much
-time and memory. It uses the standard library, and trafilatura where that is installed, which is better at finding the
-content.
+the result says whether it was cut. The job runs in a child process because a crafted page can make a parser use a lot
+of time and memory. It uses the standard library or, if it is installed, trafilatura, which is better at finding the
+main content.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _LEAST_CONTENT = 200
 """With at least this many characters in `main` or `article`, the rest of the page is left out."""
 
 _LEAST_CHOSEN = 500
-"""Shorter results of trafilatura are not used: it reduces short pages to bare words."""
+"""Shorter results of trafilatura are not used, since it reduces short pages to a few words."""
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{2,40})""", re.IGNORECASE)
 _META_BYTES = 4096
@@ -84,7 +84,7 @@ def _with_converter(page: str, url: str) -> str:
 
 
 class Converter(HTMLParser):
-    """Collects blocks while it parses. It counts open elements instead of building a tree, so that elements that are
+    """Collects blocks of text during parsing. It counts open elements instead of building a tree, so elements that are
     never closed, or closed twice, do little harm."""
 
     def __init__(self, url: str) -> None:
@@ -274,7 +274,7 @@ class Converter(HTMLParser):
         return whole.replace(" ", "%20").replace(")", "%29").replace("\n", "") if usable else ""
 
     def text(self) -> str:
-        """The Markdown of the page, or of its content alone if the page marks that part."""
+        """The Markdown of the main content if the page marks it, otherwise of the whole page."""
         self._flush()
         self._silent = 0
         kept = [block for block in self._blocks if block[2] and not block[3]]

@@ -1,11 +1,11 @@
 """The HTTP client for the fetches and searches of agents.
 
-A fetch connects only to public addresses and to those that `web.private` lists. The check is made on the socket address
-right before the connection, so neither the spelling of a host, nor a DNS answer that changes, nor a redirect gets
-around it. A fetch sends no cookies and no credentials, and uses no proxy. Its time and its decompressed size are
-bounded, and only one chunk is in memory at a time. Searches, and the search key, go only to the configured engine.
+A fetch connects only to public addresses and to those listed in `web.private`. The socket address is checked right
+before the connection, so the check cannot be bypassed by the spelling of a host, a changing DNS answer or a redirect. A
+fetch sends no cookies and no credentials, and uses no proxy. Its time and its decompressed size are bounded, and only
+one chunk is in memory at a time. Searches, and the search key, go only to the configured engine.
 
-WebAccess owns its connections: they are opened on first use and closed when it is exited.
+WebAccess owns its connections, which are opened on first use and closed when it is exited.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tidegate.spool import JobRunner
 from tidegate.tools.builtin.web.search_engines import SearchEngine, SearchHit, engine
 
 AT_ONCE = 16
-"""Pages that are fetched, or held open to be shown, at once; further fetches wait within their own deadline."""
+"""Pages that are fetched or processed concurrently. Further fetches wait, within their deadlines."""
 
 REDIRECTS = 5
 """More than any page needs; browsers stop at 20."""
@@ -290,7 +290,7 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def _why(error: aiohttp.ClientError) -> str:
-    """The reason for a failure in our own words: the library's message may quote the server's answer."""
+    """The reason for a failure. The library's message is not used, since it may quote the server's answer."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "its host was not found"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

@@ -1,7 +1,8 @@
-"""Search engines: their requests and their answers.
+"""Search engines: their requests and responses.
 
-This module does no I/O. A request holds everything that is sent. An answer becomes results, each with an http address
-and texts of bounded length, or an error in one sentence. A key is sent in a header, never in an address or a message.
+This module does no I/O. A request contains everything that is sent. A response is parsed into results, each with an
+HTTP address and texts of bounded length, or into an error in one sentence. Keys are sent in a header, and never appear
+in an address or a message.
 """
 
 import html
@@ -20,14 +21,14 @@ from tidegate.security import Secret
 TITLE_CHARACTERS = 200
 TEXT_CHARACTERS = 600
 MARKED_UP_CHARACTERS = 4000
-"""Characters of a title or text with markup that are read: several times what is shown, and fewer digits than `int`
-refuses."""
+"""Characters of a title or text with markup that are parsed: several times as many as are shown, and fewer than the
+digits that `int` refuses."""
 
 ADDRESS_CHARACTERS = 1000
 """A result with a longer address is left out, since half an address is useless."""
 
 MOST = 20
-"""Results of one search: as many as every engine returns at once."""
+"""The most results of one search: as many as every engine returns in one response."""
 
 BRAVE = "https://api.search.brave.com/res/v1"
 TAVILY = "https://api.tavily.com"

@@ -1,8 +1,8 @@
 """The tools `web_fetch` and `web_search`.
 
-`WebAccess` decides which hosts can be reached; this module words the results for a model. A page is returned as
-readable text, a picture as a picture and a sound as a sound, each within the bounds of every tool result. Other content
-can only be saved into the workspace. Truncation is always reported.
+`WebAccess` decides which hosts can be reached; this module formats the results for a model. A page is returned as
+readable text, pictures and sounds as media, all within the usual bounds of tool results. Other content can only be
+saved to the workspace. Truncation is always reported.
 """
 
 import codecs
@@ -28,16 +28,16 @@ LONGEST_SECONDS = 600.0
 """The deadline of a call. Fetching and conversion have deadlines of their own; this one covers waiting for a slot."""
 
 READING_SECONDS = 30.0
-"""The deadline for converting one page, on a slow machine too; other pages are converted meanwhile."""
+"""The deadline for converting one page, sufficient on a slow machine. Other pages are converted concurrently."""
 
 READING_BYTES = 1024 * 1024 * 1024
-"""Memory of the child process that converts a page: a page of tens of MiB as a tree."""
+"""Memory limit of the child process that converts a page: enough for the tree of a page of tens of MiB."""
 
 TEXT_BYTES = 4 * 1024 * 1024
-"""The longest readable text of a page; the longest books have less."""
+"""The longest readable text of a page: longer than the longest books."""
 
 LONGEST_CHARACTER = 4
-"""The most bytes of UTF-8 that one byte of any charset becomes."""
+"""The most bytes of UTF-8 that one byte of any charset can become."""
 
 RESERVE = 1024
 """Bytes of the result that are reserved for the line about the page."""
@@ -102,7 +102,7 @@ async def web_search(
     query: Annotated[str, Meta(min_length=1, max_length=400, description="What to search for.")],
     count: Annotated[int, Meta(ge=1, le=MOST, description="How many results.")] = 8,
 ) -> str:
-    """Searches the web. Gives titles, addresses and excerpts; web_fetch shows a whole page."""
+    """Searches the web. Returns titles, addresses and excerpts; web_fetch shows a whole page."""
     if not query.strip():
         raise ToolFailed("web_search: the query is empty; say what to search for.")
     hits = await _web(ctx).search(query.strip(), count, ctx.contacts)
@@ -115,8 +115,8 @@ async def web_search(
 
 
 def _kind(page: FetchedPage) -> str:
-    """How a page is shown: media (a picture or a sound), page, text or other. The content decides if the server sent no
-    type."""
+    """The kind of a page: media (a picture or a sound), page, text or other. If the server sent no type, the content
+    decides."""
     start = os.pread(page.fd, SNIFFED_BYTES, 0)
     if page.media_type.startswith("image/") and not page.media_type.endswith("+xml"):
         return "media"
@@ -190,7 +190,8 @@ def _head(page: FetchedPage, title: str = "", cut: bool = False) -> str:
 
 
 async def _text_result(ctx: ToolContext, head: str, fd: int) -> Result:
-    """The text in a descriptor. If it is too long for a model, the result is an excerpt and the spool has all of it."""
+    """The text in a descriptor as a result. If it is too long for a model, the result is an excerpt, and the spool has
+    the complete text."""
     async with ctx.spool.record("web_fetch", reserve=RESERVE) as recorder:
         place = 0
         while piece := os.pread(fd, CHUNK_BYTES, place):
