@@ -159,7 +159,7 @@ async def test_legacy_functions_ask_for_one_call_at_a_time_and_lose_none(
     history = [{"role": "user", "content": wish}, message, result]
     second = await chat(gateway, messages=history, session=session, functions=functions)
     assert second.status == 200, second.body
-    assert ("tool", "sunny") in told(model)
+    assert ("tool", "sunny") in sent_messages(model)
 
     await chat(gateway, "go [tool weather {}]", functions=functions, parallel_tool_calls=True)
     assert model.recorded[-1].decoded()["parallel_tool_calls"] is True
