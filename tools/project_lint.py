@@ -51,7 +51,7 @@ LIBRARIES = {"sys", "os", "asyncio"}
 NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
 """Public attributes of a named tuple, which begin with an underscore so that they cannot collide with its fields."""
 
-MAP_OF_SESSIONS = "lifetimes/presence.py"
+MAP_OF_SESSIONS = "lifetimes/residency.py"
 MAY_MAKE_TASKS = ("lifetimes/",)
 MAY_PRINT = ("cli/", "__main__.py")
 MAY_READ_ENVIRONMENT = ("config/", "config.py", "cli/", "gateway/", "__main__.py")

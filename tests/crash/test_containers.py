@@ -96,7 +96,7 @@ async def test_no_container_grows_with_finished_sessions(tmp_path: Path) -> None
     ):
         await come_and_go(h, 1)
         before = await settled()
-        assert before["lifetimes.presence.Presence"] == 1 and before["sessions.service.Sessions"] == 1
+        assert before["lifetimes.residency.Presence"] == 1 and before["sessions.service.Sessions"] == 1
         await come_and_go(h, 2)
         after = await settled(before)
         assert h.service.status().sessions.unloads["count"] > 0

@@ -170,7 +170,7 @@ def test_clean_code_passes() -> None:
 @pytest.mark.parametrize(
     ("place", "source"),
     [
-        ("lifetimes/presence.py", "class A:\n    def f(self):\n        self._sessions = {}\n"),
+        ("lifetimes/residency.py", "class A:\n    def f(self):\n        self._sessions = {}\n"),
         ("lifetimes/scope.py", "async def f():\n    asyncio.create_task(g())\n"),
         ("cli/chat.py", "def f():\n    print('x')\n"),
         ("config/load.py", "def f():\n    return os.environ['HOME']\n"),

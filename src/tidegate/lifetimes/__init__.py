@@ -12,7 +12,7 @@ from tidegate.lifetimes.concurrency import SingleFlight, gather, is_cancelled
 from tidegate.lifetimes.descriptors import Descriptors
 from tidegate.lifetimes.ledger import Account, Hold, Ledger
 from tidegate.lifetimes.listener import Listener, Room
-from tidegate.lifetimes.presence import Presence, PresenceStats, Present, Resident, SessionEnded
+from tidegate.lifetimes.residency import Presence, PresenceStats, Present, Resident, SessionEnded
 from tidegate.lifetimes.scope import Scope, ScopeClosed, outlast
 from tidegate.status_report import Holding
 

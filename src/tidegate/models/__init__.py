@@ -19,8 +19,8 @@ from tidegate.models.formats.json_repair import repair_json
 from tidegate.models.formats.request_text import NOTES_TASK, SUMMARY_TASK
 from tidegate.models.formats.token_counts import checked_usage
 from tidegate.models.http.clients import Clients, ClientStats, Lease
+from tidegate.models.http.request_interface import Transport
 from tidegate.models.http.retry import RetryPolicy
-from tidegate.models.http.transport import Transport
 from tidegate.models.interface import EncodedPrefix, Model, Wire
 from tidegate.models.registry import Models, ModelState
 

@@ -20,8 +20,8 @@ from tidegate.models.formats.format import format_for
 from tidegate.models.http.cooldown import Cooldowns
 from tidegate.models.http.http_model import HttpModel
 from tidegate.models.http.keyring import Key, KeyRing
+from tidegate.models.http.request_interface import Transport
 from tidegate.models.http.retry import RetryPolicy
-from tidegate.models.http.transport import Transport
 from tidegate.models.interface import Model
 from tidegate.security import Redactor, Secret
 from tidegate.values import Frozen

@@ -19,7 +19,7 @@ from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_counts import TokenEstimate
 from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
-from tidegate.models.http.transport import Transport
+from tidegate.models.http.request_interface import Transport
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message, Usage
 

@@ -31,8 +31,8 @@ from tidegate.models.http.endpoint_failures import ERROR_BODY_BYTES, FailureMapp
 from tidegate.models.http.error_body import uncompressed
 from tidegate.models.http.keyring import KeyRing
 from tidegate.models.http.refused_field import caller_field
+from tidegate.models.http.request_interface import IncomingResponse, Transport
 from tidegate.models.http.retry import RetryPolicy
-from tidegate.models.http.transport import IncomingResponse, Transport
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message
 

@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from tidegate.models.http.clients import Lease, Origin
 from tidegate.models.http.connection import ConnectionFailed, Timeouts
-from tidegate.models.http.transport import IncomingResponse, Transport
+from tidegate.models.http.request_interface import IncomingResponse, Transport
 from tidegate.models.recording.recording_file import (
     BODY_BYTES,
     FILE_BYTES,

@@ -19,8 +19,8 @@ from tidegate.errors import Misconfigured, ModelFailed
 from tidegate.models.http.clients import Lease, Origin
 from tidegate.models.http.connection import ConnectionFailed, Timeouts
 from tidegate.models.http.error_body import retry_after_of
+from tidegate.models.http.request_interface import IncomingResponse
 from tidegate.models.http.retry import RetryPolicy
-from tidegate.models.http.transport import IncomingResponse
 from tidegate.models.recording.difference import Difference, described
 from tidegate.models.recording.recording_file import RecordedAnswer, RecordedRequest, digest, event_at, events
 from tidegate.models.recording.redaction import redacted_body, redacted_head, redacted_value
