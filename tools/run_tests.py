@@ -54,8 +54,9 @@ def _list() -> Iterator[Path]:
 def _pytest(*arguments: str, failed: Path | None = None) -> int:
     plugin = Path(__file__).resolve()
     found = [str(plugin.parent), os.environ.get("PYTHONPATH", "")]
-    # The runner may itself be started by a worker, of whose run the variables are.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
+    # The runner may itself be started by a worker: the variables then belong to another run.
+    foreign = ("PYTEST_XDIST_", LIST)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, found))
     if failed is not None:
         environment[LIST] = str(failed)

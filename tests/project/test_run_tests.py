@@ -62,6 +62,16 @@ def test_a_test_that_passes_three_times_alone_is_named_as_a_flake(tmp_path: Path
     ]
 
 
+def test_a_run_inside_of_a_run_adds_nothing_to_the_outer_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failures of the inner runs, alone or beside others, are not failures of the outer run."""
+    outer = tmp_path / "outer"
+    outer.touch()
+    monkeypatch.setenv("TIDEGATE_FAILED_TESTS", str(outer))
+    suite(tmp_path, bad="def test_fails():\n    assert False\n")
+    assert run(tmp_path)[0] == 1
+    assert outer.read_text() == ""
+
+
 def test_three_flakes_fail_the_run(tmp_path: Path) -> None:
     """Two are tolerated, more are not."""
     suite(tmp_path, first=ONCE, second=ONCE, third=ONCE)

@@ -163,6 +163,18 @@ async def test_commands_that_remove_files_continue_over_the_quota(home: Path, mo
         assert (done.code, done.note) == (0, "")
 
 
+async def test_removed_files_count_at_once_however_long_measuring_takes(home: Path) -> None:
+    """L19: a session over its quota can write again with the first command after the one that removed files."""
+    slow = WorkspaceBounds(quick_seconds=0, measure_again=1e9)
+    async with open_workspaces(home, disk_bytes=MIB, bounds=slow) as harness:
+        session = await harness.new_session()
+        (home / "workspaces" / session).mkdir(parents=True, exist_ok=True)
+        (home / "workspaces" / session / "big").write_bytes(b"x" * 2 * MIB)
+        done, _ = await harness.run(session, "rm big")
+        assert done.code == 0 and not done.note, done
+        assert await harness.output_of(session, "echo x > new; cat new") == "x"
+
+
 async def test_a_large_workspace_is_measured_rarely(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """L20: measuring takes a small share of the time, however often it is requested."""
     bounds = WorkspaceBounds(quick_seconds=0, measure_again=1e9)

@@ -135,7 +135,7 @@ def test_a_literal_matches_every_character_as_written() -> None:
         ("(|+)", '"+" with nothing before it'),
         ("{2}", '"{" with nothing before it'),
         ("(a", '"(" without a ")"'),
-        ("a)", '")" without a "("'),
+        ("a)", '")" without a matching "("'),
         ("[a", '"[" without a "]"'),
         ("[", '"[" without a "]"'),
         ("[]", '"[" without a "]"'),

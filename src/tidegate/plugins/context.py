@@ -40,5 +40,5 @@ class PluginContext:
                 f'[plugins.{self.name}] {setting} must refer to a secret, as "env:NAME" or "file:PATH"; add it'
             )
         if reference not in self._secrets:
-            raise Misconfigured(f"[plugins.{self.name}] {setting} = {reference}: the secret is not there; provide it")
+            raise Misconfigured(f"[plugins.{self.name}] {setting} refers to {reference}, but there is no such secret; provide it")
         return self._secrets[reference]

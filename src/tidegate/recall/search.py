@@ -137,10 +137,9 @@ class MessageSearch:
 
     async def _index_hits(self, request: SearchRequest, after: str, skip: int, limit: int) -> SearchStage:
         index = self._index
-        name = "" if index is None else index.name
+        if index is None:
+            raise ToolFailed("The index that this search used is no longer configured; search again without `after`.")
         try:
-            if index is None:
-                raise IndexUnanswered("is no longer configured")
             found: IndexHits = await index.search(
                 request.query, principal=request.principal, session=request.session, limit=limit, after=after
             )
@@ -148,9 +147,9 @@ class MessageSearch:
                 raise IndexUnanswered("gave an invalid answer")
         except IndexUnanswered as error:
             if after or skip:
-                raise ToolFailed(f"The index {name!r} {error}; search again without after.") from None
+                raise ToolFailed(f"The index {index.name!r} {error}; search again without `after`.") from None
             stage = await self._words(request, search.LAST, limit)
-            note = f"the index {name!r} {error}; this is the full-text search"
+            note = f"the index {index.name!r} {error}; this is the full-text search"
             return SearchStage(hits=stage.hits, after=stage.after, notes=(note, *stage.notes))
         claims = [(place, hit.message) for place, hit in enumerate(found.hits[:limit])][skip:]
         shown = await self._store.read(_checked_claims, request, claims, after)

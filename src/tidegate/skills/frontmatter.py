@@ -151,7 +151,7 @@ def _mapping(text: str) -> dict[str, Any]:
 def _complaint(error: Any) -> str:
     """The library's error with its line; the file's first line is the fence."""
     mark = getattr(error, "problem_mark", None)
-    where = f" in line {mark.line + 2}" if mark is not None else ""
+    where = f" on line {mark.line + 2}" if mark is not None else ""
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
     return (
         f"its frontmatter is not valid YAML{where} ({printable(str(what))[:SHOWN]}); fix it, and put a text that "
@@ -167,14 +167,14 @@ def _tree(events: Iterable[Any]) -> Tree | None:
         kind = type(event).__name__
         line = event.start_mark.line + 2
         if kind == "AliasEvent" or getattr(event, "anchor", None) is not None:
-            raise InvalidSkill(f"its frontmatter has an anchor or alias in line {line}; write the text out instead.")
+            raise InvalidSkill(f"its frontmatter has an anchor or alias on line {line}; write the text out instead.")
         if getattr(event, "tag", None) is not None:
-            raise InvalidSkill(f"its frontmatter has a tag in line {line}; write plain text instead.")
+            raise InvalidSkill(f"its frontmatter has a tag on line {line}; write plain text instead.")
         if kind == "DocumentStartEvent" and found:
             raise InvalidSkill("its frontmatter contains several documents; keep one.")
         if kind in ("MappingStartEvent", "SequenceStartEvent"):
             if len(outer) == DEEPEST:
-                raise InvalidSkill(f"its frontmatter has more than {DEEPEST} levels in line {line}; simplify it.")
+                raise InvalidSkill(f"its frontmatter has more than {DEEPEST} levels on line {line}; simplify it.")
             outer.append(_Building({} if kind == "MappingStartEvent" else []))
             continue
         if kind == "ScalarEvent":
@@ -204,10 +204,10 @@ class _Building:
             if self._key is not None:
                 self.value[self._key], self._key = part, None
             elif not isinstance(part, str):
-                raise InvalidSkill(f"its frontmatter has a {_kind(part)} for a name in line {line}; make it a text.")
+                raise InvalidSkill(f"its frontmatter has a {_kind(part)} for a name on line {line}; make it a text.")
             elif part in self.value:
                 raise InvalidSkill(
-                    f"its frontmatter has the name {_shown(part)} twice, again in line {line}; keep one."
+                    f"its frontmatter has the name {_shown(part)} twice, again on line {line}; keep one."
                 )
             else:
                 self._key = part

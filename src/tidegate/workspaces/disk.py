@@ -66,7 +66,9 @@ class DiskLimit:
             before = self._taken(self._used) if self._used is not None and self.full else None
             self.unnamed_bytes = unnamed_bytes
             used = self._used
-            if used is None or ((running or self._stale) and time.monotonic() >= self._again):
+            # A session that may have removed files is not kept waiting for the next measurement.
+            due = time.monotonic() >= self._again or (before is not None and not running)
+            if used is None or ((running or self._stale) and due):
                 used = await self._measure()
                 self._stale |= running  # commands keep writing after this measurement
             taken = self._taken(used)

@@ -122,7 +122,7 @@ def _wav(read: Read, size: int) -> float:
             stated = length if length not in (0, 0xFFFFFFFF) else size
             return min(stated, max(0, size - place)) / bytes_a_second
         place += length + length % 2
-    raise UnknownAudio(f"has more than {CHUNKS} chunks before its sound")
+    raise UnknownAudio(f"has more than {CHUNKS} chunks before its audio data")
 
 
 def _format(data: bytes) -> int:

@@ -87,7 +87,7 @@ def _file(file: File | None, where: str) -> bytes:
         raise Refused(f"`{where}` is missing.", param=where)
     if file.file_data is None:
         raise Refused(
-            f"`{where}.file_data` is missing; files are sent with their message, not by id.",
+            f"`{where}.file_data` is missing; send the file's data in the message, since file ids are not supported.",
             param=f"{where}.file_data",
         )
     # Some clients send only the encoded bytes, others a data URL.

@@ -113,7 +113,7 @@ class _Reader:
     def expression(self) -> _Piece:
         piece = self._alternatives()
         if self._place < len(self._text):
-            raise _refused('has a ")" without a "("; write \\) for the character')
+            raise _refused('has a ")" without a matching "("; write \\) to match the character itself')
         return piece
 
     # -- structure --
