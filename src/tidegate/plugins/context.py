@@ -40,5 +40,7 @@ class PluginContext:
                 f'[plugins.{self.name}] {setting} must refer to a secret, as "env:NAME" or "file:PATH"; add it'
             )
         if reference not in self._secrets:
-            raise Misconfigured(f"[plugins.{self.name}] {setting} refers to {reference}, but there is no such secret; provide it")
+            raise Misconfigured(
+                f"[plugins.{self.name}] {setting} refers to {reference}, but there is no such secret; provide it"
+            )
         return self._secrets[reference]
