@@ -132,7 +132,7 @@ class TurnPermissions:
         )
         if len(request.summary) > approvals.SUMMARY_CHARACTERS:
             raise ToolFailed(
-                f"Nobody was asked: a question may have {approvals.SUMMARY_CHARACTERS:,} characters; shorten it."
+                f"Nobody was asked: a question may have up to {approvals.SUMMARY_CHARACTERS:,} characters; shorten it."
             )
         self._waiting[step] += 1
         try:
