@@ -168,7 +168,8 @@ class Spool:
 
 
 class SessionSpool:
-    """The spool of one session for one turn. It owns no resources. It counts the media that the spool refused."""
+    """The spool of one session for one turn. It owns no resources. It keeps count of the media that had to be stored
+    inside messages."""
 
     def __init__(self, spool: Spool, session: str, turn: str | None, fence: int | None = None) -> None:
         self._spool = spool
