@@ -131,9 +131,9 @@ class ModelFailed(TidegateError):
     `endpoint_message` is the message from the endpoint. It may quote the conversation, so only participants see it; the
     log contains only `brief`. `partial_answer` is true if the user has already seen part of the answer.
     `received_bytes` counts the bytes received, including hidden reasoning and tool calls. If the endpoint refused the
-    request, three flags give the cause: `reasoning` for opaque reasoning from earlier answers, `large` for the size of
-    the request or of a picture, and `documents` for a document. `param` names a field of the caller's request that the
-    model does not support."""
+    request, `reasoning` is true if the cause was opaque reasoning from earlier answers, `large` if it was the size of
+    the request or of a picture, and `documents` if it was a document. `param` names a field of the caller's request
+    that the model does not support."""
 
     def __init__(
         self,

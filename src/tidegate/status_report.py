@@ -215,7 +215,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class OwnerHolding(Frozen, frozen=True):
-    """The total of one owner, with a breakdown by kind."""
+    """The total holdings of one owner, with a breakdown by kind."""
 
     owner: str
     count: int

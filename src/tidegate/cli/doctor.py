@@ -1,7 +1,7 @@
 """`tidegate doctor`: checks the installation for problems and suggests fixes.
 
-It changes nothing. If a gateway is running, it checks its database itself. Otherwise the database is checked here, and
-no gateway can start until the check is done.
+It changes nothing. A running gateway checks its own database. If no gateway is running, the database is checked here,
+and no gateway can start until the check is done.
 """
 
 import os
@@ -239,7 +239,7 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
 
 
 def _protections(home: Path) -> Iterator[Finding]:
-    """Show the isolation features of sandboxes, with a warning for each missing one that the settings require."""
+    """Yield the isolation features of sandboxes, with a warning for each missing one that the settings require."""
     from tidegate.workspaces.kernel.sandbox_support import sandbox_features
 
     try:
@@ -255,8 +255,8 @@ def _protections(home: Path) -> Iterator[Finding]:
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """Show how the limits of commands are enforced. This depends on how the gateway was started, so a running gateway
-    reports it."""
+    """Report how the limits of commands are enforced. This depends on how the gateway was started, so only a running
+    gateway knows it."""
     if holder is None:
         return Finding("commands", "ok", "start the gateway to see how their limits are enforced.")
     try:

@@ -105,7 +105,7 @@ def _health(health: Readiness) -> str:
 
 
 def commands(workspaces: WorkspacesStatus) -> str:
-    """Say where the agents' commands run and how their limits are enforced."""
+    """Describe where the agents' commands run and how their limits are enforced."""
     if workspaces.problem:
         return workspaces.problem
     text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined with the first command'}"
@@ -113,7 +113,7 @@ def commands(workspaces: WorkspacesStatus) -> str:
 
 
 def _compactions(counts: dict[str, int]) -> str:
-    """Say how often conversations were reduced to fit the window, by method."""
+    """Describe how often conversations were reduced to fit the window, by method."""
     words = {
         "summary": "reduced by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "by omitting media",
         "useless": "useless summaries",

@@ -2,8 +2,9 @@
 
 Only the user who runs the gateway and root get an answer, whatever the folder's permissions are. A request is one JSON
 line of bounded length and must arrive within a deadline; the response is also one JSON line. A client that hangs does
-not delay the others. The scope in which the socket was opened owns it and removes its file. The path of the socket may
-be of any length. If the process has no free file descriptor left, a request uses the reserved ones.
+not delay the others. The socket is owned by the scope in which it was opened, and its file is removed when that scope
+closes. The path of the socket may be of any length. If the process has no free file descriptor left, a request uses the
+reserved ones.
 
     {"do": "status", "memory": true}   the output of `tidegate status`
     {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. A second

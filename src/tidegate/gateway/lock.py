@@ -50,7 +50,7 @@ class Holder(Frozen, frozen=True):
     used: bool = False
 
     def is_same(self, other: "Holder") -> bool:
-        """True if both describe the same process. Comparing pids would not be enough, since they are recycled."""
+        """True if both describe the same process. Comparing only pids would not be enough, since pids are recycled."""
         return (self.pid, self.began) == (other.pid, other.began)
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ class GatewayStatus(StatusReport, frozen=True, omit_defaults=False):
 
 
 class StatusService:
-    """Reads the other services and changes none of them. `stop` requests the gateway's stop."""
+    """Reads the other services and changes none of them. `stop` requests that the gateway stop."""
 
     def __init__(
         self,

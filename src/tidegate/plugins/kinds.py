@@ -79,7 +79,7 @@ class PluginFactory(Frozen, frozen=True):
 
     @property
     def place(self) -> str:
-        """The file and line at which the function is defined."""
+        """The file and line of the function's definition."""
         code = getattr(self.make, "__code__", None)
         return f"{code.co_filename}, line {code.co_firstlineno}" if code is not None else repr(self.make)
 

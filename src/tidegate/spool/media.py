@@ -24,7 +24,7 @@ from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import PDF, Media
 
 SIDE = 2000
-"""Maximum length of a picture's sides in pixels, which every provider accepts without scaling."""
+"""Maximum length of each side of a picture in pixels. Every provider accepts this without scaling."""
 
 SHOWN_BYTES = 4_500_000
 """Maximum size of a picture that is sent. The strictest provider accepts 5 MB."""
@@ -33,7 +33,7 @@ SOUND_BYTES = 20_000_000
 """Maximum size of audio that providers accept and that fits into a request (agent/conversation.py)."""
 
 SOUND_SECONDS = 3600
-"""Maximum duration of audio, which takes up most of the window of models with audio input."""
+"""Maximum duration of audio. An hour takes up most of the window of models with audio input."""
 
 DOCUMENT_BYTES = 20_000_000
 """Maximum size of a document. The strictest provider accepts requests of 32 MB, and base64 adds a third. This size also

@@ -151,7 +151,7 @@ class UploadFolder(SessionFolder):
                 )
 
     async def close(self, *, committed: bool | None) -> None:
-        """Ends the uploads. `committed` says whether the rows were committed; None means unknown."""
+        """Ends the uploads. `committed` is true if the rows were committed, and None if that is unknown."""
         for upload in self._uploads:
             super().leave(upload.id)
             if committed:

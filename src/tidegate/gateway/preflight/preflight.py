@@ -136,7 +136,7 @@ def _projects_of_root(config: Config) -> Iterator[str]:
 
 
 def with_path(home: Path, message: str) -> str:
-    """Replace the file name at the beginning of each line of the message with the full path."""
+    """In each line of the message that begins with the name of the file, replace the name with the full path."""
     file, name = str(home / FILE_NAME), f"{FILE_NAME}: "
     lines = []
     for line in message.split("\n"):

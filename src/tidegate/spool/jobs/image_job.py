@@ -99,8 +99,8 @@ def _convert_mode(image: Any) -> Any:
 
 
 def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, int], bytes]:
-    """Encodes the image, at smaller and smaller dimensions until it is within the limit: as PNG if the source was
-    lossless, otherwise as JPEG."""
+    """Encodes the image at decreasing dimensions until it is within the size limit. A lossless source becomes a PNG if
+    that is small enough. Otherwise the result is a JPEG."""
     side = max(image.size)
     while side >= _LEAST_SIDE:
         image.thumbnail((side, side), reducing_gap=2.0)

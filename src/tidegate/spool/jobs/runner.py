@@ -73,7 +73,8 @@ class JobRunner:
     async def _run(
         self, job: Path, order: Any, limits: tuple[int, int, int], within: float, input: int | None, output: int | None
     ) -> tuple[int | None, bytes]:
-        """Runs the child process. Returns its exit code, or None if it timed out and was killed, and its report."""
+        """Runs the child process. Returns its exit code and its report. The code is None if the process timed out and
+        was killed."""
         command = [sys.executable, "-I", "-S", "-W", "ignore", _SCRIPT, str(job), *map(str, limits)]
         command.append(msgspec.json.encode(order).decode())
         report = os.memfd_create("report")
