@@ -1,4 +1,4 @@
-"""The error tree. Errors are named by what their receiver does.
+"""The error tree. An error's class determines what the code that catches it should do.
 
     TidegateError
     ├── Refused                   the caller must change the request; has an HTTP status and a code
@@ -79,7 +79,7 @@ class Conflict(Refused):
 
 
 class TooLarge(Refused):
-    """A named limit was exceeded; `limit` is the setting's name and `value` its value."""
+    """A named limit was exceeded. `limit` is the name of the setting and `value` is its value."""
 
     status = 413
     code = "too_large"
@@ -105,8 +105,8 @@ class Busy(Refused):
 
 
 class BudgetSpent(Busy):
-    """A budget is used up. If `retry_after` is None, it does not renew: raise the limit, or start a new conversation or
-    job."""
+    """A budget is used up. If `retry_after` is None, the budget does not renew: raise the limit, or start a new
+    conversation or job."""
 
     code = "budget_spent"
 
@@ -128,12 +128,12 @@ class Stopping(Busy):
 class ModelFailed(TidegateError):
     """A failed request to a model endpoint.
 
-    `endpoint_message` is the endpoint's own message. It may quote the conversation, so only participants see it; the
-    log gets `brief`. `partial_answer` is true if the user has already seen part of the answer. `received_bytes` counts
-    the bytes received, including hidden reasoning and tool calls. If the endpoint refused the request, `reasoning` is
-    true if the cause was opaque reasoning of earlier answers, `large` if it was the size of the request or of a
-    picture, and `documents` if it was a document. `param` names a field of the caller's request that the model does
-    not support."""
+    `endpoint_message` is the message from the endpoint. It may quote the conversation, so only participants see it; the
+    log contains only `brief`. `partial_answer` is true if the user has already seen part of the answer.
+    `received_bytes` counts the bytes received, including hidden reasoning and tool calls. If the endpoint refused the
+    request, `reasoning` is true if the cause was opaque reasoning from earlier answers, `large` if it was the size of
+    the request or of a picture, and `documents` if it was a document. `param` names a field of the caller's request
+    that the model does not support."""
 
     def __init__(
         self,
@@ -224,5 +224,5 @@ class HookPostponed(Exception):
 
 
 class Superseded(Exception):
-    """The turn was taken again, or settled, by someone else. The attempt that receives this stops without writing
-    anything."""
+    """Another attempt has taken over the turn, or the turn has been settled elsewhere. The attempt that receives this
+    error stops without writing anything."""

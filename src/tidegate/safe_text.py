@@ -1,9 +1,9 @@
-"""Sanitizing untrusted text for display.
+"""Sanitizes untrusted text for display.
 
 The results of `strip_controls` and `escape_invisible` contain no control characters except newline and tab, and no
 characters that change the direction or order of the text around them. `strip_controls` removes such characters, which
 is enough for a terminal. `escape_invisible` escapes them, along with all other invisible characters, for users who have
-to approve what they see.
+to approve the text.
 """
 
 import re
@@ -19,7 +19,7 @@ _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0d\uffa0\U000e0000-\U000e0fff]"
     "|(?<![\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]"
 )
-"""Other invisible characters: fillers, and variation selectors that do not follow an emoji."""
+"""Matches other invisible characters: fillers, and variation selectors that do not follow an emoji."""
 
 
 def strip_controls(text: str) -> str:
@@ -38,7 +38,8 @@ def escape_invisible(text: str, *, one_line: bool = False) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Escapes control characters in a JSON document. They only occur inside strings, so the document stays equal."""
+    """Escapes control characters in a JSON document. They occur only inside strings, so the document keeps its
+    value."""
     return _CONTROL_IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -1,8 +1,8 @@
 """The status of a gateway as frozen values with one JSON form.
 
 `GET /api/status`, the control socket and `tidegate status --json` return this form, and the metrics are read from the
-same values. Field names are public JSON keys. Each package fills in its own part when a report is requested; no value
-refers to a live object. The module has no expensive imports, so the command line can decode a report quickly.
+same values. Field names are public JSON keys. Each package provides its part of a report when the report is requested.
+No value refers to a live object. The module has no expensive imports, so the command line can decode a report quickly.
 """
 
 import msgspec
@@ -32,7 +32,8 @@ class AgentModel(Frozen, frozen=True, omit_defaults=False):
 
 
 class EngineStats(Frozen, frozen=True):
-    """Turns in this process by state, the number of turns that ended since its start, and their total run time."""
+    """The number of turns in this process by state, including those that have ended since its start, and the total run
+    time of the latter."""
 
     running: int
     waiting: int
@@ -45,18 +46,19 @@ class EngineStats(Frozen, frozen=True):
 
 
 class ResidentStats(Frozen, frozen=True):
-    """Sessions in memory. `over_cap_mid_turn` counts residents kept above the cap because a turn was running."""
+    """Sessions in memory. `over_cap_mid_turn` counts the residents that exceed the cap and were kept because of a
+    running turn."""
 
     present: int
     residents: int
     resident_bytes: int
     over_cap_mid_turn: int
     unloads: dict[str, int]
-    """Unloaded residents by reason."""
+    """The number of unloaded residents by reason."""
 
 
 class WorkspacesStatus(Frozen, frozen=True):
-    """Where commands run, how their limits are enforced, and how many are running."""
+    """The place where commands run, the way their limits are enforced, and the number of running commands."""
 
     backend: str
     problem: str
@@ -80,8 +82,9 @@ class AuditStats(Frozen, frozen=True):
 
 
 class BudgetView(Frozen, frozen=True, omit_defaults=False):
-    """A budget and the spending of one account. `money` is in dollars. `used` is the share of the token or money limit
-    that is used, whichever is higher. `opens` is the start of the next period, or null if the budget never renews."""
+    """A budget and the spending of one account. `money` is in dollars. `used` is the used share of the token limit or
+    of the money limit, whichever is higher. `opens` is the start of the next period, or null if the budget never
+    renews."""
 
     setting: str
     per: str
@@ -97,8 +100,8 @@ class BudgetView(Frozen, frozen=True, omit_defaults=False):
 
 
 class ModelStatus(Frozen, frozen=True, omit_defaults=False):
-    """A configured model: its keys, its cooldown after a failure with the reason, its failed requests by kind, and how
-    often sessions fell back to it."""
+    """A configured model: its keys, its cooldown after a failure and the reason for it, the number of failed requests
+    by kind, and the number of times that a session fell back to it."""
 
     keys: int
     keys_resting: int
@@ -120,7 +123,7 @@ class ModelUsage(Frozen, frozen=True):
 
 
 class SessionsStatus(Frozen, frozen=True):
-    """The part of the status that `Sessions` fills in."""
+    """The part of the status that `Sessions` provides."""
 
     turns: EngineStats
     sessions: ResidentStats
@@ -128,9 +131,9 @@ class SessionsStatus(Frozen, frozen=True):
     questions: QuestionStats
     audit: AuditStats
     context: dict[str, int]
-    """Requests that were reduced to fit a model's window, by method."""
+    """The number of requests that were reduced to fit a model's window, by method."""
     budgets: list[BudgetView]
-    """Budgets of the whole gateway; the first is limits.day_tokens."""
+    """The budgets of the whole gateway. The first is limits.day_tokens."""
     model_states: dict[str, ModelStatus]
     models: dict[str, ModelUsage]
 
@@ -160,7 +163,7 @@ class ConnectionStats(Frozen, frozen=True):
 
 
 class RecorderStatus(Frozen, frozen=True, tag_field="does", tag="records"):
-    """The current recording of model traffic. `stopped` is the reason if recording has stopped."""
+    """The current recording of model traffic. If the recording has stopped, `stopped` is the reason."""
 
     file: str
     exchanges: int
@@ -169,7 +172,7 @@ class RecorderStatus(Frozen, frozen=True, tag_field="does", tag="records"):
 
 
 class ReplayerStatus(Frozen, frozen=True, tag_field="does", tag="replays"):
-    """A replay of recorded model traffic. `again` counts answers that were replayed more than once, `unknown` counts
+    """A replay of recorded model traffic. `again` counts answers that were replayed more than once. `unknown` counts
     requests that are not in the recording."""
 
     file: str
@@ -180,7 +183,8 @@ class ReplayerStatus(Frozen, frozen=True, tag_field="does", tag="replays"):
 
 
 class MaintenanceStatus(Frozen, frozen=True):
-    """A maintenance task. `last` is the time since its last success in seconds; `error` is the latest failure since."""
+    """A maintenance task. `last` is the time in seconds since its last success. `error` is its latest failure since
+    then."""
 
     name: str
     interval: float
@@ -211,7 +215,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class OwnerHolding(Frozen, frozen=True):
-    """The total of one owner, with a breakdown by kind."""
+    """The total holdings of one owner, with a breakdown by kind."""
 
     owner: str
     count: int
@@ -222,7 +226,7 @@ class OwnerHolding(Frozen, frozen=True):
 
 
 class PressureStatus(Frozen, frozen=True, omit_defaults=False):
-    """The memory ceiling. `short` is true while memory is short; `spells` counts how often it was."""
+    """The memory ceiling. `short` is true while memory is short. `spells` counts the shortages so far."""
 
     ceiling: int = 0
     short: bool = False
@@ -230,7 +234,7 @@ class PressureStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class MemoryStatus(Frozen, frozen=True, omit_defaults=False):
-    """Memory of the process as the kernel counts it, and the state of `MemoryPressure`."""
+    """The memory of the process as the kernel counts it, and the state of `MemoryPressure`."""
 
     rss: int
     anonymous: int
@@ -268,8 +272,8 @@ class PluginStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class StatusReport(Frozen, frozen=True, omit_defaults=False):
-    """The status of a gateway as the command line reads it: `GatewayStatus` without store and model clients. In JSON,
-    the fields of `SessionsStatus` are at the top level."""
+    """The status of a gateway as the command line reads it: `GatewayStatus` without the fields of the store and the
+    model clients. In JSON, the fields of `SessionsStatus` are at the top level."""
 
     version: str
     pid: int
@@ -288,11 +292,11 @@ class StatusReport(Frozen, frozen=True, omit_defaults=False):
     model_states: dict[str, ModelStatus]
     models: dict[str, ModelUsage]
     census: dict[str, int]
-    """Counts that must return to their baseline once all sessions are gone."""
+    """Counts that must return to their initial values once all sessions are gone."""
     health: Readiness
     connections: ConnectionStats
     tape: RecorderStatus | ReplayerStatus | None
     plugins: list[PluginStatus]
     chores: list[MaintenanceStatus]
     memory: MemoryStatus
-    """A `MemoryBreakdown` if the caller requested one."""
+    """The memory of the process; a `MemoryBreakdown` if the request asked for one."""

@@ -1,7 +1,7 @@
 """The command `tidegate`: one module per command, imported only when that command runs.
 
-Expected failures print one sentence that says what to do to standard error, and exit with code 1 (2 for usage errors).
-A command imports only what it needs.
+An expected failure prints one sentence that says what to do to standard error, and exits with code 1 (2 for usage
+errors). A command imports only what it needs.
 """
 
 from tidegate.cli.root import main

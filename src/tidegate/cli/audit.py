@@ -1,4 +1,4 @@
-"""`tidegate audit`: the audit log."""
+"""`tidegate audit`: shows the audit log."""
 
 import sys
 from pathlib import Path

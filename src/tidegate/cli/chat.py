@@ -1,9 +1,9 @@
 """`tidegate chat`: a streaming terminal client of the running gateway.
 
-It uses the same API as every other client. Of a conversation it stores only the lines that the user typed
-(`chat-history` in the home folder). Ctrl-C stops the running turn; a second Ctrl-C or Ctrl-D leaves. The gateway
-processes accepted messages in either case. Agents' questions are asked here, but can also be answered elsewhere. If the
-input is a pipe, each line is sent as an unattended message, and only answers are printed.
+It uses the same API as every other client. The only part of a conversation that it stores is the lines that the user
+typed (`chat-history` in the home folder). Ctrl-C stops the running turn; a second Ctrl-C, or Ctrl-D, leaves. In either
+case, the gateway still processes the messages that it has accepted. Agents' questions are shown here, but can also be
+answered elsewhere. If the input is a pipe, each line is sent as an unattended message, and only answers are printed.
 """
 
 import sys
@@ -76,7 +76,7 @@ def _check_session(api: GatewayClient, home: Path, session: str, agent: str | No
 
 
 def _last(api: GatewayClient, agent: str | None) -> str | None:
-    """The most recently used live conversation that was started in a terminal."""
+    """Find the most recently used live conversation that was started in a terminal."""
     for view in api.call("GET", "/api/sessions", query={"limit": 50})["sessions"]:
         if view["channel"] == _CHANNEL and not view.get("ended") and agent in (None, view["agent"]):
             return str(view["id"])
@@ -98,7 +98,7 @@ class _Chat:
         self._questions = QuestionPrompt(api, self._printer, self._command) if interactive else None
 
     def send_message(self, text: str) -> bool:
-        """Send one message and print the result; False if the turn failed."""
+        """Send one message and print the result. Returns False if the turn failed."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -107,7 +107,7 @@ class _Chat:
             return self._send_and_follow(text, interrupts)
 
     def catch_up(self) -> None:
-        """Follow the running turn if it is waiting for an answer, so that the user can give it."""
+        """Follow the running turn if it is waiting for the user, so that they can reply."""
         if self.session is None or self._questions is None:
             return
         waiting = self._api.call("GET", "/api/approvals", query={"session": self.session, "limit": 1})["approvals"]
@@ -118,7 +118,7 @@ class _Chat:
                 self._follow(self.session, turn, interrupts)
 
     def _command(self, line: str) -> None:
-        """Send a command during a turn and print its reply. The turn is already being followed."""
+        """Send a command while a turn is being followed, and print the reply."""
         reply = self._send(line)["reply"]
         self._printer.line(reply["text"])
         self.session = reply.get("session")
@@ -174,7 +174,8 @@ class _Chat:
 
 
 def _pipe(chat: _Chat) -> int:
-    """Send each line as a message. If one is refused or fails, the error is printed and the rest are still sent."""
+    """Send each line as a message. If a message is refused or its turn fails, print the error and continue with the
+    next line."""
     code = 0
     for number, raw in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
         try:

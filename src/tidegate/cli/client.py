@@ -1,8 +1,8 @@
 """The command line's client of the running gateway: its HTTP API, with the key of the home folder.
 
 Every call has a deadline, and every failure is one sentence that says what to do. The key is sent only in a request
-header, and only to the address recorded by the process that holds the home folder's lock. The address is looked up for
-each request, so a client keeps working after the gateway restarts. Calls block, since a command does one thing at a
+header, and only to the address that the holder of the home folder's lock has recorded. The address is looked up for
+each request, so a client keeps working after a restart of the gateway. Calls block, since a command does one thing at a
 time.
 """
 
@@ -36,7 +36,7 @@ _LIST_COMMANDS = {
 
 
 class GatewayUnreachable(TidegateError):
-    """The connection broke or timed out, or the gateway is restarting. Accepted turns continue."""
+    """The connection broke or timed out, or the gateway is restarting. Turns that it has accepted will continue."""
 
 
 class NotRunning(GatewayUnreachable):
@@ -45,7 +45,7 @@ class NotRunning(GatewayUnreachable):
 
 
 class GatewayClient:
-    """The API of one gateway, called as its owner."""
+    """A client of one gateway's API, which acts as the owner."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -77,7 +77,7 @@ class GatewayClient:
         return json.loads(data) if data else None
 
     def lines(self, path: str, *, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        """Yield the lines of a streamed response. Raises if the stream is cut off."""
+        """Yield the lines of a streamed response. Raises an error if the stream is cut off."""
         connection = self._connect(_SILENCE_SECONDS)
         try:
             response = self._send(connection, "GET", path, None, dict(headers or {}))
@@ -93,13 +93,13 @@ class GatewayClient:
             connection.close()
 
     def session(self, id: str) -> str:
-        """The path of a conversation. Raises `NotFound` if the id is malformed."""
+        """Return the API path of a conversation. Raises `NotFound` if the id is malformed."""
         if not _ID.fullmatch(id):
             raise self._missing(f"There is no session {id[:100]!r}.", "session_not_found")
         return f"/api/sessions/{id}"
 
     def setting(self, session: str, key: str) -> str:
-        """The path of a setting. Like the methods below, raises `NotFound` if an id is malformed."""
+        """Return the API path of a setting. Like the methods below, this raises `NotFound` if an id is malformed."""
         path = self.session(session)
         if not _ID.fullmatch(key):
             raise self._missing(f"This conversation has no setting {key[:100]!r}.", "setting_not_found")
@@ -129,8 +129,8 @@ class GatewayClient:
         return http.client.HTTPConnection(host, self._parts.port, timeout=seconds)
 
     def _tls(self) -> ssl.SSLContext:
-        """Trust only the certificate in the configuration. Its host name is meant for other machines and not checked,
-        since the certificate comes from our own home folder."""
+        """Trust only the certificate in the configuration. Its host name is meant for other machines. It is not
+        checked, since the certificate comes from our own home folder."""
         from tidegate.gateway import settings
 
         context = ssl.create_default_context()
@@ -162,7 +162,8 @@ class GatewayClient:
             raise self._unreachable(error) from error
 
     def _read_chunk(self, response: http.client.HTTPResponse) -> bytes:
-        """The next bytes of a stream, or b"" at its end. (`readline` cannot tell whether a stream was cut off.)"""
+        """Return the next bytes of a stream, or b"" at its end. (`readline` cannot distinguish the end from a stream
+        that was cut off.)"""
         try:
             return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -199,7 +200,7 @@ class GatewayClient:
 
 
 def another_key(home: Path) -> str:
-    """Instructions for replacing the command line's revoked key."""
+    """Return instructions for replacing the command line's revoked key."""
     restart = command_hint(home, "up --replace")
     return f"remove {home / KEY_NAME} and restart the gateway with {restart}, which creates a new key"
 

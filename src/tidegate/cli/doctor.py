@@ -1,7 +1,7 @@
 """`tidegate doctor`: checks the installation for problems and suggests fixes.
 
-It changes nothing. A running gateway is asked to check its own database. Otherwise the database is checked here, and no
-gateway can start until the check is done.
+It changes nothing. A running gateway checks its own database. If no gateway is running, the database is checked here,
+and no gateway can start until the check is done.
 """
 
 import os
@@ -119,7 +119,7 @@ def _config(home: Path, holder: Holder | None) -> Finding:
 
 
 def _models(home: Path) -> Iterator[Finding]:
-    """Warnings for models whose properties are assumed."""
+    """Yield warnings for models with properties that are only assumed."""
     try:
         models = settings(home).models
     except TidegateError:
@@ -210,14 +210,14 @@ def _database(home: Path, holder: Holder | None) -> Finding:
 
 
 def _check_running(home: Path) -> tuple[list[str], list[str]]:
-    """The problems found by a full check, and other open problems of the database or its disk."""
+    """Return the problems found by a full check, and other open problems of the database or its disk."""
     answer: dict[str, Any] = ask(home, {"do": "check"}, within=_CHECK_SECONDS)
     standing = [str(problem["text"]) for problem in answer["standing"]]
     return [str(problem) for problem in answer["problems"]], standing
 
 
 def _check_file(home: Path, path: Path) -> list[str]:
-    """Check the file directly. The home folder stays locked meanwhile, so no gateway can start."""
+    """Check the file directly. The home folder is locked during the check, so no gateway can start."""
     from tidegate.store import check_file
 
     lock = HomeLock(home)
@@ -239,7 +239,7 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
 
 
 def _protections(home: Path) -> Iterator[Finding]:
-    """The isolation features of sandboxes, with a warning for each missing one that the settings need."""
+    """Yield the isolation features of sandboxes, with a warning for each missing one that the settings require."""
     from tidegate.workspaces.kernel.sandbox_support import sandbox_features
 
     try:
@@ -255,7 +255,8 @@ def _protections(home: Path) -> Iterator[Finding]:
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """How the limits of commands are enforced. This depends on how the gateway was started, so the gateway is asked."""
+    """Report how the limits of commands are enforced. This depends on how the gateway was started, so only a running
+    gateway knows it."""
     if holder is None:
         return Finding("commands", "ok", "start the gateway to see how their limits are enforced.")
     try:

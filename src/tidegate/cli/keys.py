@@ -1,7 +1,7 @@
 """`tidegate keys`: keys for the HTTP API.
 
-A new key is the only thing printed to standard output; its user and permissions go to standard error. Creating another
-key for the owner, which has all permissions, requires an explicit option.
+For a new key, only the key itself is printed to standard output; its user and permissions go to standard error. The
+owner has all permissions, so creating another key for the owner requires an explicit option.
 """
 
 import re
@@ -81,7 +81,7 @@ def _agents(allowed: list[str] | None) -> str:
 
 
 def _description(name: str, role: str, agents: list[str] | None, new: bool) -> str:
-    """One line about the new key."""
+    """Return one line about the new key."""
     if role == "owner":
         what = f"This is another key for {name}, who owns this gateway and has all permissions"
     else:

@@ -1,7 +1,7 @@
 """`tidegate memory`: lists and edits notes about users and agents' work.
 
-Edited notes are saved only if nobody else has changed them in the meantime. If somebody has, or if the text is refused,
-it is saved to a file whose name is printed, so no work is lost.
+Edited notes are saved only if nobody else has changed the notes in the meantime. If somebody has, or if the new text is
+refused, it is saved to a file and the name of the file is printed, so no work is lost.
 """
 
 import os
@@ -155,7 +155,7 @@ def _run_editor(text: str) -> str:
 
 
 def _save_copy(text: str) -> str:
-    """Write the text to a new file that only its owner can read, and return its name."""
+    """Write the text to a new file that only its owner can read. Returns the name of the file."""
     descriptor, name = tempfile.mkstemp(prefix="tidegate-notes-", suffix=".txt")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

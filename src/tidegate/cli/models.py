@@ -1,6 +1,6 @@
 """`tidegate models`: the configured models, their properties, and the agents that use them.
 
-It needs no running gateway and calls no endpoint. It shows how many keys a model has, never a key or its source.
+It needs no running gateway and sends no requests. It shows how many keys a model has, but never a key or its source.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def _rows(config: "Config") -> Iterator[dict[str, Any]]:
 
 
 def _prices(facts: "Facts") -> dict[str, Any] | None:
-    """Dollars per million tokens; null means the same price as `input`."""
+    """Return prices in dollars per million tokens. null means the same price as `input`."""
     if facts.prices is None:
         return None
     prices = facts.prices

@@ -1,8 +1,8 @@
 """The output of commands: tables for people, JSON for programs, and text that is safe for a terminal.
 
 On a terminal, text wraps between words, in tables as well. In a pipe or file, each row of a table is one line of any
-length. Text sent to a terminal contains no control characters except newline and tab, and no characters that change its
-direction; `guard_terminal` ensures this for the whole process.
+length. Text sent to a terminal contains no control characters except newline and tab, and no characters that change the
+direction of text; `guard_terminal` ensures this for the whole process.
 """
 
 import json
@@ -25,7 +25,7 @@ _SECOND_COLUMN = re.compile(r" *(?:\S+ )*\S* {2,}(?=\S)")
 
 
 def at_terminal() -> bool:
-    """True if standard input is a terminal, so that the user can be asked."""
+    """True if standard input is a terminal, so the user can answer questions."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
@@ -51,7 +51,7 @@ def guard_terminal() -> None:
 
 
 def write_faint(text: str) -> None:
-    """Write faint text. Its control sequences are the only ones sent to the terminal."""
+    """Write faint text. No other control sequences are ever sent to the terminal."""
     assert isinstance(sys.stdout, TextIOWrapper)
     TextIOWrapper.write(sys.stdout, f"\x1b[2m{strip_controls(text)}\x1b[0m")
 
@@ -68,8 +68,9 @@ def print_table(
     numbers: Collection[int] = (),
     uncut: Collection[int] = (),
 ) -> None:
-    """Print a table, or the sentence `empty` if there are no rows. Columns in `numbers` are right-aligned; cells in the
-    columns `uncut` are never cut. On a narrow terminal, cells wrap; on a very narrow one, each row becomes a list."""
+    """Print a table, or the sentence `empty` if there are no rows. Columns listed in `numbers` are right-aligned, and
+    the cells of columns listed in `uncut` are never cut. On a narrow terminal, cells wrap. On a very narrow one, each
+    row becomes a list."""
     if not rows:
         print(empty)
         return
@@ -92,13 +93,13 @@ def print_table(
 
 
 def terminal_width() -> int | None:
-    """Characters per line of standard output; None if it is not a terminal."""
+    """Return the number of characters per line of standard output, or None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def wrap_text(text: str) -> str:
-    """Wrap long lines between words to fit the terminal. If spaces separate two columns, continuation lines are
-    indented to the second one."""
+    """Wrap long lines between words to fit the terminal. If spaces divide a line into two columns, continuation lines
+    are indented to the second column."""
     room = terminal_width()
     if room is None:
         return text
@@ -115,8 +116,8 @@ def _wrap_line(line: str, room: int) -> str:
 
 
 def _fit_widths(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
-    """Column widths that fit into `room` characters, with the widest columns reduced first. None if a word would have
-    to be broken."""
+    """Return column widths that fit into `room` characters, reducing the widest columns first, or None if a word would
+    have to be broken."""
     least = [max(len(word) for row in cells for word in row[column].split() or [""]) for column in range(len(widths))]
     room -= len(_GAP) * (len(widths) - 1)
     if sum(least) > room:
@@ -152,12 +153,12 @@ def _cell(value: Any, uncut: bool) -> str:
 
 
 def local_time(seconds: float | None) -> str:
-    """A date and time in the local time zone."""
+    """Format a date and time in the local time zone."""
     return "" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count: float) -> str:
-    """A human-readable number of bytes."""
+    """Format a number of bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -166,23 +167,23 @@ def size(count: float) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of at most `width` characters for a share between 0 and 1. Any share above 0 is visible."""
+    """Draw a bar of at most `width` characters for a share between 0 and 1. Any share above 0 is visible."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
 
 def plural(count: int, noun: str) -> str:
-    """A number with its noun: `1 conversation`, `2 conversations`."""
+    """Join a number and its noun: `1 conversation`, `2 conversations`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def join_words(things: Sequence[str]) -> str:
-    """A list of words as text: `a`, `a and b`, `a, b and c`."""
+    """Join words into text: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
 
 
 def span(seconds: float) -> str:
-    """A human-readable duration."""
+    """Format a duration for people."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"

@@ -1,6 +1,6 @@
 """`tidegate projects`: reviews files in shared project folders before they are used in prompts.
 
-Files are shown with invisible characters made visible. The gateway accepts a file only if it has not changed
+When a file is shown, its invisible characters are made visible. The gateway accepts a file only if it has not changed
 since it was shown.
 """
 

@@ -1,4 +1,4 @@
-"""`tidegate skills`: the agents' skills with their sources, and the folders that could not be used.
+"""`tidegate skills`: lists the agents' skills with their sources, and the folders that could not be used.
 
 It needs no running gateway and changes nothing. It shows the skills that a new session would have.
 """

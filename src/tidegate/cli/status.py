@@ -1,4 +1,4 @@
-"""`tidegate status`: the state of the running gateway."""
+"""`tidegate status`: shows the state of the running gateway."""
 
 import sys
 import time
@@ -105,7 +105,7 @@ def _health(health: Readiness) -> str:
 
 
 def commands(workspaces: WorkspacesStatus) -> str:
-    """Where the agents' commands run, and how their limits are enforced."""
+    """Describe where the agents' commands run and how their limits are enforced."""
     if workspaces.problem:
         return workspaces.problem
     text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined with the first command'}"
@@ -113,7 +113,7 @@ def commands(workspaces: WorkspacesStatus) -> str:
 
 
 def _compactions(counts: dict[str, int]) -> str:
-    """How often conversations were reduced to fit the window, by method."""
+    """Describe how often conversations were reduced to fit the window, by method."""
     words = {
         "summary": "reduced by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "by omitting media",
         "useless": "useless summaries",
@@ -122,7 +122,7 @@ def _compactions(counts: dict[str, int]) -> str:
 
 
 def _model_state(state: ModelStatus) -> str:
-    """The state of a model's keys and its failures, or an empty string if there is nothing to report."""
+    """Describe the state of a model's keys and its failures. Empty if there is nothing to report."""
     parts = []
     if state.keys > 1:
         parts.append(f"{state.keys} keys, {state.keys_resting} resting")

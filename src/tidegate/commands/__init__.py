@@ -1,6 +1,6 @@
 """Slash commands, which are the same on the chat page and in the terminal.
 
-`build` returns the registry of all commands. To add commands, add them to `COMMANDS`.
+`build` returns the registry of all commands. New commands are added to `COMMANDS`.
 """
 
 from tidegate.commands import approvals, context, conversation, memory, settings, skills

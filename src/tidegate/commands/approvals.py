@@ -1,4 +1,4 @@
-"""Commands that answer an agent's questions: approve, deny, answer.
+"""Commands that answer an agent's questions and approval requests: approve, deny, answer.
 
 The id can be omitted if only one question is open in this conversation or, before the first message, in all of the
 user's conversations.
@@ -50,7 +50,8 @@ async def _answer(
 
 
 async def _find(context: CommandContext, id: str, kind: Literal["approval", "question"]) -> QuestionView:
-    """Finds the question to answer. If it is ambiguous, or none is of this kind, the error lists the open ones."""
+    """Finds the question to answer. If several questions are possible, or none of this kind is open, the error lists
+    the open ones."""
     questions = context.service.questions
     if id:
         return await questions.get(id, context.principal)

@@ -7,7 +7,7 @@ from tidegate.errors import Refused
 from tidegate.turns import WindowUsage
 
 BAR = 24
-"""The width in characters of the bar that represents the window."""
+"""The width, in characters, of the bar for the window."""
 
 REBUILDS = "The model reads the whole conversation again (its cached prefix is rebuilt)."
 
@@ -31,7 +31,7 @@ def _refuse_arguments(command: str, words: str) -> None:
 
 
 def format_usage(usage: WindowUsage) -> str:
-    """The usage as lines of text."""
+    """Formats the usage of the window as lines of text."""
     about = "" if usage.counted else "about "
     lines = [
         f"{about}{usage.tokens:,} of {usage.window:,} tokens in use, {_share(usage.tokens, usage)} of the window of "
@@ -60,7 +60,7 @@ def _share(tokens: int, usage: WindowUsage) -> str:
 
 
 def _bar(tokens: int, usage: WindowUsage) -> str:
-    """A bar that shows how full the window is, with a mark at each summary threshold."""
+    """Draws a bar that shows how full the window is, with a mark at each summary threshold."""
     full = min(BAR, round(BAR * tokens / usage.window))
     cells = ["█"] * full + ["·"] * (BAR - full)
     for mark in (usage.soft, usage.hard):

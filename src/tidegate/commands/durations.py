@@ -1,7 +1,7 @@
-"""Parsing and formatting of time spans (`/model NAME for 2h`).
+"""Parses and formats time spans (`/model NAME for 2h`).
 
-An invalid span is refused with a sentence that shows the format. Times are shown both by the gateway's clock and as the
-time left, so they are correct in any time zone.
+An invalid span is refused with a sentence that shows the format. A point in time is shown both by the gateway's clock
+and as the time left, so users in any time zone can understand it.
 """
 
 import time
@@ -15,7 +15,8 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def split(command: str, words: str) -> tuple[str, float | None]:
-    """Splits `CHOICE for TIME` into the choice and seconds; None means until the end of the conversation."""
+    """Splits `CHOICE for TIME` into the choice and the time in seconds, or None if the choice applies until the end of
+    the conversation."""
     chosen, _, rest = words.partition(" ")
     rest = rest.strip()
     if not rest:

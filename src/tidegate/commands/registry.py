@@ -1,8 +1,8 @@
 """The registry of slash commands.
 
 Each command is one value with its name, aliases, help, arguments, cost, availability, permission and handler. Names and
-aliases are unique. `/help`, the completion on the page and the documentation are generated from these values. The reply
-to an unknown command suggests the closest match; it is never sent to a model.
+aliases are unique. `/help`, the completion on the chat page and the documentation are generated from these values. An
+unknown command is never sent to a model; the reply suggests the closest match.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,7 +13,7 @@ from tidegate.sessions import Sessions
 from tidegate.values import Frozen
 
 LONGEST_NAME = 100
-"""Maximum characters of an unknown command that are compared and quoted, since any long message may start with /."""
+"""Only this many characters of an unknown command are compared and quoted, since any long message may start with /."""
 
 
 class CommandContext(Frozen, frozen=True):
@@ -95,7 +95,7 @@ class Commands:
 
     @staticmethod
     def is_command(text: str) -> bool:
-        """True if the text begins with a slash and a word. `/usr/bin` is a path, and `/ ` is text."""
+        """True if the text begins with a slash and a word. `/usr/bin` is a path, and `/ ` is plain text."""
         word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
         return len(word) > 1 and word[1:].isalpha()
 

@@ -64,7 +64,7 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
 
 
 def _period(context: CommandContext, ends: float | None) -> str:
-    """The period in which a setting applies."""
+    """Describes the period in which a setting applies."""
     return _start(context) if ends is None else f"{_start(context)} {until(ends, context.service.now())}"
 
 
@@ -92,7 +92,7 @@ async def status(context: CommandContext, _: str) -> CommandReply:
 
 
 async def _window_lines(context: CommandContext) -> list[str]:
-    """The fill level of the model's window, and its largest parts."""
+    """Shows how full the model's window is, and its largest parts."""
     usage = await context.service.window_usage(context.here(), context.principal)
     about = "" if usage.counted else "about "
     share = f"{usage.tokens / usage.window:.0%}"
@@ -105,7 +105,7 @@ async def _window_lines(context: CommandContext) -> list[str]:
 
 
 async def _usage_text(context: CommandContext) -> str:
-    """The usage of this conversation so far."""
+    """Describes the usage of this conversation so far."""
     used = await context.service.usage_of(context.here(), context.principal)
     cached = f" ({used.cached / used.input:.0%} cached)" if used.cached else ""
     about = "about " if used.estimated else ""
@@ -114,13 +114,13 @@ async def _usage_text(context: CommandContext) -> str:
 
 
 async def _question_lines(context: CommandContext) -> list[str]:
-    """The questions in this conversation that the user can answer."""
+    """Lists the questions in this conversation that the user can answer."""
     found = await context.service.questions.open_for(context.principal, session=context.session, limit=approvals.LISTED)
     return [f"asked         {line}" for line in approvals.listing(found).splitlines()]
 
 
 def _model(context: CommandContext, view: SessionView) -> list[str]:
-    """The current model, the reason for it, and the model that it overrides."""
+    """Describes the current model, the reason for its use, and the model that it overrides."""
     chosen = view.settings.get("model")
     agent = context.service.agent(view.agent)
     if agent is None:
@@ -141,7 +141,7 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
 
 
 def _fallback_lines(context: CommandContext, fallen: FallbackState) -> list[str]:
-    """The fallback that currently replaces the agent's own model."""
+    """Describes the fallback that currently replaces the agent's own model."""
     now = context.service.now()
     again = f"not before {until(fallen.until, now).removeprefix('until ')}" if fallen.until > now else "next"
     return [
@@ -166,13 +166,13 @@ def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
 
 
 def _reasoning_source(context: CommandContext, view: SessionView) -> str:
-    """The source of the default reasoning effort."""
+    """Describes the source of the default reasoning effort."""
     agent = context.service.agent(view.agent)
     return "the model's own" if agent is None or agent.reasoning is None else "the agent's own"
 
 
 def _setting_source(context: CommandContext, view: SessionView, key: str) -> str:
-    """The source of a setting, and its expiry."""
+    """Describes the source of a setting, and its expiry."""
     setting = view.settings[key]
     source = f"chosen with /{key}" if setting.source == SOURCE else f"set by {setting.source}"
     ends = setting.expires

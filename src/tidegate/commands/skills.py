@@ -22,7 +22,7 @@ async def skills(context: CommandContext, words: str) -> CommandReply:
 
 
 async def _agent(context: CommandContext) -> str:
-    """The agent of this conversation, or of the next one if there is none yet."""
+    """Returns the agent of this conversation, or of the next one if none has begun."""
     if context.session is not None:
         return (await context.service.row(context.session, context.principal)).agent
     if context.agent is None:

@@ -2,8 +2,8 @@
 
 The result of `load` is immutable, complete (with all defaults) and validated: each value is in its range, each agent's
 model exists, the file contains no plain-text secret, and the server is not reachable from other machines without TLS
-unless a setting allows it. Otherwise `Misconfigured` is raised with the file, the key and the valid values. No other
-file is opened here.
+unless a setting allows it. Otherwise `Misconfigured` is raised, and its message names the file, the key and the valid
+values. No other file is opened here.
 """
 
 from tidegate.config.loader import FILE_NAME, home_folder, load, read

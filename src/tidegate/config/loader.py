@@ -1,4 +1,4 @@
-"""Loading `tidegate.toml` into a validated `Config`.
+"""Loads `tidegate.toml` into a validated `Config`.
 
 Whatever the file contains, `load` and `read` return a valid configuration or raise `Misconfigured`. Each error is a
 sentence with the file and the key. The first ten errors are reported together. Values that may be secrets are never
@@ -34,10 +34,11 @@ from tidegate.values import Frozen
 
 FILE_NAME = "tidegate.toml"
 FILE_BYTES = 4 * 1024 * 1024
-"""Configurations are written by hand, so a larger file is a mistake."""
+"""Maximum size of the file. Configurations are written by hand, so a larger file is a mistake."""
 
 FAULTS_SHOWN = 10
-"""Enough to fix a file in one go. Later errors are often caused by the first ones."""
+"""Maximum number of errors reported together, enough to fix a file in one go. Later errors are often caused by the
+first ones."""
 
 NAMES_AT_MOST = 1000
 """Maximum number of entries of each kind in one file: models, agents, budgets."""
@@ -50,7 +51,7 @@ DEFAULT_TOOLS = ("ask", "clock", "context", "files", "memory", "skills", "termin
 
 
 def home_folder(option: str | None, env: Mapping[str, str]) -> Path:
-    """The absolute path of the home folder: `option`, else `TIDEGATE_HOME`, else `~/.tidegate`."""
+    """Returns the absolute path of the home folder: `option`, else `TIDEGATE_HOME`, else `~/.tidegate`."""
     chosen = option or env.get("TIDEGATE_HOME") or "~/.tidegate"
     try:
         return Path(chosen).expanduser().absolute()
@@ -59,7 +60,7 @@ def home_folder(option: str | None, env: Mapping[str, str]) -> Path:
 
 
 def load(home: Path) -> Config:
-    """The configuration of a home folder, or the defaults if it has no `tidegate.toml`."""
+    """Reads the configuration of a home folder. If it has no `tidegate.toml`, the defaults are used."""
     file = home / FILE_NAME
     try:
         if not file.exists():
@@ -77,7 +78,7 @@ def load(home: Path) -> Config:
 
 
 def read(text: str, home: Path) -> Config:
-    """Parses the content of a `tidegate.toml`."""
+    """Parses the text of a `tidegate.toml`."""
     faults: list[str] = []
     document = _parse(text)
     tables = (*SINGLE, *NAMED, PLUGINS)
@@ -156,7 +157,7 @@ def _report(faults: list[str]) -> str:
 
 
 def _key(key: str) -> str:
-    """A key for an error message. Keys that are long or may be secrets are not quoted."""
+    """Formats a key for an error message. Keys that are long or may be secrets are not quoted."""
     if looks_secret(key) or len(key) > 64:
         return f"(a key of {len(key)} characters)"
     return key
@@ -168,7 +169,8 @@ def _join(where: str, key: str) -> str:
 
 
 def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any:
-    """One table as an instance of `kind`. If it is invalid, returns None and adds the errors to `faults`."""
+    """Reads one table as an instance of `kind`. If the table is invalid, returns None and adds the errors to
+    `faults`."""
     if not isinstance(table, dict):
         faults.append(f"{where} must be a table, [{where}], not {quote(table)}")
         return None
@@ -192,7 +194,8 @@ def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any
 
 
 def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str, Any]:
-    """The tables of a group by name. An invalid table is None, so that references to it cause no further errors."""
+    """Reads the tables of a group, by name. An invalid table becomes None, so that references to it cause no further
+    errors."""
     tables = document.get(group, {})
     if not isinstance(tables, dict):
         faults.append(f"{group} must be tables, [{group}.NAME], not {quote(tables)}")
@@ -312,7 +315,7 @@ def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str])
 
 
 def _check_context(parts: Mapping[str, Any], models: dict[str, ModelSettings | None], faults: list[str]) -> None:
-    """Checks that the models for summaries and notes exist, and that the thresholds are in order."""
+    """Checks that the models for summaries and notes exist, and that the thresholds are in ascending order."""
     for table in ("context", "memory"):
         if parts[table] is not None and (name := parts[table].model) and name not in models:
             faults.append(f"[{table}] model does not exist: there is no [models.{_key(name)}]{nearest(name, models)}")

@@ -1,7 +1,7 @@
 """The tables `[plugins.NAME]` of the configuration: settings that a plug-in defines for itself.
 
-The values are immutable TOML values, unchecked except for one rule: as everywhere in the file, a secret is a reference
-(`env:NAME` or `file:PATH`), never the secret itself.
+The values are immutable TOML values. They are checked for only one rule, which applies to the whole file: a secret is
+given as a reference (`env:NAME` or `file:PATH`), never the secret itself.
 """
 
 import json
@@ -16,13 +16,13 @@ from tidegate.config.value_types import NAME, SECRET, SENSITIVE_HEADER, is_refer
 PLUGINS = "plugins"
 
 DEEPEST = 8
-"""Levels of tables and lists in the settings of one plug-in."""
+"""Maximum depth of nested tables and lists in the settings of one plug-in."""
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def plugin_tables(given: Any, faults: list[str]) -> Mapping[str, Mapping[str, Any]]:
-    """The tables by plug-in. What is wrong with them is added to `faults`."""
+    """Reads the tables, by plug-in. Errors in them are added to `faults`."""
     if not isinstance(given, dict):
         faults.append(f"{PLUGINS} must be tables, [{PLUGINS}.NAME], not {quote(given)}")
         return MappingProxyType({})
@@ -39,12 +39,12 @@ def plugin_tables(given: Any, faults: list[str]) -> Mapping[str, Mapping[str, An
 
 
 def plugin_block(name: str, table: Mapping[str, Any]) -> str:
-    """One table as TOML."""
+    """Formats one table as TOML."""
     return "\n".join([f"[{PLUGINS}.{_key(name)}]", *(f"{_key(key)} = {_toml(value)}" for key, value in table.items())])
 
 
 def references(table: Any) -> Iterator[tuple[str, str]]:
-    """The references to secrets in a plug-in's settings, each with its key. Only keys of the table itself count."""
+    """Yields the references to secrets in a plug-in's settings, each with its key. Nested tables are not searched."""
     for key, value in table.items():
         if isinstance(value, str) and is_reference(value):
             yield key, value

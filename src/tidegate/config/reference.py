@@ -1,6 +1,6 @@
-"""Rendering of settings: the configuration as TOML, an example to start from, and the reference for the documentation.
+"""Renders settings: the configuration as TOML, an example to start from, and the reference for the documentation.
 
-Reading the output of `show` with `read` returns the same configuration. Secrets appear only as references.
+If `read` parses the output of `show`, the result is the same configuration. Secrets appear only as references.
 """
 
 import inspect
@@ -31,12 +31,12 @@ tools = ["ask", "clock", "context", "files", "memory", "skills", "terminal"]
 
 
 def example() -> str:
-    """A minimal `tidegate.toml` with a real model."""
+    """Returns a minimal `tidegate.toml` with a real model."""
     return _EXAMPLE
 
 
 def show(config: Config) -> str:
-    """The configuration in effect, defaults included, as TOML."""
+    """Formats the configuration in effect as TOML, including defaults."""
     blocks = [f"# in effect for {json.dumps(str(config.home))}, defaults included"]
     if config.demo:
         blocks[0] += "\n# no model is configured: the built-in demo model is used"
@@ -64,7 +64,7 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
 
 
 def reference() -> Iterator[tuple[str, str, list[DeclaredSetting]]]:
-    """Yields every table's name in the file, its description and its settings, for the documentation."""
+    """Yields each table's name in the file, its description and its settings, for the documentation."""
     for name, kind in SINGLE.items():
         yield name, inspect.cleandoc(kind.__doc__ or ""), list(settings_of(kind).values())
     for group, kind in NAMED.items():

@@ -54,7 +54,7 @@ class DeclaredSetting(NamedTuple):
 
 
 def settings_of(table: type[msgspec.Struct]) -> dict[str, DeclaredSetting]:
-    """The settings of a table, in declaration order."""
+    """Returns the settings of a table, in the order of their declaration."""
     hints = get_type_hints(table, include_extras=True)
     found: dict[str, DeclaredSetting] = {}
     for field in msgspec.structs.fields(table):
@@ -184,7 +184,7 @@ class ModelSettings(Frozen, frozen=True):
 
     @property
     def references(self) -> tuple[str, ...]:
-        """References to the API keys in order of use; empty if the endpoint needs no key."""
+        """The references to the API keys in the order of their use. Empty if the endpoint needs no key."""
         return self.keys if self.key is None else (self.key,)
 
 
@@ -525,11 +525,11 @@ class Config(Frozen, frozen=True):
     expiry: ExpirySettings = ExpirySettings()
     log: LogSettings = LogSettings()
     plugins: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=lambda: MappingProxyType({}))
-    """The tables `[plugins.NAME]`, whose keys each plug-in defines for itself."""
+    """The tables `[plugins.NAME]`. Each plug-in defines the keys of its table."""
     demo: bool = False
 
     def project(self, agent: str) -> Path | None:
-        """The agent's `workspace` folder, which may not exist, or None if it is not set."""
+        """Returns the path of the agent's `workspace` folder, which may not exist, or None if it is not set."""
         folder = self.agents[agent].workspace
         return None if folder is None else self.path(folder)
 
@@ -556,9 +556,9 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
         "log": LogSettings,
     }
 )
-"""Tables that occur once, by their name in the file."""
+"""The tables that occur once, by their name in the file."""
 
 NAMED: Mapping[str, type[Frozen]] = MappingProxyType(
     {"models": ModelSettings, "agents": AgentSettings, "budgets": BudgetSettings}
 )
-"""Tables of tables, with names chosen by the user."""
+"""The groups of tables with names chosen by the user, such as `[models.NAME]`."""

@@ -1,4 +1,5 @@
-"""The types of settings. Each reads and validates a TOML value, describes itself, and writes a value as TOML.
+"""The types of settings. Each type reads and validates a TOML value, describes valid values, and writes a value as
+TOML.
 
 Reading returns a value or raises `InvalidValue` with the end of a sentence ("must be …"). Invalid values are quoted
 only if they cannot be secrets.
@@ -14,7 +15,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 QUOTED_AT_MOST = 40
-"""Longer values are described instead of quoted, since an error is one sentence and a long value may be a secret."""
+"""The maximum length of a quoted value. Longer ones are described instead, since an error is one sentence and a long
+value may be a secret."""
 
 SECRET = re.compile(
     r"(?i)\bbearer\s+\S{6,}"
@@ -23,15 +25,15 @@ SECRET = re.compile(
     r"|\b(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|hf_)[A-Za-z0-9_-]{8,}"
     r"|\beyJ[A-Za-z0-9_-]{8,}\."
 )
-"""Matches text that looks like a credential anywhere in a value."""
+"""Matches text that looks like a credential, anywhere in a value."""
 
 DENSE = re.compile(r"(?=[^\s]*[0-9])(?=[^\s]*[A-Za-z])[A-Za-z0-9+/=_~.-]{24,}")
-"""Matches a long word of letters and digits, which may be a key of unknown format."""
+"""Matches a long word of letters and digits, which may be a key in an unknown format."""
 
 ENV_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 FILE_REFERENCE = re.compile(r"file:[^\x00-\x1f\x7f]+")
 LARGEST_USER = 2**32 - 2
-"""The highest valid user id; the next one means "no user"."""
+"""The highest valid user id. The next number means "no user"."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -46,13 +48,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB)\s*")
 BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 LONGEST = 100 * 366 * 86400.0
-"""A century. More is a typing error, and overflows dates."""
+"""The longest time span, a century. A longer one is a typing error and overflows dates."""
 REFERENCES_AT_MOST = 100
 """Maximum number of keys for one endpoint."""
 HIGHEST_PRICE = 1_000_000
-"""Dollars per million tokens. More is a typing error."""
+"""The highest price, in dollars per million tokens. A higher one is a typing error."""
 LARGEST_BUDGET = 1_000_000_000
-"""Dollars. Converted to billionths of a dollar, it still fits into the store's integers."""
+"""The largest budget in dollars. Converted to billionths of a dollar, it still fits into the store's integers."""
 
 
 class InvalidValue(Exception):
@@ -95,7 +97,7 @@ def _number(value: int | float) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a close match, else a list of the valid words."""
+    """Returns `; did you mean 'x'?` if there is a close match, else a list of the valid words."""
     known = sorted(words)
     import difflib  # imported only for an error
 
@@ -198,7 +200,8 @@ class Dollars(Plain):
 
 
 class Size:
-    """A number of bytes: an integer, or text such as "64 MiB". With `auto`, "auto" lets the gateway choose."""
+    """A number of bytes: an integer, or text such as "64 MiB". With `auto`, "auto" is also valid and lets the gateway
+    choose."""
 
     def __init__(self, at_least: int, at_most: int = 2**40, *, auto: bool = False) -> None:
         self.at_least, self.at_most, self.auto = at_least, at_most, auto
@@ -230,7 +233,8 @@ class Size:
 
 
 class Duration:
-    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d". With `never`, also "never"."""
+    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d". With `never`, "never" is also
+    valid."""
 
     def __init__(self, at_least: float = 0.0, *, never: bool = False) -> None:
         self.at_least, self.never = at_least, never
@@ -315,7 +319,8 @@ class FilePath(Text):
 
 
 class OneOf(Plain):
-    """One of several words. If the setting used to be a flag, `flags` are the words for true and false."""
+    """One of several words. If the setting was a flag in earlier versions, `flags` are the words that replace true and
+    false."""
 
     def __init__(self, *words: str, flags: tuple[str, str] | None = None) -> None:
         self.words = words
@@ -420,8 +425,8 @@ def _is_origin(text: str) -> bool:
 
 
 def _split_url(text: str) -> tuple[str, str, str] | None:
-    """Splits an http or https address into host, path, and query with fragment. Returns None if it is invalid or
-    contains a user name or password."""
+    """Splits an http or https address into host, path, and query with fragment. Returns None if the address is invalid
+    or contains a user name or password."""
     if any(ord(c) <= 32 or ord(c) == 127 for c in text):
         return None
     try:

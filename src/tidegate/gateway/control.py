@@ -1,9 +1,10 @@
 """The control socket, through which the command line on the same machine talks to the running gateway.
 
-Only the user who runs the gateway (and root) gets an answer, whatever the folder's permissions are. A request is one
-JSON line of bounded length with a deadline; an answer is one JSON line. A client that hangs delays no other. The socket
-belongs to the scope that it was opened in, and its file is removed with it. Its path may be of any length. It also
-answers when no file descriptor is left, from the reserve.
+Only the user who runs the gateway and root get an answer, whatever the folder's permissions are. A request is one JSON
+line of bounded length and must arrive within a deadline; the response is also one JSON line. A client that hangs does
+not delay the others. The socket is owned by the scope in which it was opened, and its file is removed when that scope
+closes. The path of the socket may be of any length. If the process has no free file descriptor left, a request uses the
+reserved ones.
 
     {"do": "status", "memory": true}   the output of `tidegate status`
     {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. A second
@@ -42,7 +43,7 @@ Verb = Callable[[dict[str, Any]], Awaitable[Answer]]
 
 
 class Control:
-    """The gateway's side of the socket. `verbs` maps the name of each request to its handler."""
+    """The server side of the socket. `verbs` maps the name of each request to its handler."""
 
     def __init__(self, home: Path, verbs: Mapping[str, Verb], descriptors: Descriptors | None = None) -> None:
         self._home = home
@@ -52,7 +53,8 @@ class Control:
         self._log = Log("tidegate.control")
 
     async def open(self, scope: Scope) -> None:
-        """Listen until `scope` closes. The caller must hold the home's lock: an existing socket is a dead gateway's."""
+        """Listen until `scope` closes. The caller must hold the lock of the home folder, so an existing socket can only
+        be left over from a dead gateway."""
         path = self._home / SOCKET_NAME
         path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

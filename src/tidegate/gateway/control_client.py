@@ -1,7 +1,7 @@
-"""The command line's side of the control socket of a running gateway.
+"""The client of a running gateway's control socket, used by the command line.
 
-A call returns an answer or raises a one-sentence error within its deadline. The path to the socket may be of any
-length.
+Within its deadline, a call either returns the response or raises an error with a one-sentence message. The path of the
+socket may be of any length.
 """
 
 import os
@@ -19,7 +19,8 @@ _ANSWER_BYTES = 4 << 20  # a status with its ledger is a few kilobytes
 
 
 class FolderPath:
-    """A short path to a folder, however long its real one is: unix socket addresses end at 107 bytes."""
+    """A context manager for a short path to a folder with a path of any length. Unix socket addresses are limited to
+    107 bytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,7 +40,7 @@ class ControlUnanswered(TidegateError):
 
 def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[str, Any]:
     """Send a request to the gateway of this home folder. Blocks. Raises `ControlUnanswered`, or `TidegateError` with
-    the gateway's own message."""
+    the message from the gateway."""
     replace = command_hint(home, "up --replace")
     silent = f"The gateway of {home} does not answer: look at its log, or replace it with {replace}."
     try:

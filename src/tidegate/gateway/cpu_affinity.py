@@ -1,12 +1,12 @@
 """CPU affinity: the gateway's threads run on one core at a time.
 
-Another core is chosen when this one is crowded and another is free. `unpin`, which is also called at exit, allows all
-cores again.
+If this core is crowded and another one is free, another core is chosen. `unpin` allows all cores again and is also
+called at exit.
 
 Python threads run one at a time anyway, and a turn passes from the event loop to the store's writer thread and back
-twice. Waking a thread on another core costs more than its work there: on one core a turn takes about a fifth less time
-and CPU (docs/decisions/0008). Staying on a core that other programs keep busy would cost more than that, so the
-scheduler chooses again when the gateway has to wait for its core.
+twice. Waking a thread on another core takes longer than the work that it does there: on one core a turn takes about a
+fifth less time and CPU (docs/decisions/0008). Staying on a core that other programs keep busy would cost more than
+pinning saves, so the scheduler chooses again when the gateway has to wait for its core.
 """
 
 import os
@@ -17,13 +17,13 @@ from tidegate.log import Log
 log = Log(__name__)
 
 CROWDED = 0.3
-"""Share of its runnable time that the loop's thread spent waiting: above this another core is considered."""
+"""If the loop's thread spends more than this share of its runnable time waiting, another core is considered."""
 
 FREE = 0.5
-"""Share of the time that another core must have been idle to be worth moving to."""
+"""The share of time for which another core must have been idle to be worth moving to."""
 
 CHECK_SECONDS = 5.0
-"""Between two checks: long enough to measure crowding, short enough not to suffer from it."""
+"""The interval between two checks: long enough to measure crowding, short enough to react soon."""
 
 _TASKS = Path("/proc/self/task")
 _STAT = Path("/proc/self/stat")
@@ -34,7 +34,7 @@ _PROCESSOR_FIELD = 36  # of /proc/self/stat, counted from after the command's na
 
 
 class CpuAffinity:
-    """Owned by the process. The constructor changes nothing; `check` is called on a timer, in a thread."""
+    """Pins the threads of the process. The constructor changes nothing. A timer calls `check` in a worker thread."""
 
     def __init__(self) -> None:
         self._all = os.sched_getaffinity(0)
@@ -44,8 +44,8 @@ class CpuAffinity:
         self._pinned = False
 
     def check(self) -> None:
-        """Pin to the core that the scheduler chose, or let it choose again if that core is crowded. If the system does
-        not provide the figures or does not allow pinning, nothing changes."""
+        """Pin the threads to the core that the scheduler chose, or unpin them if that core is crowded and another one
+        is free. Nothing changes if the system does not provide the figures or does not allow pinning."""
         try:
             self._check()
         except OSError as error:
@@ -89,18 +89,18 @@ class CpuAffinity:
 
 
 def _processor() -> int:
-    """The core on which the loop's thread (the first of the process) last ran."""
+    """Return the core on which the loop's thread (the first of the process) last ran."""
     return int(_STAT.read_text().rpartition(") ")[2].split()[_PROCESSOR_FIELD])
 
 
 def _times() -> tuple[int, int]:
-    """Nanoseconds that the loop's thread ran, and waited to run."""
+    """Return for how many nanoseconds the loop's thread has run, and for how many it has waited to run."""
     ran, waited, _ = _SCHEDULE.read_text().split()
     return int(ran), int(waited)
 
 
 def _idle_times() -> dict[int, tuple[int, int]]:
-    """Idle ticks and all ticks of each core."""
+    """Return the idle ticks and the total ticks of each core."""
     found: dict[int, tuple[int, int]] = {}
     for line in _CORES.read_text().splitlines():
         name, *ticks = line.split()

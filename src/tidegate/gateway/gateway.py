@@ -1,9 +1,9 @@
-"""The gateway: opens every service in order, runs them together, closes them in reverse order.
+"""The gateway: opens every service in order, runs them together, and closes them in reverse order.
 
 Everything that was opened is closed on every exit path, in reverse order and within one time budget (`[limits]
-shutdown_seconds`): after a stop, after a failure during the start, and after a stop during the start. A failure to
-close one service is logged and keeps no other open. The gateway owns the process scope; each service owns what it
-creates inside it. A constructor opens nothing: `build` opens, `close` closes.
+shutdown_seconds`): after a stop, after a failure during the start, and after a stop during the start. If one service
+fails to close, the failure is logged and the others are still closed. The gateway owns the process scope; each service
+owns what it creates inside it. A constructor opens nothing: `build` opens, `close` closes.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ Stage = Callable[[], Awaitable[None]]
 
 
 class StartFailed(TidegateError):
-    """An unexpected error during the start."""
+    """The start failed with an unexpected error."""
 
 
 class Gateway:
@@ -117,11 +117,12 @@ class Gateway:
 
     @property
     def budget(self) -> float:
-        """Seconds that the whole stop may take."""
+        """The time limit for the whole stop, in seconds."""
         return self._config.limits.shutdown_seconds
 
     async def build(self) -> bool:
-        """Open every service, or close the opened ones and raise. Returns False if asked to stop meanwhile."""
+        """Open every service. If one fails, close those that are open and raise. Returns False if a stop is requested
+        meanwhile."""
         for name, stage in self.stages:
             try:
                 await stage()
@@ -147,7 +148,7 @@ class Gateway:
         return True
 
     def ask_to_stop(self, *, hurry: bool = True) -> None:
-        """Stop in order. A second call does not wait for turns, unless `hurry` is false."""
+        """Request an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
         if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
@@ -156,7 +157,8 @@ class Gateway:
         await self._asked.wait()
 
     async def close(self) -> None:
-        """Stop intake, let turns finish or park them, then close every service in reverse order, within one budget."""
+        """Accept no more work, let turns finish or park them, then close every service in reverse order, all within one
+        budget."""
         self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self.sessions.census()["turns_running"]
@@ -222,7 +224,8 @@ class Gateway:
         await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
     def _release_lock(self) -> None:
-        """Keep the lock if the database could not be closed in time: the kernel then releases it with the process."""
+        """Release the lock, unless the database could not be closed in time. The kernel then releases it when the
+        process ends."""
         if not self._database_connections():
             self._lock.release()
 
@@ -376,7 +379,8 @@ class Gateway:
         return MaintenanceTask(name="core", interval=CHECK_SECONDS, run=check)
 
     async def _check_files(self) -> None:
-        """Check that the database file is in place. If another program has written to it, run a full check at once."""
+        """Check that the database file is still there. If another program has written to it, run a full check at
+        once."""
         await self.store.write(maintenance.check_path)
         if self.store.touched:
             self._log.warning("another program has written to the database; checking it", path=str(self.store.path))
@@ -413,5 +417,5 @@ class Gateway:
 
 
 async def _trim() -> None:
-    """Trim free memory in a thread: this takes milliseconds, and does not hold the interpreter's lock."""
+    """Trim free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
     await to_thread.run_sync(trim)

@@ -1,9 +1,9 @@
-"""The home folder: its creation and checks, and the owner's first key.
+"""The home folder: creating and checking it, and storing the owner's first key.
 
-The folder and its content are private to the user who runs the gateway. `api-key` is created once, readable by its
-owner only, and never overwritten; it contains one of the owner's keys in the store, unless that key was revoked. It
-appears after the owner's row is committed, so an `api-key` next to a database without an owner means that the database
-was lost.
+The folder and its contents are private to the user who runs the gateway. `api-key` is created once, readable by its
+owner only, and never overwritten; it contains a key that the store knows as the owner's, unless that key was revoked.
+The file appears only after the owner's row is committed, so an `api-key` next to a database without an owner means that
+the database was lost.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _KEY_MODE = 0o600
 
 
 def prepare(home: Path) -> None:
-    """Create the folder, or remove the permissions of other users from an existing one."""
+    """Create the folder, or withdraw other users' permissions on an existing one."""
     try:
         home.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         found = home.stat()
@@ -51,7 +51,8 @@ def prepare(home: Path) -> None:
 
 
 def lost_database(home: Path) -> str | None:
-    """Instructions if the folder has an owner's key but its database is missing or empty; else None."""
+    """Return instructions for the user if the folder has an owner's key but its database is missing or empty, else
+    None."""
     path, key = home / DATABASE_NAME, home / KEY_NAME
     if not key.exists():
         return None
@@ -76,8 +77,9 @@ def _recovery_options(what: str, path: Path, key: Path) -> str:
 
 
 async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
-    """Ensure that the owner exists and that `api-key` holds a key; returns a warning for the user, if any. `fresh` says
-    that the database was just created; any other database without an owner is refused if a key exists.
+    """Ensure that the owner exists and that `api-key` holds a key. Returns a warning for the user, if there is one.
+    `fresh` is true if the database was just created. If any other database has no owner although a key file exists,
+    `StoreDamaged` is raised.
 
     A new key is first written under another name, then its row is committed, then the file is renamed. After a crash
     in between, the next start continues with the same key, so the file never holds a key that does not work.
@@ -97,13 +99,13 @@ async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
 
 
 async def key_digest(home: Path) -> bytes:
-    """The digest of the key that the command line uses."""
+    """Return the digest of the key that the command line uses."""
     key = await to_thread.run_sync(_read, home / KEY_NAME)
     return digest(key or "")
 
 
 def _read_or_prepare(path: Path) -> tuple[str, bool]:
-    """The key, and whether its file must still be renamed."""
+    """Return the key, and True if its file must still be renamed."""
     key = _read(path)
     if key is not None:
         return key, False
@@ -121,7 +123,7 @@ def _pending(path: Path) -> Path:
 
 
 async def one_time_code(store: Store) -> tuple[str, float]:
-    """A short-lived code that signs the owner in to the chat page once, and when it expires."""
+    """Create a short-lived code that signs the owner in to the chat page once. Returns the code and its expiry time."""
     code = make_code()
     now = time.time()
     await store.write(_add_code, digest(code), now, now + CODE_SECONDS)
@@ -135,8 +137,8 @@ def _add_code(db: Db, hashed: bytes, now: float, expires: float) -> None:
 
 
 def _adopt(db: Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
-    """Add the key to the owner if it is unknown. Returns False if it was revoked, None if there is no owner and
-    `may_create` does not allow creating one."""
+    """Add the key to the owner if it is unknown. Returns False if the key was revoked, and None if there is no owner
+    and `may_create` is false."""
     owner = principals.by_name(db, OWNER)
     if owner is None and not may_create:
         return None

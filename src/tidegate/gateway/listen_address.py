@@ -1,8 +1,8 @@
 """The address that the gateway listens on, and the check that it is not exposed by mistake.
 
-The socket is bound before the gateway reports that it is ready. The check looks at the address that was bound, not at
-the setting: an address beyond loopback is refused without TLS or the explicit `insecure` setting, and with either of
-them a warning is printed.
+The socket is bound before the gateway reports that it is ready. The check uses the address that was bound, not the
+setting. An address beyond loopback is refused without TLS or the explicit `insecure` setting. With either of them, a
+warning is printed.
 """
 
 import errno
@@ -16,7 +16,7 @@ _BACKLOG = 1024  # connections that wait while the loop is busy: enough for a bu
 
 
 def bind(server: ServerSettings, port: int | None) -> socket.socket:
-    """A listening socket for these settings; the caller owns it."""
+    """Return a listening socket for these settings. The caller owns it."""
     wanted = server.port if port is None else port
     try:
         found = socket.getaddrinfo(server.host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -62,7 +62,7 @@ def _refuse_exposed(server: ServerSettings, bound: socket.socket) -> None:
 
 
 def warning(server: ServerSettings, bound: socket.socket) -> str | None:
-    """A warning for the operator if other machines can reach this address; None on loopback."""
+    """Return a warning for the operator if other machines can reach this address, else None."""
     if _is_loopback(bound):
         return None
     if server.tls_cert is None:
@@ -74,7 +74,7 @@ def warning(server: ServerSettings, bound: socket.socket) -> str | None:
 
 
 def address_of(server: ServerSettings, bound: socket.socket) -> str:
-    """The address as a URL."""
+    """Return the address as a URL."""
     host, port = bound.getsockname()[:2]
     scheme = "http" if server.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,10 +1,11 @@
 """The locks of a home folder: one gateway at a time, and one takeover at a time.
 
-While a `HomeLock` is held, no other process holds the lock of that name, and a refused process learns the holder. There
-are two locks: `lock`, held by the gateway of the home folder, and `takeover`, held by a gateway that replaces it, from
-before it asks the old one to stop until it is ready. Each is a kernel lock on an open file, so it ends with its holder,
-`kill -9` included; the file's text only describes the holder and is never taken as proof. The files are never removed,
-so that two gateways cannot lock two files of the same name. `holder_of` only tests the lock and never takes it.
+While a `HomeLock` is held, no other process can hold the lock of that name, and a process that fails to take it learns
+who the holder is. There are two locks. `lock` is held by the gateway of the home folder. `takeover` is held by a
+gateway that replaces it, from before the stop request to the old gateway until the new one is ready. Each is a kernel
+lock on an open file, so it ends with its holder, even after `kill -9`; the file's text only describes the holder and is
+never taken as proof. The files are never removed, so that two gateways cannot lock two files of the same name.
+`holder_of` only tests the lock and never takes it.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
 def command_hint(home: Path, command: str) -> str:
-    """`tidegate …` for this home folder, quoted as in our messages. It can be copied as printed: it names the home
-    folder unless that is the default one."""
+    """Return `tidegate COMMAND` for this home folder, quoted as in our messages and ready to be copied. It includes the
+    home folder unless that is the default one."""
     try:
         is_default = home == Path(_DEFAULT_HOME).expanduser().absolute()
     except RuntimeError:  # the user has no home folder
@@ -39,8 +40,8 @@ def command_hint(home: Path, command: str) -> str:
 
 class Holder(Frozen, frozen=True):
     """The process that holds a home folder. `began` is the kernel's start time of the process, which detects a recycled
-    pid; `address` is empty until the gateway listens; `used` stays set once the folder has had a database with an
-    owner, also while no process holds the folder (pid 0)."""
+    pid; `address` is empty until the gateway listens; `used` stays true once the folder has had a database with an
+    owner, even while no process holds the folder (pid 0)."""
 
     pid: int
     began: int = 0
@@ -49,7 +50,7 @@ class Holder(Frozen, frozen=True):
     used: bool = False
 
     def is_same(self, other: "Holder") -> bool:
-        """True if both are the same process and not just the same pid, since pids are recycled."""
+        """True if both describe the same process. Comparing only pids would not be enough, since pids are recycled."""
         return (self.pid, self.began) == (other.pid, other.began)
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class HomeHeld(Misconfigured):
 
 
 class BeingTakenOver(Misconfigured):
-    """Another gateway is replacing the one that holds the home folder."""
+    """Another gateway is already taking over the home folder."""
 
     def __init__(self, home: Path, holder: Holder) -> None:
         super().__init__(
@@ -79,7 +80,8 @@ class BeingTakenOver(Misconfigured):
 
 
 def process_mark(pid: int) -> int:
-    """When the kernel started this process, in ticks since boot; 0 if there is no such process."""
+    """Return the time at which the kernel started this process, in ticks since boot, or 0 if there is no such
+    process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -88,7 +90,7 @@ def process_mark(pid: int) -> int:
 
 
 def holder_of(home: Path, name: str = LOCK_NAME) -> Holder | None:
-    """The process that holds this home folder now, or None. The lock is tested, not taken."""
+    """Return the process that holds this home folder now, or None. The lock is tested, not taken."""
     try:
         descriptor = os.open(home / name, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -123,7 +125,7 @@ def _described(text: bytes) -> Holder:
 
 
 class HomeLock:
-    """A lock of one home folder, from `take` to `release`."""
+    """A lock on a home folder, held from `take` to `release`."""
 
     def __init__(self, home: Path, name: str = LOCK_NAME) -> None:
         self._home = home
@@ -132,7 +134,7 @@ class HomeLock:
         self._holder = Holder(pid=os.getpid())
 
     def take(self) -> None:
-        """Take the lock at once or raise `HomeHeld`."""
+        """Take the lock without waiting, or raise `HomeHeld`."""
         descriptor = os.open(self._home / self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -149,12 +151,13 @@ class HomeLock:
         self._write()
 
     def mark_used(self) -> None:
-        """Record that the folder has a database with an owner: see `was_used`."""
+        """Record that the folder has a database with an owner (see `was_used`)."""
         self._holder = msgspec.structs.replace(self._holder, used=True)
         self._write()
 
     def complaint(self) -> str | None:
-        """A message if `lock` is no longer the locked file, since a second gateway could then start; else None."""
+        """Return a message if the file `lock` is no longer the one that is locked, else None. A second gateway could
+        then start."""
         path = self._home / LOCK_NAME
         with contextlib.suppress(OSError):
             if self._descriptor is not None and os.path.samestat(path.stat(), os.fstat(self._descriptor)):
@@ -162,7 +165,7 @@ class HomeLock:
         return f"{path} was removed or replaced, so a second gateway could start here: restart this one."
 
     def write_address(self, address: str) -> None:
-        """Record where this gateway listens, for the command line and for processes that are refused."""
+        """Record the address of this gateway, for the command line and for processes that cannot take the lock."""
         self._holder = msgspec.structs.replace(self._holder, address=address)
         self._write()
 
@@ -172,7 +175,7 @@ class HomeLock:
         os.pwrite(self._descriptor, msgspec.json.encode(self._holder).ljust(_TEXT_BYTES), 0)
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the lock. Calling this again has no effect."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             self._holder = Holder(pid=0, used=self._holder.used)

@@ -1,9 +1,9 @@
 """Periodic maintenance tasks, and the heartbeat that shows they still run.
 
 Each task runs at its interval for as long as the gateway runs, one run at a time, with a deadline. A task that fails or
-hangs delays no other. A failure is logged with the name of the task, once, until it fails in another way. Each
-successful run is a heartbeat, so a task that stopped working makes `/readyz` fail. The asyncio tasks belong to the
-scope passed to `start`.
+hangs does not delay the others. A failure is logged with the name of the task, and repeated identical failures are not
+logged again. Each successful run is a heartbeat, so `/readyz` fails when a task has stopped working. The scope passed
+to `start` owns the asyncio tasks.
 """
 
 import random
@@ -34,7 +34,7 @@ class _Record:
 
 
 class Maintenance:
-    """Runs the tasks; `beat` is called with the name of a task after each successful run."""
+    """Runs the tasks. `beat` is called with the name of a task after each of its successful runs."""
 
     def __init__(
         self,

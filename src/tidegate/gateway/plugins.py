@@ -1,6 +1,7 @@
-"""The plug-ins of a gateway: opened in order in a scope of their own, before sessions.
+"""Opens the plug-ins of a gateway in order, in a separate scope, before sessions.
 
-A broken plug-in that an agent needs prevents the start; the others are in the log and the status.
+A broken plug-in prevents the start if an agent needs it. Other broken plug-ins are only shown in the log and the
+status.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ async def open_plugins(
     secrets: Mapping[str, Secret],
     deadlines: Deadlines | None = None,
 ) -> tuple[Plugins, dict[str, Toolset]]:
-    """The plug-ins, and the toolsets that they provide, by name."""
+    """Open the plug-ins. Returns them, and the toolsets that they provide, by name."""
     plugins = Plugins(
         config, scope.child("plug-ins"), found.uses, loaded=found.loaded, secrets=secrets, deadlines=deadlines
     )

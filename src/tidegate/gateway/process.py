@@ -1,9 +1,9 @@
-"""The gateway as a process: its event loop, its signals and its exit.
+"""Runs the gateway as a process, with an event loop, signal handlers and an exit code.
 
-SIGTERM, SIGINT and SIGHUP stop the gateway in order within one time budget; a second signal does not wait for turns. If
-the orderly stop hangs, the process exits shortly after its budget and prints the stacks of its threads to standard
-error. It does the same if a task or thread of a plug-in is still running when everything else is closed. A failure to
-start is raised as an error with a one-sentence message.
+SIGTERM, SIGINT and SIGHUP stop the gateway in order within one time budget; after a second signal, it no longer waits
+for turns. If the orderly stop hangs, the process exits shortly after its budget and prints the stacks of its threads to
+standard error. The same happens if a task or thread of a plug-in is still running when everything else is closed. A
+failure to start is raised as an error with a one-sentence message.
 """
 
 import asyncio

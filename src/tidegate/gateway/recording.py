@@ -1,7 +1,7 @@
 """Recording and replay of model traffic: `tidegate up --record FILE` and `tidegate up --replay FILE`.
 
-A file that cannot be used is reported before anything is opened or taken over. The recorder and the replayer are
-imported only if they are used. They belong to the scope passed to `open`.
+An unusable file is reported before anything is opened or taken over. The recorder and the replayer are imported only if
+they are used. The scope passed to `open` owns them.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ class Recording:
     async def open(
         self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger
     ) -> Transport:
-        """The transport for models."""
+        """Open the recorder or replayer, if there is one. Returns the transport to use for models."""
         if self._replayer is not None:
             return self._replayer
         if self._record is None:
@@ -78,7 +78,7 @@ class Recording:
         return None if recording is None else recording.status()
 
     def lines(self, config: Config) -> Iterator[str]:
-        """Lines for the start message."""
+        """Yield lines for the start message."""
         if self._record is not None:
             yield f"Recording the model traffic, which contains every conversation, to {self._record}, without keys."
         elif self._replay is not None:
@@ -90,7 +90,7 @@ class Recording:
 
 
 def _keep_apart(file: Path, config: Config) -> None:
-    """Refuse a recording in an agent's folder: it contains everybody's conversations."""
+    """Refuse to record into an agent's folder, since a recording contains every user's conversations."""
     for name in config.agents:
         folder = config.project(name)
         if folder is not None and file.resolve().is_relative_to(folder.resolve()):
@@ -101,6 +101,6 @@ def _keep_apart(file: Path, config: Config) -> None:
 
 
 def _referred(config: Config) -> Iterator[str]:
-    """Names of headers whose values are secrets."""
+    """Yield the names of headers whose values are secrets."""
     for model in config.models.values():
         yield from (name.lower() for name, value in model.headers.items() if is_reference(value))

@@ -1,6 +1,6 @@
 """The status service: collects the gateway's status for the control socket, the HTTP API and the metrics.
 
-Every figure is read from its owner at the moment of the request. Nothing is counted twice or stored here.
+Every figure is read from its source when it is requested. This service neither counts nor stores anything.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class GatewayStatus(StatusReport, frozen=True, omit_defaults=False):
 
 
 class StatusService:
-    """Reads the other services and changes none of them; `stop` asks the gateway to stop."""
+    """Reads the other services and changes none of them. `stop` requests that the gateway stop."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class StatusService:
         self._since = time.time()
 
     def verbs(self) -> dict[str, Verb]:
-        """The requests of the control socket, with their handlers."""
+        """Return the handlers of the control socket's requests, by name."""
         return {"status": self._on_status, "stop": self._on_stop, "code": self._on_code, "check": self._on_check}
 
     async def status(self, *, memory: bool = False) -> GatewayStatus:
-        """The complete status; `memory` adds what the memory is made of and who holds it."""
+        """Return the complete status. With `memory`, it includes a breakdown of the memory by kind and owner."""
         pressure = self._pressure.report()
         return GatewayStatus(
             version=__version__,
@@ -101,7 +101,7 @@ class StatusService:
         )
 
     def gauges(self) -> dict[str, float]:
-        """Metrics of the process itself."""
+        """Return the metrics of the process itself."""
         pressure, connections = self._pressure.report(), msgspec.structs.asdict(self._server.report())
         return {
             "memory_private_bytes": float(private_bytes()),
@@ -111,7 +111,7 @@ class StatusService:
         }
 
     async def link(self) -> tuple[str, float]:
-        """A new one-time link to the chat page, and when it expires."""
+        """Create a one-time link to the chat page. Returns the link and its expiry time."""
         code, expires = await one_time_code(self._store)
         return start_message.link(self._address, code), expires
 

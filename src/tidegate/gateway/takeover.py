@@ -1,8 +1,9 @@
 """Taking over a home folder from a running gateway.
 
-If several gateways try at once, the first to claim the folder takes over and the others are refused at once. When
+If several gateways try at once, the first to claim the folder takes over and the others fail immediately. When
 `take_over` returns with the lock, the old gateway has released it or is dead, so its database connections are closed
-and its port is free. Only the holder of the lock is signalled, and no message that it accepted is lost.
+and its port is free. Only the process that holds the lock is signalled. No message that the old gateway has accepted is
+lost.
 """
 
 import os
@@ -24,7 +25,7 @@ _KILL_GRACE_SECONDS = 5.0  # after SIGKILL the kernel releases the lock as soon 
 
 
 def claim(home: Path, takeover: HomeLock) -> None:
-    """Become the one gateway that may take over, or raise `BeingTakenOver`."""
+    """Claim the right to take over, which only one gateway can have at a time, or raise `BeingTakenOver`."""
     try:
         takeover.take()
     except HomeHeld as held:
@@ -39,9 +40,9 @@ async def take_over(
     say: Callable[[str], None],
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Take the lock. Its holder, if any, is asked to stop through the control socket or else by SIGTERM, and is killed
-    after `within` seconds. If another process takes the lock meanwhile, it is treated the same way. Returns without
-    the lock once `given_up()` is true."""
+    """Take the lock. If a process holds it, that process receives a stop request through the control socket, or SIGTERM
+    if the socket does not respond, and is killed after `within` seconds. A process that takes the lock meanwhile is
+    treated the same way. Returns without the lock once `given_up()` is true."""
     asked: Holder | None = None
     killed = False
     deadline = time.monotonic() + within
@@ -70,7 +71,7 @@ async def take_over(
 
 
 def _ask_to_stop(home: Path, holder: Holder) -> None:
-    """Ask for an orderly stop. If the gateway is already stopping, its turns keep their remaining time."""
+    """Request an orderly stop. If the gateway is already stopping, its turns keep their remaining time."""
     try:
         ask(home, {"do": "stop", "hurry": False}, within=_ASK_SECONDS)
     except TidegateError:
@@ -79,7 +80,7 @@ def _ask_to_stop(home: Path, holder: Holder) -> None:
 
 
 def _signal(holder: Holder, number: signal.Signals) -> None:
-    """Signal the holder if its pid has not been recycled."""
+    """Send a signal to the holder, unless its pid has been recycled."""
     if holder.pid <= 0 or holder.began == 0:
         return
     try:

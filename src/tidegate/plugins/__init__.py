@@ -1,15 +1,15 @@
-"""Plug-ins: the public types for code that extends the gateway, and how that code is found and run.
+"""Plug-ins: the public types for code that extends the gateway, and the loading and running of this code.
 
-A plug-in is an async function that makes one thing of a declared kind:
+A plug-in is an async function that makes one object of a declared kind:
 
     from tidegate.plugins import PluginContext, Toolset, plugin
 
     @plugin("toolset")
     async def make(ctx: PluginContext) -> Toolset: ...
 
-Everything that a plug-in needs can be imported from here, and names that are not listed in `__all__` may change in any
-version. Importing this module imports no other part of the gateway: tools are imported when one of their names is used.
-docs/plugins.md describes the plug-ins from the author's point of view.
+Everything that a plug-in needs can be imported from here. Names that are not listed in `__all__` may change in any
+version. Importing this module imports no other part of the gateway, except that `tidegate.tools` is imported when one
+of its names is used. docs/plugins.md describes plug-ins from the author's point of view.
 """
 
 from typing import TYPE_CHECKING, Any

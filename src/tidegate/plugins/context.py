@@ -1,4 +1,4 @@
-"""The context of a plug-in: its settings, a folder, a log, a scope and its secrets. It gets nothing else."""
+"""The context of a plug-in: its settings, a folder, a log, a scope and its secrets. A plug-in receives nothing else."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +14,9 @@ from tidegate.security import Secret
 class PluginContext:
     """The argument of a plug-in's factory. It is valid until the plug-in is stopped.
 
-    `settings` is the table `[plugins.NAME]` of the configuration. `folder` is a private folder for the plug-in's data;
-    it exists. `log` writes to the gateway's log under the plug-in's name. Background tasks, context managers and
-    callbacks belong in `scope`, which ends with the plug-in: its tasks are cancelled, then the object's `stop` is
+    `settings` is the table `[plugins.NAME]` of the configuration. `folder` is an existing private folder for the
+    plug-in's data. `log` writes to the gateway's log under the plug-in's name. Background tasks, context managers and
+    callbacks belong in `scope`, which closes with the plug-in: its tasks are cancelled, then the object's `stop` is
     awaited, then everything that was entered in the scope is exited, in reverse order.
     """
 
@@ -33,7 +33,7 @@ class PluginContext:
         self._secrets = secrets
 
     def secret(self, setting: str) -> Secret:
-        """The secret that a setting of this plug-in refers to (`env:NAME` or `file:PATH`)."""
+        """Returns the secret that a setting of this plug-in refers to (`env:NAME` or `file:PATH`)."""
         reference = self.settings.get(setting)
         if not isinstance(reference, str) or not is_reference(reference):
             raise Misconfigured(

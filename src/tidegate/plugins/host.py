@@ -1,9 +1,9 @@
 """Runs plug-ins: makes their objects, starts them, and stops them with the process.
 
-`open` makes and starts a plug-in within its deadlines. If that fails, it records the fault with its file and line and
-raises `PluginFailed`; it can be called again later. Each plug-in has a separate scope below the process, which is
-closed within a deadline, in reverse order of opening. A plug-in that fails or hangs does not affect the others. Running
-plug-ins are listed in the ledger as `plug-in`.
+`open` makes and starts a plug-in within its deadlines. On failure, it records the fault with the file and line and
+raises `PluginFailed`; it can be called again later. Each plug-in has a separate scope below the process. The scopes are
+closed in reverse order of opening, each within a deadline. A plug-in that fails or hangs does not affect the others.
+Running plug-ins are listed in the ledger as `plug-in`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ log = Log(__name__)
 
 
 class Deadlines(Frozen, frozen=True):
-    """Time limits of one plug-in in seconds: a start may have to reach a service on the network."""
+    """Time limits for each plug-in, in seconds. Starting may involve connecting to a service on the network."""
 
     make: float = 10.0
     start: float = 10.0
@@ -39,11 +39,11 @@ class Deadlines(Frozen, frozen=True):
 
 
 class PluginFailed(TidegateError):
-    """The plug-in could not be made or started. The message names its file and line."""
+    """The plug-in could not be made or started. The message names the file and line."""
 
 
 class Plugin:
-    """One plug-in of the process. `object` is None until it is open."""
+    """One plug-in of the process. `object` is None until the plug-in is open."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Plugin:
         return self.object
 
     def set_loaded(self, loaded: LoadedPlugin) -> None:
-        """Uses a plug-in that was imported already."""
+        """Sets the imported plug-in, so that `open` does not import it again."""
         self._loaded = loaded
 
     def status(self) -> PluginStatus:
@@ -115,7 +115,8 @@ class Plugin:
         self.object = made
 
     def _checked(self, made: Any, place: str) -> tuple[Any, Any]:
-        """The methods `start` and `stop` of an object that has all members of its kind; None for a missing one."""
+        """Checks that the object has every member its kind requires. Returns its `start` and `stop` methods, with None
+        for one that it does not define."""
         try:
             missing = missing_members(KINDS[self.use.kind], made)
             methods = getattr(made, "start", None), getattr(made, "stop", None)
@@ -152,7 +153,8 @@ class Plugin:
     async def _bounded(
         self, scope: Scope, work: Callable[[], Awaitable[Any]], what: str, seconds: float, place: str
     ) -> Any:
-        """Awaits one call of the plug-in. One that ignores its cancellation is abandoned to the scope."""
+        """Awaits one call of the plug-in within its deadline. A call that ignores its cancellation is left to the
+        scope."""
         task = scope.start(_caught, work, name=f"{what} {self.name}")
         try:
             done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -201,7 +203,7 @@ class Plugins:
         return tuple(plugin for plugin in self._plugins.values() if plugin.use.kind == kind)
 
     async def open(self) -> None:
-        """Opens all of them, in order. Raises `PluginFailed` if a required one cannot be opened."""
+        """Opens all plug-ins in order. Raises `PluginFailed` if a required one cannot be opened."""
         for plugin in self._plugins.values():
             try:
                 await plugin.open()
@@ -214,7 +216,7 @@ class Plugins:
 
 
 def needed(use: PluginUse, fault: str) -> str:
-    """The message that a plug-in cannot be used, with the agents that need it."""
+    """Returns the message that a plug-in cannot be used, with the agents that need it."""
     agents = f"the agents {', '.join(use.agents)} need" if len(use.agents) > 1 else f"the agent {use.agents[0]} needs"
     return (
         f"the plug-in {use.name!r} cannot be used, and {agents} it: {fault}; repair it, or remove it from {use.setting}"
@@ -222,8 +224,8 @@ def needed(use: PluginUse, fault: str) -> str:
 
 
 async def _caught(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
-    """Returns the failure as a value: it is reported where the call was made, and nowhere else. `SystemExit` is a
-    failure like any other: outside of this function it would end the process."""
+    """Awaits the call. Returns its result and its error, so that the error is reported by the caller and nowhere else.
+    This includes `SystemExit`, which would otherwise end the process."""
     try:
         waiting = work()
         if not inspect.isawaitable(waiting):

@@ -1,7 +1,7 @@
 """The kinds of plug-ins, and the declaration that makes a function a plug-in.
 
-`KINDS` is closed: a new kind is an entry here, and code in the package that owns it. A plug-in that declares a newer
-version of the interface than `API_VERSION` is refused.
+`KINDS` lists all kinds: a new kind requires an entry here, and code in the package that uses it. A plug-in is refused
+if it declares a newer version of the interface than `API_VERSION`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,7 +12,7 @@ from tidegate.plugins.context import PluginContext
 from tidegate.values import Frozen
 
 API_VERSION = 1
-"""Increased when the interface gains something that plug-ins may rely on. Version 1 remains supported."""
+"""Increased when the interface gains a feature that plug-ins may rely on. Version 1 remains supported."""
 
 KindName = Literal["toolset", "memory", "index"]
 
@@ -20,9 +20,9 @@ Make = Callable[[PluginContext], Awaitable[Any]]
 
 
 class Kind(Frozen, frozen=True):
-    """One kind of plug-in. `members` are the attributes that its objects must have, those of the protocol `protocol`.
-    `owner` is the package that uses the objects. `setting` is the setting that names plug-ins of this kind. A broken
-    plug-in prevents the start only if its kind is `required`: otherwise the owner can work without it."""
+    """One kind of plug-in. `members` are the attributes that its objects must have, as defined by the protocol
+    `protocol`. `owner` is the package that uses the objects. `setting` is the setting that names plug-ins of this kind.
+    A broken plug-in prevents the start only if its kind is `required`; otherwise the owner can work without it."""
 
     name: KindName
     title: str
@@ -71,7 +71,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 class PluginFactory(Frozen, frozen=True):
     """A declared plug-in: the function that makes its object, the kind of that object, and the version of the interface
-    that it was written for."""
+    for which the function was written."""
 
     kind: str
     make: Make
@@ -79,7 +79,7 @@ class PluginFactory(Frozen, frozen=True):
 
     @property
     def place(self) -> str:
-        """The file and line of the function."""
+        """The file and line of the function's definition."""
         code = getattr(self.make, "__code__", None)
         return f"{code.co_filename}, line {code.co_firstlineno}" if code is not None else repr(self.make)
 

@@ -23,14 +23,14 @@ GROUP = "tidegate.plugins"
 FOLDER = "plugins"
 
 IMPORT_SECONDS = 20.0
-"""Time limit for importing one plug-in with everything that it imports: large libraries take some seconds."""
+"""Time limit for importing one plug-in and everything that it imports. Large libraries take some seconds."""
 
 
 MESSAGE_CHARACTERS = 1000
-"""The longest error message of a plug-in that is shown."""
+"""Maximum length of a plug-in's error message; longer ones are shortened."""
 
 _CALLING = ("<frozen ", str(Path(importlib.util.__file__).parent), str(Path(__file__).parents[1]))
-"""The beginnings of file names of code that imports and calls plug-ins: of Python and of the gateway."""
+"""The file names of Python's and the gateway's code that imports and calls plug-ins start with these."""
 
 
 class PluginUse(Frozen, frozen=True):
@@ -42,12 +42,12 @@ class PluginUse(Frozen, frozen=True):
 
     @property
     def setting(self) -> str:
-        """The setting that names it."""
+        """The setting that names the plug-in."""
         return KINDS[self.kind].setting.replace("NAME", self.agents[0] if self.agents else "NAME")
 
 
 class LoadedPlugin(NamedTuple):
-    """A plug-in that was imported. `file` is the file that it was imported from."""
+    """An imported plug-in. `file` is the file that it was imported from."""
 
     use: PluginUse
     factory: PluginFactory
@@ -55,7 +55,7 @@ class LoadedPlugin(NamedTuple):
 
 
 class PluginInvalid(Misconfigured):
-    """The plug-in cannot be used. The message names its file and line. `found` is false if no such plug-in exists."""
+    """The plug-in cannot be used. The message names the file and line. `found` is false if no such plug-in exists."""
 
     def __init__(self, message: str, *, found: bool = True) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ def load(use: PluginUse, home: Path, *, within: float = IMPORT_SECONDS) -> Loade
 
 
 def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -> LoadedPlugin:
-    """The factory of the wanted kind. Raises `PluginInvalid` if there is not exactly one."""
+    """Returns the plug-in with its factory of the required kind. Raises `PluginInvalid` if there is not exactly one."""
     kind = KINDS[use.kind]
     declared = list({id(factory): factory for factory in factories}.values())
     fitting = [factory for factory in declared if factory.kind == use.kind]
@@ -117,13 +117,14 @@ def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -
 
 
 def missing_members(kind: Kind, made: object) -> tuple[str, ...]:
-    """The required attributes of this kind that the object lacks."""
+    """Returns the names of the attributes that this kind requires and the object lacks."""
     return tuple(name for name in kind.members if not hasattr(made, name))
 
 
 def place_of(error: BaseException, file: str, otherwise: str = "") -> str:
-    """The file and line of an error: the innermost one in the plug-in's file, or else the innermost one outside of the
-    gateway and the import system. If there is none, `otherwise` or `file`."""
+    """Returns the file and line of an error. This is the innermost frame in the plug-in's file or, if there is none,
+    the innermost frame outside of the gateway and the import system. If there is no such frame either, returns
+    `otherwise` or `file`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -135,7 +136,7 @@ def place_of(error: BaseException, file: str, otherwise: str = "") -> str:
 
 
 def described(error: BaseException) -> str:
-    """The error's type and its message, shortened to one line."""
+    """Returns the error's type and message as one line of limited length."""
     try:
         text = str(error)
     except Exception as unprintable:  # the exception's class is the plug-in's code, too
@@ -155,7 +156,8 @@ def _run_file(file: Path) -> ModuleType:
 
 
 def _within_deadline(work: Callable[[], Any], origin: str, seconds: float) -> Any:
-    """Imports in a thread of its own, which is abandoned at the deadline: an import cannot be interrupted."""
+    """Runs the import in a separate thread, since an import cannot be interrupted. The thread is abandoned at the
+    deadline."""
     result: list[Any] = []
     failure: list[BaseException] = []
 

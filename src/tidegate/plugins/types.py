@@ -1,7 +1,7 @@
 """The interfaces of memory providers and search indexes, and the values that they exchange with the gateway.
 
-The gateway calls a plug-in only for actions that it has allowed, bounds the time of every call, and checks every
-result. An object may also have the methods `start` and `stop` without arguments (see `PluginContext`).
+The gateway decides whether an action is allowed before it calls a plug-in. It limits the time of every call and checks
+every result. An object may also have the methods `start` and `stop` without arguments (see `PluginContext`).
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ Origin = Literal["tool", "person", "end"]
 
 
 class Note(Frozen, frozen=True):
-    """One note: a line of text with a number. `author` is the id of the principal who wrote it, directly or in the
-    conversation `session`; `by` is the author's name for display."""
+    """A note: a line of text with a number. `author` is the id of the principal who wrote it, directly or in the
+    conversation `session`. `by` is the author's display name."""
 
     id: int
     text: str
@@ -27,8 +27,8 @@ class Note(Frozen, frozen=True):
 
 
 class Draft(Frozen, frozen=True):
-    """A note to be stored. `whose` is a principal's id or an agent's name. `replaces` is the number of the note that it
-    replaces. A draft whose `key` was used before is not stored again."""
+    """A note to be stored. `whose` is a principal's id or an agent's name. `replaces` is the number of an existing note
+    to replace. A draft is not stored if its `key` has been used before."""
 
     about: About
     whose: str
@@ -43,12 +43,12 @@ class Draft(Frozen, frozen=True):
 
 @runtime_checkable
 class MemoryProvider(Protocol):
-    """Stores notes. `LookupError` means that there is no note with this number; users see any other exception as "the
-    memory does not answer"."""
+    """Stores notes. It raises `LookupError` if there is no note with the given number. Users see any other exception as
+    "the memory does not answer"."""
 
     async def part(self, agent: str, principal: str) -> str:
-        """The notes at the beginning of this agent's conversations with this person, as lines of text, the most
-        important first; empty if there are none."""
+        """Returns the notes for the beginning of this agent's conversations with this person, as lines of text with the
+        most important first, or an empty string if there are none."""
         ...
 
     async def listing(self, about: About, whose: str) -> Sequence[Note]: ...
@@ -59,20 +59,21 @@ class MemoryProvider(Protocol):
 
 
 class IndexHit(Frozen, frozen=True):
-    """A message that an index has found, by its number in the store."""
+    """A message found by an index. `message` is its number in the store."""
 
     message: int
 
 
 class IndexHits(Frozen, frozen=True):
-    """Hits, best first. `after` is the index's own cursor for the next page; empty if there are no more."""
+    """Hits, best first. `after` is the cursor for the next page, in a format chosen by the index. It is empty if there
+    are no more hits."""
 
     hits: tuple[IndexHit, ...] = ()
     after: str = ""
 
 
 class IndexedMessage(Frozen, frozen=True):
-    """A message as an index receives it; `message` is its number in the store, by which hits refer to it."""
+    """A message as it is passed to an index. `message` is its number in the store, which hits refer to."""
 
     message: int
     session: str
@@ -84,14 +85,14 @@ class IndexedMessage(Frozen, frozen=True):
 
 @runtime_checkable
 class SearchIndex(Protocol):
-    """Finds messages. `session` limits the search; None means all sessions of the principal."""
+    """Finds messages. `session` limits the search to one session; None searches all sessions of the principal."""
 
     async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> IndexHits: ...
 
 
 @runtime_checkable
 class UpdatableIndex(Protocol):
-    """An index that is fed with messages and notified of deleted sessions."""
+    """An index that receives new messages and is notified when a session is deleted."""
 
     async def add(self, messages: Sequence[IndexedMessage]) -> None: ...
 

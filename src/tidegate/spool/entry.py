@@ -1,8 +1,9 @@
 """Writing one result to the spool: first its file, then its row.
 
-A result is stored completely or not at all, and its row is written only once the file is complete. If the disk refuses
-it or it exceeds the session's quota, the file is removed, `lost` gives the reason, and the caller can continue. If it
-is cancelled, it leaves at most a file that the next sweep removes. The caller must end an entry with `keep` or `drop`.
+A result is stored completely or not at all: its row is written only when the file is complete. If the disk refuses the
+file, or the file exceeds the session's quota, it is removed, `lost` gives the reason, and the caller can continue. If
+writing is cancelled, at most a file is left behind, which the next sweep removes. The caller must end an entry with
+`keep` or `drop`.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ log = Log(__name__)
 QUOTA = "this conversation has used up its limits.spool_bytes"
 
 UNSPOOLED_BYTES = 2 * 1024 * 1024
-"""Maximum bytes of media stored in messages because the spool refused them, per turn or per message of a caller: enough
-for a photograph that fills a screen, or two minutes of speech. They stay in memory with their conversation, at most 128
-MiB in all turns together (limits.turns)."""
+"""The limit, per turn or per message of a caller, for media stored inside messages because the spool refused them. It
+is enough for a photograph that fills a screen, or for two minutes of speech. These media stay in memory with their
+conversation, at most 128 MiB in all turns together (limits.turns)."""
 
 
 FILE_MODE = 0o600
@@ -34,8 +35,8 @@ class FileWriter:
     """Writes one file of the spool.
 
     The file is always new, private to the gateway, and opened without following links. The methods block and are called
-    in threads. In any order of calls, even if a cancelled caller leaves a thread behind, the descriptor is closed
-    exactly once and a dropped file is removed. The caller must end it with `close` or `drop`."""
+    in threads. Whatever the order of the calls, the descriptor is closed exactly once and a dropped file is removed,
+    even if a cancelled caller leaves a thread behind. The caller must call `close` or `drop` at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +87,7 @@ class FileWriter:
 
 
 class InlineAllowance:
-    """The remaining part of `UNSPOOLED_BYTES` for one turn or message."""
+    """The unused part of `UNSPOOLED_BYTES` in one turn or message."""
 
     __slots__ = ("left",)
 
@@ -106,7 +107,7 @@ class EntryFolder(Protocol):
     unspooled: InlineAllowance
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """Returns a new id, its file, and the maximum size. From now on, the sweep ignores the file."""
+        """Returns a new id, a writer for its file, and the maximum size. From now on, the sweep ignores the file."""
         ...
 
     async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
@@ -123,7 +124,8 @@ class EntryFolder(Protocol):
 
 
 class SpoolEntry:
-    """A result that is being written. `id` is set once it is stored; `lost` is the reason if it could not be."""
+    """A result that is being written. `id` is set once the result is stored; `lost` is the reason if it could not be
+    stored."""
 
     def __init__(self, folder: EntryFolder) -> None:
         self._folder = folder
@@ -179,8 +181,7 @@ class SpoolEntry:
             self.id = self._name
 
     async def drop(self) -> None:
-        """Removes the file unless it was kept. Runs to completion even if the caller is cancelled, any number of
-        times."""
+        """Removes the file unless it was kept. The removal is completed even if the caller is cancelled repeatedly."""
         sink, self._sink = self._sink, None
         interrupted: asyncio.CancelledError | None = None
         while sink is not None:

@@ -1,4 +1,4 @@
-"""Excerpts of long text: its beginning and its end, with a line between them about the omission.
+"""Excerpts of long text: the beginning, a line about the omission, and the end.
 
 Text within both limits is returned unchanged. Longer text is cut to fit both limits, including the line that says how
 much was left out and how to get it. Characters are never split. Invalid bytes are replaced with question marks, so the
@@ -7,11 +7,12 @@ text keeps its length and the counts are correct.
 
 HOW_TO_GET = "ask for a smaller part to see it"
 HEAD_SHARE = 0.6
-"""The share of the beginning, which shows what the text is. The end often contains the result or the error."""
+"""The share of an excerpt that the beginning of the text gets, which shows what the text is. The end often contains the
+result or the error."""
 
 
 def clean(data: bytes) -> bytes:
-    """Returns the data as valid UTF-8 of the same length."""
+    """Returns the data as valid UTF-8, without changing its length."""
     return data.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
 
 
@@ -41,7 +42,7 @@ def excerpt(
     hint: str = HOW_TO_GET,
 ) -> str:
     """Returns the excerpt of a text that exceeds the limits. `beginning` and `end` are either the whole text or at
-    least `max_bytes` long. Both are valid UTF-8, except where they were cut."""
+    least `max_bytes` long. Both must be valid UTF-8, except where they were cut."""
     space = max_bytes - len(_notice(total, total_lines, total, total_lines, hint).encode())
     lines = max(0, max_lines - 1)
     head_lines = min(lines, int(lines * HEAD_SHARE) + 1)
@@ -61,7 +62,8 @@ def _notice(left: int, left_lines: int, total: int, total_lines: int, hint: str)
 
 
 def _head(data: bytes, space: int, lines: int) -> bytes:
-    """The longest beginning within both limits; complete lines only, unless that loses more than half of it."""
+    """Returns the longest beginning within both limits. It ends with a complete line, unless that would leave more than
+    half of the space unused."""
     if space <= 0 or lines <= 0:
         return b""
     end = 0
@@ -81,7 +83,8 @@ def _head(data: bytes, space: int, lines: int) -> bytes:
 
 
 def _tail(data: bytes, space: int, lines: int) -> bytes:
-    """The longest end within both limits; complete lines only, unless that loses more than half of it."""
+    """Returns the longest end within both limits. It begins with a complete line, unless that would leave more than
+    half of the space unused."""
     if space <= 0 or lines <= 0:
         return b""
     start = len(data)

@@ -1,7 +1,7 @@
 """The folders of the spool: listing and sharing files, and removing orphans. All functions block: call them in threads.
 
-Only files with names made by the spool are touched, so files of an operator or a file system stay in place. A file that
-cannot be removed is logged and left to the next sweep. Links are not followed.
+Only files that the spool has named are touched, so files that belong to an operator or a file system stay in place. A
+file that cannot be removed is logged and left to the next sweep. Links are not followed.
 """
 
 import math
@@ -16,11 +16,11 @@ log = Log(__name__)
 
 _FOLDER = re.compile(r"s_\w+")
 _FILE = re.compile(r"((?:sp|pr)_\w+)(?:\.\w+)*")
-"""Results are named after their own id, and output of a process after the id of the process."""
+"""The file of a result is named after its id, and the output of a process after the id of the process."""
 
 
 def folders(root: Path) -> dict[str, float]:
-    """The sessions that have a folder, each with the time of its last change."""
+    """Returns the sessions that have a folder, each with the time at which the folder last changed."""
     found: dict[str, float] = {}
     try:
         with os.scandir(root) as entries:
@@ -33,7 +33,8 @@ def folders(root: Path) -> dict[str, float]:
 
 
 def files(folder: Path, before: float) -> dict[str, str]:
-    """The files in the folder that were last written before that time, each with the id it belongs to."""
+    """Returns the files in the folder that were last written before this time, each with the id that its name starts
+    with."""
     found: dict[str, str] = {}
     try:
         with os.scandir(folder) as entries:
@@ -47,7 +48,7 @@ def files(folder: Path, before: float) -> dict[str, str]:
 
 
 def link(source: Path, target: Path) -> None:
-    """Hard-links the results in one folder into another. Process logs are not results, and are skipped."""
+    """Hard-links the results in one folder into another one. Process logs are skipped, since they are not results."""
     names = [name for name, id in files(source, math.inf).items() if id.startswith("sp_")]
     if names:
         target.mkdir(mode=0o700, exist_ok=True)
@@ -67,7 +68,7 @@ def remove_files(folder: Path, names: list[str]) -> int:
 
 
 def remove_folder(folder: Path) -> bool:
-    """Returns True if the folder no longer exists."""
+    """Removes the folder. Returns True if it no longer exists."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Preparing pictures, sounds and documents for models, within the limits of all providers.
+"""Prepares pictures, audio and documents for models, within the limits of all providers.
 
 Small media is stored inline, larger media in the spool. The same limits apply to media from files, servers and callers.
-The type is detected from the first bytes, never from the name. The gateway itself never decodes media and never holds
-more than a chunk: a child process reads it from a descriptor and writes the result to an anonymous file in memory.
-Pictures may be scaled down. Sounds and documents are passed unchanged or not at all, and documents are not parsed.
-Media that the spool refuses is stored in its message with a note, up to UNSPOOLED_BYTES per turn. Errors are one
-sentence for the model."""
+The type is detected from the first bytes, never from the name. The gateway itself never decodes media and holds at most
+a chunk at a time: a child process reads the media from a descriptor and writes the result to an anonymous file in
+memory. Pictures may be scaled down. Audio and documents are either passed on unchanged or refused, and documents are
+not parsed. Media that the spool refuses is stored inside its message with a note, up to UNSPOOLED_BYTES per turn. Each
+error is one sentence for the model."""
 
 import contextlib
 import importlib.util
@@ -24,35 +24,37 @@ from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import PDF, Media
 
 SIDE = 2000
-"""The longest side of a picture in pixels, which every provider accepts without scaling."""
+"""Maximum length of each side of a picture in pixels. Every provider accepts this without scaling."""
 
 SHOWN_BYTES = 4_500_000
-"""The largest picture that is sent. The strictest provider accepts 5 MB."""
+"""Maximum size of a picture that is sent. The strictest provider accepts 5 MB."""
 
 SOUND_BYTES = 20_000_000
-"""The largest sound that providers accept and that fits into a request (agent/conversation.py)."""
+"""Maximum size of audio that providers accept and that fits into a request (agent/conversation.py)."""
 
 SOUND_SECONDS = 3600
-"""The longest sound, which takes up most of the window of models with audio input."""
+"""Maximum duration of audio. An hour takes up most of the window of models with audio input."""
 
 DOCUMENT_BYTES = 20_000_000
-"""The largest document. The strictest provider accepts requests of 32 MB, and base64 adds a third. It fits into a
-request (agent/conversation.py)."""
+"""Maximum size of a document. The strictest provider accepts requests of 32 MB, and base64 adds a third. This size also
+fits into a request (agent/conversation.py)."""
 
 INLINE_BYTES = 256 * 1024
-"""The largest picture, sound or document that is stored, and kept in memory, with its message."""
+"""Maximum size of a picture, audio file or document that is stored, and kept in memory, together with its message."""
 
 PIXELS = 50_000_000
-"""The largest picture that is decoded. The largest cameras produce this; more is a mistake or an attack."""
+"""Maximum number of pixels in a picture that is decoded. The largest cameras produce this many; more is a mistake or an
+attack."""
 
 SOURCE_BYTES = 256 * 1024 * 1024
-"""The largest picture file that is read."""
+"""Maximum size of a picture file that is read."""
 
 MEMORY_BYTES = 768 * 1024 * 1024
-"""Memory limit of the child process: enough for two copies of that many pixels, since conversion needs a second one."""
+"""Memory limit of the child process. It is enough for two copies of a picture with the maximum number of pixels, since
+conversion needs a second copy."""
 
 SECONDS = 30.0
-"""The deadline for one job, sufficient for slow machines."""
+"""Time limit for one job, sufficient on slow machines."""
 
 CHUNK_BYTES = 256 * 1024
 """Bytes copied at a time."""
@@ -61,10 +63,10 @@ NAME_CHARACTERS = 200
 """Maximum length of a name in error messages, and of the name stored with a document."""
 
 LOADED_BYTES = max(SHOWN_BYTES, SOUND_BYTES, DOCUMENT_BYTES)
-"""The largest media that is ever stored."""
+"""Maximum size of any stored media."""
 
 CONVERT = 'convert it with a command such as "ffmpeg -i IN -ac 1 OUT.mp3"'
-"""Advice for a sound that is not accepted."""
+"""Advice in the error for audio that is not accepted."""
 
 
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
@@ -72,15 +74,15 @@ _DOCUMENT = b"%PDF-"
 
 
 def seems_media(head: bytes) -> bool:
-    """True if a file that starts with `head` should be handled as a picture or sound and not be read as text. This
-    includes unsupported audio formats, for which the error says what to do."""
+    """True if a file that starts with `head` should be handled as a picture or audio and not be read as text. This
+    includes unsupported audio formats, whose error says what to do."""
     return (
         bool(audio_header.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
     )
 
 
 def media_type_of(data: bytes) -> str:
-    """The media type according to the first bytes, or an empty string for unsupported types."""
+    """Returns the media type according to the first bytes, or an empty string if the type is not supported."""
     if data.startswith(_DOCUMENT):
         return PDF
     sound = audio_header.kind(data[: audio_header.HEAD_BYTES])
@@ -98,7 +100,7 @@ class MediaPreparer:
 
     async def media(self, name: str, source: bytes | int, place: EntryFolder, *, filename: str) -> Media:
         """Checks, converts and stores media. `source` is the content, or a file descriptor that the caller still owns.
-        `place` is the destination of large media. `name` is used in error messages; `filename` is stored with a
+        `place` is the destination for large media. `name` is used in error messages; `filename` is stored with a
         document."""
         named = f'"{name[:NAME_CHARACTERS]}"'
         async with _open_source(source) as input:
@@ -174,7 +176,8 @@ class MediaPreparer:
 
 
 async def _store(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
-    """Stores the result of a job. Returns the media with its bytes or spool id, and the reason if it was not stored."""
+    """Stores the result of a job. Returns the media with its bytes or spool id, and the reason if the media could not
+    be stored."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
         return _inline(made, output, size), ""
@@ -201,8 +204,8 @@ def _left_out_error(what: str, lost: str, size: int) -> MediaLeftOut:
 
 
 async def _store_in_spool(output: int, size: int, media_type: str, place: EntryFolder) -> SpoolEntry:
-    """Writes an entry in chunks. They are read here and not in the thread, since a cancelled caller may leave a thread
-    behind, which must not use a descriptor that has been closed."""
+    """Writes an entry in chunks. The chunks are read here and not in the thread: a cancelled caller may leave the
+    thread behind, and it must not use a descriptor that has been closed."""
     entry = SpoolEntry(place)
     try:
         await entry.begin()
@@ -229,7 +232,7 @@ async def _open_source(source: bytes | int) -> AsyncIterator[int]:
 
 @contextlib.contextmanager
 def _memory_file() -> Iterator[int]:
-    """An anonymous file in memory, which disappears when it is closed."""
+    """Creates an anonymous file in memory, which disappears when it is closed."""
     fd = os.memfd_create("media")
     try:
         yield fd
@@ -238,6 +241,6 @@ def _memory_file() -> Iterator[int]:
 
 
 def _pillow() -> str:
-    """The folder from which Pillow can be imported, or an empty string."""
+    """Returns the folder from which Pillow can be imported, or an empty string."""
     found = importlib.util.find_spec("PIL")
     return "" if found is None or found.origin is None else str(Path(found.origin).parent.parent)

@@ -1,9 +1,10 @@
 """A recorder for output that streams in.
 
-However long the output is, memory contains only its beginning, its end and one buffer. Output that a model can see in
-full stays inline; as soon as it is one byte longer, all of it is written to the session's spool, byte for byte. If the
-disk refuses or the session's quota is used up, recording continues, and the excerpt says so. A recorder that is exited
-without `finish` leaves nothing behind. The result does not depend on the sizes of the pieces in which output arrives.
+However long the output is, memory contains only its beginning, its end and one buffer. Output that is short enough for
+a model to see in full stays inline. Longer output is written to the session's spool in full, byte for byte. If the disk
+refuses it or the session's quota is used up, recording continues, and the excerpt reports the loss. A recorder that is
+exited without `finish` leaves nothing behind. The result does not depend on the sizes of the pieces in which output
+arrives.
 """
 
 from types import TracebackType
@@ -12,7 +13,8 @@ from tidegate.spool.entry import EntryFolder, SpoolEntry
 from tidegate.spool.excerpts import clean, excerpt
 
 BUFFER_BYTES = 256 * 1024
-"""Bytes written at a time. Small enough to keep in memory, and large enough that a gigabyte takes only 4,000 writes."""
+"""The number of bytes written at a time: small enough to keep in memory, and large enough that a gigabyte takes only
+4,000 writes."""
 
 
 class OutputRecorder:
@@ -36,7 +38,7 @@ class OutputRecorder:
 
     @property
     def spooled(self) -> str:
-        """The id of the complete output after `finish`, or an empty string if it is inline or was lost."""
+        """The id of the complete output after `finish`. Empty if the output is inline or was lost."""
         return self._entry.id
 
     async def __aenter__(self) -> "OutputRecorder":
@@ -49,7 +51,7 @@ class OutputRecorder:
 
     @property
     def held(self) -> int:
-        """Bytes in memory."""
+        """The number of bytes in memory."""
         return len(self._head) + len(self._tail) + len(self._buffer)
 
     async def write(self, data: bytes) -> None:
@@ -76,7 +78,8 @@ class OutputRecorder:
             await self._entry.put(data)
 
     async def finish(self) -> str:
-        """Returns the text for the model: the complete output, or an excerpt with the id of the rest in the spool."""
+        """Returns the text for the model: the complete output, or an excerpt with the id under which the full output
+        can be read."""
         if self._inline:
             return clean(bytes(self._head)).decode()
         await self._flush()

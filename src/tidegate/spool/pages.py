@@ -1,7 +1,7 @@
-"""Reading a spooled result page by page.
+"""Reads a spooled result page by page.
 
 Every byte of the file is on some page. Each page says how to get the next one: by line, or by byte within a line that
-is longer than a page. Pages are bounded in bytes and lines, and finding one takes at most one chunk of memory."""
+is longer than a page. Pages are limited in bytes and lines. Finding a page needs at most one chunk of memory."""
 
 import os
 from pathlib import Path
@@ -16,8 +16,8 @@ CHUNK = 256 * 1024
 
 
 class PageRequest(Frozen, frozen=True):
-    """The requested part of a result: up to `lines` lines and `max_bytes` bytes. It starts after `offset` lines, or at
-    `byte` if that is set."""
+    """The requested part of a result: up to `lines` lines and `max_bytes` bytes. The part starts after `offset` lines,
+    or at `byte` if that is set."""
 
     offset: int
     lines: int
@@ -44,7 +44,7 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
 
 
 def _seek(fd: int, offset: int, total_lines: int) -> int:
-    """The byte position after `offset` lines."""
+    """Returns the byte position after `offset` lines."""
     if offset == 0:
         return 0
     if offset >= total_lines:
@@ -65,7 +65,8 @@ def _seek(fd: int, offset: int, total_lines: int) -> int:
 
 
 def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
-    """The end of the page and its number of lines. A page has complete lines, or the beginning of one long line."""
+    """Returns the end of the page and its number of lines. A page consists of complete lines, or of the beginning of
+    one long line."""
     end = count = 0
     while count < lines:
         following = data.find(b"\n", end) + 1

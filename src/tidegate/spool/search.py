@@ -1,8 +1,8 @@
-"""Searching spooled results and texts.
+"""Searches spooled results and texts.
 
-`search` searches one result for a model. `search_files` and `search_texts` search several results, or texts in memory.
-Time, memory and output are bounded whatever the pattern, since a search runs in a child process that is killed if it
-takes too long. An incomplete search reports where to continue.
+`search` searches one result for a model. `search_files` searches several results, and `search_texts` searches texts in
+memory. Time, memory and output are limited for every pattern, since a search runs in a child process that is killed if
+it takes too long. An incomplete search reports where to continue.
 """
 
 import os
@@ -18,11 +18,12 @@ from tidegate.spool.jobs.search_job import LENGTH_BYTES
 from tidegate.values import Frozen
 
 SECONDS = 10.0
-"""The time after which a search stops and reports its position. A gigabyte of short lines takes about that long."""
+"""The time limit of a search, after which it stops and reports its position. It is about the time needed for a gigabyte
+of short lines."""
 
 GRACE = 5.0
 """Additional seconds for the child process to start and to notice that its time is up. After that, the pattern is
-assumed never to finish."""
+assumed to take forever."""
 
 MEMORY_BYTES = 256 * 1024 * 1024
 """Memory limit of the child process, which reads one piece of a line at a time."""
@@ -31,8 +32,8 @@ PATTERN_CHARACTERS = 1000
 
 
 class ResultQuery(Frozen, frozen=True):
-    """A search of one result for `pattern`, which is plain text or a regular expression. It starts after `offset` lines
-    or `byte` bytes, and returns at most `limit` matches within `max_bytes` and `max_lines`."""
+    """A search of one result for `pattern`, which is plain text or a regular expression. The search starts after
+    `offset` lines or `byte` bytes, and returns at most `limit` matches within `max_bytes` and `max_lines`."""
 
     pattern: str
     regex: bool
@@ -101,7 +102,7 @@ class SearchTerms(Frozen, frozen=True):
 
 
 class SearchMatch(Frozen, frozen=True):
-    """A match in the item with this `number`. A match in a file has a line and a byte."""
+    """A match in the result or text with the index `number`. A match in a result also has a line and a byte."""
 
     number: int
     text: str
@@ -110,8 +111,8 @@ class SearchMatch(Frozen, frozen=True):
 
 
 class SearchMatches(Frozen, frozen=True):
-    """The result of a search. `next` is the position to continue from, an item number and a byte, or None if everything
-    was searched. `late` is true if the time ran out. `gone` lists files that do not exist."""
+    """The result of a search. `next` is the position to continue from, as (index of the result or text, byte), or None
+    if everything was searched. `late` is true if the time ran out. `gone` lists files that do not exist."""
 
     found: tuple[SearchMatch, ...]
     next: tuple[int, int] | None = None

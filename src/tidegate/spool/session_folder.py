@@ -1,8 +1,8 @@
-"""A session's folder in the spool, with its quota and its rows.
+"""A session's folder in the spool, with the session's quota and rows.
 
 Rows are written only within the session's quota. The rows of a message's uploads (`UploadFolder`) are written in the
-transaction that accepts the message. If it is not committed, their files are removed; if that is unknown, the sweep
-decides.
+transaction that accepts the message. If that transaction is not committed, the uploaded files are removed. If its
+outcome is unknown, they are left to the sweep.
 """
 
 import contextlib
@@ -102,13 +102,13 @@ class UploadFolder(SessionFolder):
     def __init__(self, spool: "Spool", session: str, *, is_new: bool) -> None:
         super().__init__(spool, session, None, "message", InlineAllowance())
         self.is_new = is_new
-        """True if the session will be created with the message, under this id."""
+        """True if a session with this id will be created together with the message."""
         self._uploads: list[_Upload] = []  # lint: allow a message's parts are bounded by its bytes
         self._refused: OSError | None = None
 
     async def media(self, name: str, data: bytes, filename: str = "") -> Media:
-        """Prepares media for the message. `name` is its position in the request, `filename` is the caller's name for
-        it. Raises `Refused` with the reason if it cannot be accepted."""
+        """Prepares media for the message. `name` is the position of the media in the request, and `filename` is the
+        name that the caller gave it. Raises `Refused` with the reason if the media cannot be accepted."""
         try:
             return await self._spool.media_preparer.media(name, data, self, filename=filename)
         except ToolFailed as error:
@@ -120,7 +120,8 @@ class UploadFolder(SessionFolder):
             raise Refused(error.message, param=name) from error
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """Like the base method, but counts the message's other uploads, which have no rows yet, towards the quota."""
+        """Like the base method, but also counts the other uploads of the message towards the quota, since they have no
+        rows yet."""
         id, sink, space = await super().begin()
         return id, sink, space - sum(upload.bytes for upload in self._uploads)
 
@@ -133,12 +134,13 @@ class UploadFolder(SessionFolder):
         self._refused = error
 
     def leave(self, id: str) -> None:
-        """Like the base method, except for uploads that are waiting for their row, which the sweep must ignore."""
+        """Like the base method, but does nothing for uploads that are waiting for their row, so that the sweep still
+        ignores them."""
         if all(upload.id != id for upload in self._uploads):
             super().leave(id)
 
     def commit(self, db: Db, session: str) -> None:
-        """Writes the rows in the transaction that accepts the message into this session."""
+        """Writes the rows. Called in the transaction that accepts the message into this session."""
         if session != self.session:
             raise SessionChanged
         for upload in self._uploads:
@@ -149,7 +151,7 @@ class UploadFolder(SessionFolder):
                 )
 
     async def close(self, *, committed: bool | None) -> None:
-        """Ends the uploads. `committed` says whether the rows were committed; None means unknown."""
+        """Ends the uploads. `committed` is true if the rows were committed, and None if that is unknown."""
         for upload in self._uploads:
             super().leave(upload.id)
             if committed:
@@ -173,8 +175,8 @@ def _failure(error: OSError) -> StoreFailed:
 
 
 class SessionChanged(Busy):
-    """The media was stored for a different session than the message, because a session with this name began or ended in
-    the meantime."""
+    """The media was stored for a session that is not the message's session, because a session with this name began or
+    ended in the meantime."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -2,7 +2,7 @@
 
 A session's folder is deleted together with its transcript, so nothing that a transcript refers to is ever missing.
 Files that belong to no session are removed by a sweep at start and on a timer. Files are private to the gateway (0600,
-in folders 0700) and named after generated ids. The spool owns its folder; opening it creates nothing."""
+in folders 0700) and named after generated ids. The spool owns its folder, which is created only when it is needed."""
 
 import contextlib
 import io
@@ -39,14 +39,14 @@ YOUNG_SECONDS = 600.0
 """The sweep ignores files younger than this, since their rows may be about to be written."""
 
 BATCH = 200
-"""Names looked up in the store at a time."""
+"""The number of names looked up in the store at a time."""
 
 _ID = re.compile(r"sp_\w{1,64}")
 
 
 class SpoolStats(Frozen, frozen=True):
-    """Statistics for status and metrics. All except `writing` are totals since the start. `swept_at` is the time of the
-    last sweep, or 0.0 before the first one."""
+    """Statistics for status and metrics. The counts except `writing` are totals since the start. `swept_at` is the time
+    of the last sweep, or 0.0 before the first one."""
 
     writing: int
     kept: int
@@ -86,15 +86,17 @@ class Spool:
         self._swept_at = 0.0
 
     def of(self, session: str, turn: str | None, fence: int | None = None) -> "SessionSpool":
-        """With the fence of an attempt, results are stored only while that attempt holds the turn."""
+        """Returns the session's spool for one turn. If `fence` is the fence of an attempt, results are stored only
+        while that attempt holds the turn."""
         return SessionSpool(self, session, turn, fence)
 
     def upload_folder(self, session: str, *, is_new: bool) -> UploadFolder:
-        """The destination for uploads of a message to this session, which may be created together with the message."""
+        """Returns the destination for uploads with a message to this session. The session may be created together with
+        the message."""
         return UploadFolder(self, session, is_new=is_new)
 
     def file(self, session: str, id: str) -> Path:
-        """The path of a result. Both arguments are generated ids, which contain no separators."""
+        """Returns the path of a result. Both arguments are generated ids, which contain no separators."""
         return self.root / session / id
 
     def temporary_file(self) -> BinaryIO:
@@ -117,8 +119,8 @@ class Spool:
         await to_thread.run_sync(folders.remove_folder, self.root / session)
 
     async def sweep(self) -> int:
-        """Removes folders without a session and files without a row, and returns their number. After the first sweep,
-        only folders that have changed are read."""
+        """Removes folders without a session and files without a row. Returns the number of removed folders and files.
+        After the first sweep, only folders that have changed are read."""
         begun = self.clock()
         if self.store.problems.is_current("spool"):
             await to_thread.run_sync(self._try_writing)
@@ -137,16 +139,16 @@ class Spool:
         return removed
 
     def _try_writing(self) -> None:
-        """Checks whether the disk accepts a file again, and resolves the problem if it does. Otherwise, the problem
-        would stay open until the next long result."""
+        """Checks if the disk accepts files again and, if so, resolves the problem, which would otherwise stay open
+        until the next long result."""
         with contextlib.suppress(OSError):
             with self.temporary_file() as file:
                 file.write(bytes(io.DEFAULT_BUFFER_SIZE))
             self.store.problems.resolve("spool")
 
     async def _sweep_files(self, session: str, before: float) -> int:
-        """Removes files without a row. The rows are read after the files were listed and `writing` was checked, so the
-        row of a file that was completed in the meantime is seen."""
+        """Removes files without a row. First the files are listed, then `writing` is checked, and then the rows are
+        read. If a file is completed in the meantime, its row is therefore seen."""
         found = await to_thread.run_sync(folders.files, self.root / session, before)
         orphans: list[str] = []
         for names in _batches([name for name, id in found.items() if id not in self.writing]):
@@ -166,7 +168,8 @@ class Spool:
 
 
 class SessionSpool:
-    """The spool of one session, for one turn. It owns nothing, and counts media that could not be stored."""
+    """The spool of one session for one turn. It owns no resources. It keeps count of the media that had to be stored
+    inside messages."""
 
     def __init__(self, spool: Spool, session: str, turn: str | None, fence: int | None = None) -> None:
         self._spool = spool
@@ -178,8 +181,8 @@ class SessionSpool:
     # -- writing --
 
     def record(self, name: str, *, max_bytes: int | None = None, reserve: int = RESERVE) -> OutputRecorder:
-        """Returns a recorder for streamed output. `name` is the origin of the output, and `max_bytes` lowers the size
-        limit of the excerpt. `reserve` bytes of it are left for additional text."""
+        """Returns a recorder for streamed output. `name` is the origin of the output. `max_bytes` replaces the default
+        size limit of the excerpt, of which `reserve` bytes are left for additional text."""
         limit = max_bytes or self._spool.excerpt_bytes
         lines = self._spool.excerpt_lines
         return OutputRecorder(
@@ -199,7 +202,7 @@ class SessionSpool:
             return await recorder.finish()
 
     async def media(self, name: str, source: bytes | int) -> Media:
-        """Prepares a picture, a sound (WAV, MP3) or a document (PDF) for a model. The type is detected from the first
+        """Prepares a picture, audio (WAV, MP3) or a document (PDF) for a model. The type is detected from the first
         bytes. Only pictures are converted. `source` is the content, or a file descriptor that the caller still owns.
         The last part of `name` is stored as the name of a document. Raises `ToolFailed` with the reason if the media
         cannot be used."""
@@ -211,15 +214,15 @@ class SessionSpool:
     # -- reading --
 
     async def row(self, id: str) -> SpooledRow:
-        """The row of a spooled result of this session."""
+        """Returns the row of a spooled result of this session."""
         found: SpooledRow | None = await self._spool.store.read(spooled.get, id, self.session)
         if found is None:
             raise ToolFailed(f"There is no result {id[:60]!r} in this conversation.")
         return found
 
     async def page(self, id: str, *, offset: int = 0, lines: int = 200, byte: int | None = None) -> str:
-        """Returns a page of a result that starts after `offset` lines, or at `byte`. Its last line says how to
-        continue."""
+        """Returns a page of a result that starts after `offset` lines, or at `byte`. The last line of the page says how
+        to continue."""
         row = await self._text(id)
         wanted = PageRequest(offset=offset, lines=min(lines, self._lines), byte=byte, max_bytes=self._bytes)
         path = self._spool.file(self.session, row.id)
@@ -257,7 +260,7 @@ class SessionSpool:
 
     @property
     def _bytes(self) -> int:
-        """The size of a page, which leaves space for the line about its position."""
+        """The maximum size of a page, which leaves space for the line about its position."""
         return max(self._spool.excerpt_bytes - RESERVE, self._spool.excerpt_bytes // 2)
 
     @property

@@ -1,6 +1,6 @@
 """The greeting of `tidegate chat`: the current conversation, its agent and model, and its last exchange.
 
-It is read from the gateway when it is printed, and is short whatever the length of the conversation.
+The content is read from the gateway when it is printed. The greeting stays short even if the conversation is long.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _MESSAGE_CHARACTERS = 300  # printed of each of its messages
 
 
 def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | None) -> str:
-    """One line with title, agent and model."""
+    """Return one line with title, agent and model."""
     if session is None:
         agents = {view["name"]: view for view in api.call("GET", "/api/agents")["agents"]}
         name = agent or ("main" if "main" in agents else next(iter(agents), ""))
@@ -30,7 +30,8 @@ def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | N
 
 
 def _model(home: Path, setting: str) -> str:
-    """The display name of a configured model; its name in the configuration if the gateway cannot be reached."""
+    """Return the display name of a configured model, or its name in the configuration if the gateway cannot be
+    reached."""
     try:
         agents = msgspec.convert(ask(home, {"do": "status"})["agents"], list[AgentModel])
     except TidegateError:
@@ -39,7 +40,7 @@ def _model(home: Path, setting: str) -> str:
 
 
 def last_exchange(api: GatewayClient, session: str) -> Iterator[str]:
-    """Yields the user's last message and its answer, one line each."""
+    """Yields the user's last message and the agent's answer, one line each."""
     rows = api.call("GET", f"{api.session(session)}/messages", query={"limit": _ROWS})["messages"]
     answer = ""
     for row in reversed(rows):

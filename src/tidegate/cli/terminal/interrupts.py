@@ -1,8 +1,8 @@
 """Handling of Ctrl-C while a turn runs.
 
-The first press asks the gateway to stop the turn, and the client follows the turn to its end. This also works if the
-press comes before the gateway has returned the turn's id. The second press leaves. Outside of a turn, Ctrl-C has its
-usual effect.
+The first press sends a stop request to the gateway, and the client follows the turn to its end. This also works before
+the gateway has returned the turn's id. The second press leaves the client. Outside of a turn, Ctrl-C has its usual
+effect.
 """
 
 import signal
@@ -16,7 +16,7 @@ class LeaveRequested(KeyboardInterrupt):
 
 
 class InterruptHandler:
-    """Counts presses of Ctrl-C inside its `with` block. `on_press` sets the action for the first."""
+    """Counts presses of Ctrl-C inside its `with` block. `on_press` sets the action for the first press."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
@@ -31,7 +31,7 @@ class InterruptHandler:
         signal.signal(signal.SIGINT, self._before)
 
     def on_press(self, stop: Callable[[], None]) -> None:
-        """Call `stop` at the first press, or now if Ctrl-C was already pressed."""
+        """Call `stop` at the first press of Ctrl-C, or now if that has already happened."""
         self._stop = stop
         if self._presses:
             stop()

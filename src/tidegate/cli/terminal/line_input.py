@@ -1,7 +1,7 @@
-"""Line input at the terminal: prompt_toolkit if it is installed (extra `chat`), else readline.
+"""Line input at the terminal, with prompt_toolkit if it is installed (extra `chat`), otherwise with readline.
 
-Both have a bounded history file that only its owner can read, and treat pasted lines as one entry. Ctrl-D at the
-beginning of a line raises EOFError, Ctrl-C raises KeyboardInterrupt.
+Both keep a history file of limited size that only its owner can read, and treat pasted lines as one entry. Ctrl-D at
+the beginning of a line raises EOFError. Ctrl-C raises KeyboardInterrupt.
 """
 
 import os
@@ -26,7 +26,7 @@ def line_reader(history: Path) -> Callable[[str], str]:
 
 def _with_readline(history: Path) -> Callable[[str], str]:
     """Returns a function that reads lines with readline. The history file has prompt_toolkit's format, so that both can
-    share it: each line of an entry starts with `+`, and any other line ends the entry."""
+    use the same file: each line of an entry starts with `+`, and any other line ends the entry."""
     import readline
 
     # Makes pasted lines one entry. Python disables this for its own prompt.

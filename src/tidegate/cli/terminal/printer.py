@@ -24,7 +24,7 @@ class Printer:
             self._write(text)
 
     def end_line(self, *, typed: bool = False) -> None:
-        """Ensure that the cursor is at the beginning of a line. `typed` means that the user has just pressed Enter."""
+        """Ensure that the cursor is at the beginning of a line. `typed` is true if the user has just pressed Enter."""
         if not self._fresh and not typed:
             self._write("\n")
         self._fresh = True

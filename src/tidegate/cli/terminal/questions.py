@@ -1,8 +1,8 @@
 """Agents' questions and approval requests at the terminal.
 
-A question is shown in full and stays open until it is answered, stopped or expires. If this happens elsewhere, the
-prompt ends within moments. Ambiguous replies are ignored. As everywhere, a slash followed by a word is a command.
-Neither the question nor the answer is lost if the gateway is unavailable for a short time.
+A question is shown in full and stays open until it is answered, it expires, or its turn is stopped. If it is closed
+elsewhere, the prompt ends within moments. Ambiguous replies are ignored. As everywhere, a slash followed by a word is a
+command. Neither the question nor the answer is lost if the gateway is unavailable for a short time.
 """
 
 import os
@@ -25,7 +25,7 @@ _COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
 
 
 class QuestionPrompt:
-    """Asks the user on this terminal. `command` sends a slash command to the gateway and prints the reply."""
+    """Asks the user questions at this terminal. `command` sends a slash command to the gateway and prints the reply."""
 
     def __init__(self, api: GatewayClient, printer: Printer, command: Callable[[str], None]) -> None:
         self._api = api
@@ -34,7 +34,7 @@ class QuestionPrompt:
 
     def ask(self, id: str, agent: str = "") -> bool:
         """Ask until the question is closed. Returns True if it was answered here. `agent` is set if the question comes
-        from another agent that works on a delegated task. Raises EOFError if the user leaves."""
+        from another agent, to which a task was delegated. Raises EOFError if the user leaves."""
         question = self._api.call("GET", self._api.approval(id))
         if question["state"] != "open":
             return False
@@ -67,8 +67,8 @@ class QuestionPrompt:
         return True
 
     def _read(self, id: str, prompt: str) -> str | None:
-        """Read a line, or return None if the question was closed in the meantime. The terminal delivers complete lines,
-        one at a time."""
+        """Read a line, or return None if the question was closed in the meantime. The terminal delivers only complete
+        lines, one at a time."""
         self._printer.prompt(prompt)
         stdin = sys.stdin.fileno()
         while not select.select([stdin], [], [], _POLL_SECONDS)[0]:
@@ -90,7 +90,7 @@ class QuestionPrompt:
 
 
 def question_lines(question: dict[str, Any]) -> list[str]:
-    """The lines of the complete question, with numbered choices."""
+    """Return the lines of the complete question, with numbered choices."""
     lines = strip_controls(question["summary"]).split("\n")
     return [
         *lines,
@@ -106,14 +106,14 @@ def heading(question: dict[str, Any]) -> str:
 
 
 def hint(question: dict[str, Any]) -> str:
-    """The possible replies, for the prompt."""
+    """Return the possible replies, for the prompt."""
     if question["kind"] == "approval":
         return "y approves, n [REASON] denies"
     return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"
 
 
 def answer_of(question: dict[str, Any], text: str) -> dict[str, str] | None:
-    """The request body for an answer, or None if the text is not one. Choices are checked by the gateway."""
+    """Return the request body for an answer, or None if the text is not an answer. The gateway checks choices."""
     text = text.strip()
     if question["kind"] == "question":
         return {"decision": "answered", "text": text} if text else None

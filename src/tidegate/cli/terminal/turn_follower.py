@@ -1,8 +1,8 @@
-"""Following a turn in the terminal by printing the events of its session.
+"""Follows a turn in the terminal by printing the events of its session.
 
-The answer is printed exactly once and in full, no matter when the client connects: text is printed as it streams, and
-anything missed is taken from the outcome. Tool output is printed up to a limit. The user is asked each question of the
-turn once.
+The answer is printed exactly once and in full, no matter when the client connects. Text is printed as it streams, and
+any missed text is taken from the outcome of the turn. Tool output is printed up to a limit. Each question of the turn
+is shown to the user once.
 """
 
 import json
@@ -29,8 +29,8 @@ _OVER = ("answered", "failed", "stopped", "refused")
 class TurnFollower:
     """Follows one turn of one session.
 
-    The gateway's stream always repeats a running turn from its beginning. Printed text, notes and progress are counted,
-    so after a reconnect the output continues where it stopped.
+    The gateway's stream always repeats a running turn from its beginning. This class counts the text, notes and
+    progress that it has printed, so that after a reconnect the output continues where it stopped.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TurnFollower:
         self._noticed: set[str] = set()  # lint: allow it ends with the turn
 
     def follow(self) -> bool:
-        """Print the turn until it has ended. Returns True if it was answered, or stopped by a user."""
+        """Print the turn until it has ended. Returns True if the turn was answered, or stopped by a user."""
         return self._finish(self._outcome())
 
     def _outcome(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class TurnFollower:
         )
 
     def _events(self) -> Generator[dict[str, Any], None, None]:
-        """Yield the session's events from now on. The first item is empty and means that the stream is open."""
+        """Yield the session's events, starting now. The first item is empty and signals that the stream is open."""
         opened = False
         for line in self._api.lines(f"{self._path}/events", headers={"Last-Event-ID": str(_NO_ROWS)}):
             if not opened:
@@ -144,7 +144,8 @@ class TurnFollower:
             self._note("further output of this call is not shown")
 
     def _question(self, event: dict[str, Any]) -> None:
-        """Ask the user once. Questions that are repeated after a reconnect or already answered are skipped."""
+        """Ask the user once. A question that is repeated after a reconnect, or has already been answered, is
+        skipped."""
         if event["id"] in self._asked:
             return
         if self._questions is not None:
@@ -160,7 +161,7 @@ class TurnFollower:
             self._printed[1] = self._received[1]
 
     def _print_calls(self) -> None:
-        """Print the tool calls from the transcript, for a turn that was over before the stream was open."""
+        """Print the tool calls from the transcript. Used if the turn was over before the stream was open."""
         rows = self._api.call("GET", f"{self._path}/messages", query={"limit": _ROWS})["messages"]
         for message in (row["message"] for row in rows if row.get("turn") == self._turn):
             for call in message.get("calls", ()):
@@ -187,5 +188,5 @@ class TurnFollower:
 
 
 def _failure(event: dict[str, Any], text: str) -> str:
-    """One line about a failed call. The text of an interrupted call already says what happened."""
+    """Return one line about a failed call. The text of an interrupted call already says what happened."""
     return f"{event['name']}: {text}" if event.get("interrupted") else f"{event['name']} failed: {text}"

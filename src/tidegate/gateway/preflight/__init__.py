@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PreflightFailed(Misconfigured):
-    """The gateway would refuse to start. `config` is set if the configuration file itself is valid."""
+    """The gateway cannot start. `config` is set if the configuration file itself is valid."""
 
     def __init__(self, errors: tuple[str, ...], config: "Config | None" = None) -> None:
         super().__init__("\n".join(errors))

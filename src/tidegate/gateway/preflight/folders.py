@@ -1,11 +1,11 @@
 """Checks of the folders and environment variables that agents can access, before a gateway starts.
 
-None of them may expose the gateway's own data. These are errors: a folder that is or contains the home folder,
-that is one of the gateway's own folders in it, or that contains a secret named in the settings (an agent there could
-read the owner's key, rewrite the configuration and stop the gateway); a folder that exposes the kernel's file systems;
-a variable that contains a secret. A working folder must not be or contain a user's home folder, because files there run
-at the next login. Folders are compared by identity, not by spelling, so no `~`, `..`, link or second mount hides one. A
-missing folder is a warning. Nothing is created or changed.
+None of them may expose the gateway's own data. It is an error if a folder is or contains the home folder, is one of the
+gateway's own folders inside it, or contains a secret named in the settings: an agent there could read the owner's key,
+rewrite the configuration and stop the gateway. It is also an error if a folder exposes the kernel's file systems, or if
+a variable contains a secret. A working folder must not be or contain a user's home folder, because some files there are
+executed at the next login. Folders are compared by identity, not by spelling, so a `~`, `..`, link or second mount
+cannot hide one. A missing folder is a warning. Nothing is created or changed.
 """
 
 import contextlib
@@ -21,22 +21,24 @@ from tidegate.errors import Misconfigured
 from tidegate.security import Secret
 
 SHOWABLE = frozenset({"skills"})
-"""Folders of the home that agents may read but not write: other agents follow their content."""
+"""Folders in the home folder that agents may read but not write, since other agents follow the instructions in them."""
 
 OWN = frozenset({"plugin-data", "plugins", "spool", "trash", "workspaces"})
-"""Folders of the home that are private to the gateway. Every plain file in the home is private, too."""
+"""Folders in the home folder that are private to the gateway. Every plain file there is private, too."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Folders of the machine that every sandbox shows."""
+"""System folders that are visible in every sandbox."""
 
 KERNEL = ("/proc", "/sys", "/dev")
-"""The kernel's file systems: processes with their environment, devices. A sandbox has its own."""
+"""The kernel's file systems, which expose devices, and processes with their environment. A sandbox has separate
+ones."""
 
 SERVICES = "/run"
-"""The sockets of the machine's services, some of which control it. A read-only mount does not prevent a connection."""
+"""The folder with the sockets of the machine's services. Some of these can control the machine, and a read-only mount
+does not prevent a connection."""
 
 SHORTEST_PART = 8
-"""Characters of a secret that is searched for within a variable: a shorter one would match by chance."""
+"""The minimum length of a secret that is searched for inside a variable. A shorter one would match by chance."""
 
 NO_LOGIN = ("/nologin", "/false", "/sync", "/true")
 """Shells of accounts that cannot log in."""
@@ -45,7 +47,7 @@ _ELSEWHERE = "choose a folder elsewhere, or move the home folder with --home or 
 
 
 def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
-    """An error for each folder that agents must not access. `secrets` are references, by setting."""
+    """Yield an error for each folder that agents must not access. `secrets` maps settings to references."""
     home = _Place(config.home)
     kept = {setting: _Place(file) for setting, file in _secret_files(config, secrets)}
     for setting, text, use in _named(config):
@@ -82,8 +84,8 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
 def exposed_secrets(
     config: Config, references: Mapping[str, str], secrets: Mapping[str, Secret], environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """An error for each variable that is passed to commands and contains a secret of the settings. `references` are by
-    setting, `secrets` by reference."""
+    """Yield an error for each variable that is passed to commands and contains a secret of the settings. `references`
+    maps settings to references, and `secrets` maps references to secrets."""
     for name in config.workspaces.environment:
         value = environment.get(name, "")
         for setting, reference in references.items():
@@ -96,7 +98,7 @@ def exposed_secrets(
 
 
 def _contains(value: str, secret: Secret | None) -> bool:
-    """True if the secret is the value or a part of it, such as the password in an address."""
+    """True if the secret is the whole value or a part of it, such as the password in an address."""
     if secret is None:
         return False
     text = secret.reveal()
@@ -104,7 +106,7 @@ def _contains(value: str, secret: Secret | None) -> bool:
 
 
 def missing(config: Config) -> Iterator[str]:
-    """A warning for each agent's folder that does not exist."""
+    """Yield a warning for each agent's folder that does not exist."""
     for name in config.agents:
         folder = config.project(name)
         if folder is not None and not folder.is_dir():
@@ -113,7 +115,7 @@ def missing(config: Config) -> Iterator[str]:
 
 
 def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "reading", "skills"]]]:
-    """Each folder that the settings name, with its setting and its use."""
+    """Yield each folder that the settings name, as (setting, folder, use)."""
     for name, agent in config.agents.items():
         if agent.workspace is not None:
             yield f"[agents.{name}] workspace", agent.workspace, "writing"
@@ -127,7 +129,7 @@ def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "readi
 def _shows(
     folder: Path, home: Path, its_place: "_Place", secrets: Mapping[str, "_Place"], own: frozenset[str]
 ) -> str | None:
-    """An error if the folder would expose something of the gateway's; else None."""
+    """Return an error if the folder would expose private files of the gateway, else None."""
     place = _Place(folder)
     if its_place.is_within(place):
         how = "is" if place.is_within(its_place) else "contains"
@@ -142,7 +144,7 @@ def _shows(
 
 
 def _of_the_kernel(folder: Path) -> str | None:
-    """An error if the folder would expose one of the kernel's file systems; else None."""
+    """Return an error if the folder would expose one of the kernel's file systems, else None."""
     place = _Place(folder)
     for name in KERNEL:
         kernel = _Place(Path(name))
@@ -154,7 +156,8 @@ def _of_the_kernel(folder: Path) -> str | None:
 
 
 def _through_the_kernel(folder: Path) -> str | None:
-    """An error if a path leads through one of them: `/proc/self/cwd` differs between processes."""
+    """Return an error if the path leads through one of the kernel's file systems, since a path such as `/proc/self/cwd`
+    differs between processes."""
     trail = {_identity(each) for each in (folder, *folder.parents)}
     for name in KERNEL:
         if _identity(Path(name)) in trail:
@@ -163,8 +166,8 @@ def _through_the_kernel(folder: Path) -> str | None:
 
 
 def shows_services(folder: Path, services: str = SERVICES) -> str | None:
-    """An error if the folder would expose sockets of the machine's services. Other folders in `services`, such as a
-    mounted disk, may be used."""
+    """Return an error if the folder would expose sockets of the machine's services. Other folders in `services`, such
+    as a mounted disk, are allowed."""
     place, all_services = _Place(folder), _Place(Path(services))
     inside = place.below(all_services)
     if all_services.is_within(place) or (inside is not None and (inside[0] == "user" or _holds_socket(folder))):
@@ -179,7 +182,7 @@ def _holds_socket(folder: Path) -> bool:
 
 
 def _is_home(folder: Path) -> str | None:
-    """An error if the folder is a user's home folder, or contains that of a user who can log in."""
+    """Return an error if the folder is a user's home folder, or contains the home folder of a user who can log in."""
     place = _Place(folder)
     for name, home, logs_in in _homes():
         its = _Place(home)
@@ -219,11 +222,11 @@ class _Place:
         self._trail = [(each.name, _identity(each)) for each in (real, *real.parents)]
 
     def is_within(self, other: "_Place") -> bool:
-        """Also true if both are the same folder."""
+        """True if this folder is inside the other one or is the same folder."""
         return any(identity == other._trail[0][1] for _, identity in self._trail)
 
     def below(self, other: "_Place") -> tuple[str, ...] | None:
-        """Its path relative to the other folder; None if it is not below it."""
+        """Return the path relative to the other folder, or None if it is not inside that folder."""
         names: list[str] = []
         for name, identity in self._trail:
             if identity == other._trail[0][1]:

@@ -1,7 +1,7 @@
-"""The plug-ins that the configuration uses, imported and checked before a start. Nothing is made or started.
+"""Imports and checks the plug-ins that the configuration uses, before a start. No plug-in is made or started.
 
-A plug-in that an agent cannot work without is an error that names the agents. Any other broken plug-in is a warning,
-and the gateway starts without it. A name that no plug-in has is always an error.
+If a plug-in is broken and an agent cannot work without it, that is an error, which names the agents. Any other broken
+plug-in is a warning, and the gateway starts without it. If no plug-in has the configured name, that is always an error.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ from tidegate.tools import BUILTIN
 
 
 class FoundPlugins(NamedTuple):
-    """The result. `unknown_toolsets` are names in the tools of agents that neither the gateway nor a plug-in has."""
+    """The plug-ins that were found, with their errors and warnings. `unknown_toolsets` are the names in agents' `tools`
+    settings that belong neither to the gateway nor to a plug-in."""
 
     uses: tuple[PluginUse, ...]
     loaded: tuple[LoadedPlugin, ...]
@@ -25,7 +26,7 @@ class FoundPlugins(NamedTuple):
 
 
 def plugin_uses(config: Config) -> Iterator[PluginUse]:
-    """The plug-ins that agents use, in the order in which they are started."""
+    """Yield the plug-ins that agents use, in the order in which they are started."""
     if config.memory.provider and (agents := _agents(config, "memory")):
         yield PluginUse(kind="memory", name=config.memory.provider, agents=agents)
     if config.context.index and (agents := _agents(config, "context")):

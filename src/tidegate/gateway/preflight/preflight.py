@@ -1,8 +1,8 @@
 """The checks of a configuration before a start, shared by the start itself, `config check` and `doctor`.
 
-A configuration that `examine` accepts is not refused later for its secrets, toolsets, folders or rules. The gateway
-uses the secrets and toolsets that were resolved here. All errors are reported together, each with the full path of the
-file. Nothing is created or changed.
+A configuration that `examine` accepts is not rejected later because of its secrets, toolsets, folders or rules. The
+gateway uses the secrets and toolsets that were resolved here. All errors are reported together, each with the full path
+of the file. Nothing is created or changed.
 """
 
 import os
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tidegate.gateway.preflight.plugins import FoundPlugins
 
 NO_KEY = Secret("no-key-was-needed-here")
-"""Stands in for a missing model key in a replay, which sends none."""
+"""A placeholder for a missing model key in a replay, which sends no keys."""
 SKILLS = "skills"
 
 
 class Ready(NamedTuple):
-    """The input of a start. `warnings` do not prevent it."""
+    """Everything that a gateway is built from. The `warnings` do not prevent its start."""
 
     config: Config
     secrets: Mapping[str, Secret]
@@ -36,7 +36,7 @@ class Ready(NamedTuple):
 
 
 def settings(home: Path) -> Config:
-    """The configuration alone; errors name the full path of the file."""
+    """Read the configuration alone. Errors name the full path of the file."""
     try:
         return load(home)
     except Misconfigured as error:
@@ -44,7 +44,7 @@ def settings(home: Path) -> Config:
 
 
 def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False) -> Ready:
-    """Read the configuration and everything it refers to. If `keyless`, a missing secret is not an error."""
+    """Read the configuration and everything that it refers to. With `keyless`, a missing secret is not an error."""
     config = settings(home)
     errors: list[str] = []
     references = _references(config)
@@ -86,7 +86,8 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
 
 
 def _no_network(config: Config) -> Iterator[str]:
-    """Sandboxes are configured to have network access, but the required programs are not installed."""
+    """Yield a warning if sandboxes are configured to have network access but the required programs are not
+    installed."""
     if config.workspaces.network and config.workspaces.backend in ("auto", "bubblewrap"):
         from tidegate.workspaces.backends import sandbox_network
 
@@ -96,7 +97,7 @@ def _no_network(config: Config) -> Iterator[str]:
 
 
 def _plugins(config: Config) -> "FoundPlugins | None":
-    """The plug-ins that the configuration uses; None, and nothing imported, if it uses none."""
+    """Find the plug-ins that the configuration uses. If it uses none, returns None and imports nothing."""
     used = {toolset for agent in config.agents.values() for toolset in agent.tools}
     provider, index = config.memory.provider and "memory" in used, config.context.index and "context" in used
     if not (provider or index or used - set(BUILTIN)):
@@ -115,7 +116,8 @@ def _unused_plugin_tables(config: Config, plugins: "FoundPlugins | None") -> Ite
 
 
 def _projects_of_root(config: Config) -> Iterator[str]:
-    """Folders in which agents can write nothing, since agents never run as root."""
+    """Yield a warning for each folder in which agents can write nothing because it belongs to root. Agents never run as
+    root."""
     if os.geteuid() != 0 or config.workspaces.backend == "ssh":
         return
     from tidegate.workspaces.kernel.users import is_root  # imported only if it is used
@@ -134,7 +136,7 @@ def _projects_of_root(config: Config) -> Iterator[str]:
 
 
 def with_path(home: Path, message: str) -> str:
-    """The message with the full path of the file in each line that begins with its name."""
+    """In each line of the message that begins with the name of the file, replace the name with the full path."""
     file, name = str(home / FILE_NAME), f"{FILE_NAME}: "
     lines = []
     for line in message.split("\n"):
@@ -144,7 +146,7 @@ def with_path(home: Path, message: str) -> str:
 
 
 def _references(config: Config) -> dict[str, str]:
-    """References to secrets in the settings, by setting."""
+    """Return the references to secrets in the settings, by setting."""
     named = {"[web] search_key": config.web.search_key}
     for name, table in config.plugins.items():
         named |= {f"[plugins.{name}] {key}": reference for key, reference in plugin_references(table)}
@@ -158,7 +160,7 @@ def _references(config: Config) -> dict[str, str]:
 def _secrets(
     config: Config, references: Mapping[str, str], environment: Mapping[str, str], errors: list[str]
 ) -> dict[str, Secret]:
-    """The secrets that the settings refer to. Nothing else of the environment is read."""
+    """Return the secrets that the settings refer to. No other environment variables are read."""
     found: dict[str, Secret] = {}
     for setting, reference in references.items():
         try:
@@ -169,7 +171,8 @@ def _secrets(
 
 
 def _pointless_delegates(config: Config) -> Iterator[str]:
-    """Agents that may delegate but have no tool for it, or have the tool but may delegate to no agent."""
+    """Yield a warning for each agent that may delegate but has no tool to do so, or has the tool but may delegate to no
+    agent."""
     for name, agent in config.agents.items():
         if agent.delegates and "delegate" not in agent.tools:
             fault = "delegates has no effect: the toolset 'delegate' is not among its tools"
@@ -189,7 +192,7 @@ def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
 
 
 def _unknown_prices(config: Config) -> Iterator[str]:
-    """A budget of money can be enforced only if the price of every model is known."""
+    """Yield an error for each model without a known price if a budget limits money, since it could not be enforced."""
     budget = next((name for name, settings in config.budgets.items() if settings.money is not None), None)
     if budget is None:
         return
@@ -205,7 +208,7 @@ def _unknown_prices(config: Config) -> Iterator[str]:
 
 
 def _unusable_skills(config: Config) -> Iterator[str]:
-    """A warning for each skill that cannot be used, and for each named skill that does not exist."""
+    """Yield a warning for each skill that cannot be used, and for each skill in the settings that does not exist."""
     for warning in skill_warnings(config):
         yield with_path(config.home, warning)
 

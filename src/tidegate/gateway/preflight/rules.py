@@ -1,7 +1,7 @@
 """Checks of the agents' approval rules before a gateway starts.
 
-An invalid rule is an error that names its agent and the fault. A rule that can never match, because it names a tool,
-argument or channel that does not exist, is a warning: its author believes that it protects something.
+An invalid rule is an error that names the agent and the fault. A rule can never match if it names a tool, argument or
+channel that does not exist. This is a warning, since the author of the rule believes that it protects something.
 """
 
 import fnmatch
@@ -16,7 +16,7 @@ from tidegate.tools import Tool, Toolset
 
 
 def invalid(config: Config) -> Iterator[str]:
-    """An error for each rule that cannot be parsed."""
+    """Yield an error for each rule that cannot be parsed."""
     for name, agent in config.agents.items():
         for line in agent.rules:
             try:
@@ -26,7 +26,7 @@ def invalid(config: Config) -> Iterator[str]:
 
 
 def pointless(name: str, agent: AgentSettings, tools: Toolset) -> Iterator[str]:
-    """A warning for each rule of the agent that can never match. All of its rules must be valid."""
+    """Yield a warning for each of the agent's rules that can never match. All of these rules must be valid."""
     for line in agent.rules:
         if (why := _why_never_matches(parse(line), tools)) is not None:
             yield f"{FILE_NAME}: [agents.{name}] rules: the rule {line!r} never matches: {why}"

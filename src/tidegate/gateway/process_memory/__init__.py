@@ -1,1 +1,1 @@
-"""Memory of the gateway process: its accounting, its limit, the allocator, and unloading under pressure."""
+"""The memory of the gateway process: accounting, limit, allocator, and unloading under pressure."""

@@ -1,10 +1,9 @@
 """Accounting of the process's memory by kind and by owner, so that growth can be traced to its owner.
 
-Every figure is read from the kernel, the allocators or the ledger at the moment of the request; only the base is
-stored. The private memory (RssAnon + VmSwap) is the sum of the ledger's kinds, which include the base and the
-allocators' free memory, and `unexplained`, the rest, which is negative if the ledger reports more than there is.
-`explained` is the share that is accounted for: missing and excess bytes both lower it. A reading takes some
-milliseconds.
+Every figure except the base is read from the kernel, the allocators or the ledger when it is requested. The private
+memory (RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocators' free memory, and of
+`unexplained`, the rest. The rest is negative if the ledger reports more memory than the process has. `explained` is the
+share that is accounted for; both missing and excess bytes lower it. A reading takes some milliseconds.
 """
 
 import threading
@@ -27,7 +26,7 @@ _THREAD_BYTES = 48 * 1024  # measured: touched pages of an idle thread's stack, 
 
 
 def kernel_figures() -> dict[str, int]:
-    """Bytes as the kernel counts them for this process."""
+    """Return the memory of this process in bytes, by kind, as the kernel counts it."""
     wanted = {"VmRSS": "rss", "RssAnon": "anonymous", "RssFile": "file", "VmSwap": "swap", "VmHWM": "peak"}
     figures = dict.fromkeys(wanted.values(), 0)
     text = Path("/proc/self/status").read_text()  # lint: allow (procfs, no disk access)
@@ -39,7 +38,7 @@ def kernel_figures() -> dict[str, int]:
 
 
 def private_bytes() -> int:
-    """RssAnon + VmSwap: the process's own memory, including the part that was swapped out."""
+    """Return RssAnon + VmSwap, the memory that belongs to this process alone, including what was swapped out."""
     figures = kernel_figures()
     return figures["anonymous"] + figures["swap"]
 
@@ -49,8 +48,8 @@ def _descriptors() -> int:
 
 
 class MemoryAccounting:
-    """Explains the process's memory. The base is the memory of a started gateway before its first request (interpreter,
-    modules, services), without what the ledger then lists under another kind."""
+    """Explains what the process uses its memory for. The base is the memory of a started gateway before its first
+    request (interpreter, modules, services), except for what the ledger lists under another kind at that time."""
 
     def __init__(self, ledger: Ledger, process: Scope) -> None:
         self._ledger = ledger
@@ -99,7 +98,7 @@ class MemoryAccounting:
 
 
 def _share(accounted: int, whole: int) -> float:
-    """The share of the whole that is accounted for, between 0 and 1."""
+    """Return the share of the whole that is accounted for, between 0 and 1."""
     return max(0.0, round(1 - abs(whole - accounted) / whole, 4)) if whole > 0 else 1.0
 
 

@@ -1,8 +1,8 @@
 """The memory allocators of the C library and the interpreter: tuning, free memory, and trimming.
 
-Figures are read from the allocators at the moment of the request. On a C library or an interpreter that does not
-provide a figure, it is 0 and nothing else changes. Free memory here is resident memory that is not in use: it is reused
-before the process grows, and `trim` returns the C library's part of it to the system.
+Figures are read from the allocators when they are requested. If the C library or the interpreter does not provide a
+figure, it is 0 and nothing else changes. Free memory here means resident memory that is not in use. It is reused before
+the process grows, and `trim` returns the C library's part of it to the system.
 """
 
 import ctypes
@@ -19,14 +19,15 @@ _TRIM_ABOVE = 1 << 20  # free bytes that are worth a trim, which takes a millise
 
 
 def tune() -> bool:
-    """Bound the memory that glibc reserves for this process. Call it before the first thread starts. It limits the
-    number of arenas, gives each large block a mapping of its own that is returned when it is freed, and returns as much
-    free memory from the end of the heap. By default glibc raises its threshold to the largest block freed so far, takes
-    such blocks from the heap and retains twice that much: the requests of a long conversation leave holes of their
-    size there.
+    """Limit the memory that glibc reserves for this process. Call this before the first thread starts. The number of
+    arenas is limited. Each large block gets a separate mapping, which is returned to the system when the block is
+    freed. Free memory at the end of the heap is returned once it exceeds the size of a large block. By default, glibc
+    raises its threshold for large blocks to the largest block freed so far, takes smaller ones from the heap, and
+    retains twice that much free memory. The requests of a long conversation would then leave holes of their size in the
+    heap.
 
-    Values that the operator set in the environment take precedence; on another C library nothing happens. (Setting the
-    environment ourselves would need a second start of the interpreter, which takes longer than these calls.)"""
+    Values that the operator set in the environment take precedence. With another C library, nothing happens. (Setting
+    the environment ourselves would require starting the interpreter again, which takes longer than these calls.)"""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -57,7 +58,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def native_free() -> int:
-    """Bytes that are free in the C library's heaps and resident."""
+    """Return the number of bytes in the C library's heaps that are free and resident."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return 0
@@ -68,7 +69,7 @@ def native_free() -> int:
 
 
 def interpreter_free() -> int:
-    """Bytes that are free in the interpreter's arenas. The interpreter reports them only as text."""
+    """Return the number of free bytes in the interpreter's arenas. The interpreter reports them only as text."""
     libc, print_stats = ctypes.CDLL(None), getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
     if print_stats is None or not hasattr(libc, "open_memstream"):
         return 0
@@ -92,7 +93,8 @@ def interpreter_free() -> int:
 
 
 def _heaps_resident() -> int:
-    """Resident bytes of the heap and of the other arenas, recognised by the address space reserved after them."""
+    """Return the resident bytes of the heap and of the other arenas. An arena is recognised by the address space
+    reserved after it."""
     total = 0
     last_start = last_end = last_resident = 0
     for start, end, name, resident in _mappings():
@@ -105,7 +107,7 @@ def _heaps_resident() -> int:
 
 
 def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
-    """Start and end address, name and resident bytes of each mapping."""
+    """Yield the start address, end address, name and resident bytes of each mapping."""
     with Path("/proc/self/smaps").open("rb") as file:  # lint: allow (procfs, no disk access)
         for line in file:
             first = line.split()
@@ -117,7 +119,7 @@ def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def trim(least: int = _TRIM_ABOVE) -> bool:
-    """Return the C library's free memory to the system if there are at least `least` bytes."""
+    """Return the C library's free memory to the system if it amounts to at least `least` bytes."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is None or native_free() < least:
         return False

@@ -1,8 +1,8 @@
-"""The memory ceiling of the process, and whether the system is short of memory, as the kernel reports them.
+"""The memory ceiling of the process and the system's shortage of memory, as the kernel reports them.
 
-Both are read each time, so a limit that an operator changes takes effect. The ceiling is never above what the
-kernel allows this process. A figure that the kernel does not provide counts as no limit and no shortage. A reading
-costs a few small files of procfs and cgroupfs.
+Both are read each time, so a limit that an operator changes takes effect. A ceiling that is not configured stays below
+what the kernel allows this process. If the kernel does not provide a figure, no limit and no shortage are assumed. A
+reading opens a few small files of procfs and cgroupfs.
 """
 
 import os
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SHARE = 0.75
-"""Of the available memory: the rest is for child processes, cached files, and growth between two checks."""
+"""The share of the available memory that this process may use. The rest is for child processes, cached files, and
+growth between two checks."""
 
 _GROUPS = "sys/fs/cgroup"
 _LIMITS = ("memory.max", "memory.high")
@@ -18,8 +19,8 @@ _OLD_LIMIT = "memory.limit_in_bytes"  # of cgroup v1
 
 
 class MemoryLimit:
-    """`given` is limits.memory_bytes. Without it the ceiling is a share of the machine's memory or of the smallest
-    limit of the process's control groups, whichever is less. `root` and `machine` are for tests."""
+    """`given` is limits.memory_bytes. If it is None, the ceiling is a share of the machine's memory, or of the smallest
+    limit of the process's control groups if that is less. `root` and `machine` are for tests."""
 
     def __init__(self, given: int | None, *, root: Path = Path("/"), machine: int | None = None) -> None:
         self._given = given
@@ -35,8 +36,8 @@ class MemoryLimit:
         return int(min(found) * SHARE)
 
     def stalled(self) -> float:
-        """Percentage of the last ten seconds in which some task waited for memory: in the process's control group, or
-        in the whole machine if the group has no such figure."""
+        """Return the percentage of the last ten seconds in which some task waited for memory. The figure is for the
+        process's control group or, if the group has none, for the whole machine."""
         own = [f"{_GROUPS}{path}/memory.pressure" for number, _, path in self._memberships() if number == "0"]
         for place in (*own, "proc/pressure/memory"):
             for line in self._lines(place):
@@ -45,7 +46,7 @@ class MemoryLimit:
         return 0.0
 
     def _limits(self) -> Iterator[str]:
-        """Files that may hold a limit: of the process's control group and every group above it."""
+        """Yield the files that may hold a limit of the process's control group or of a group above it."""
         for number, controllers, path in self._memberships():
             parts = [part for part in path.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
@@ -56,7 +57,7 @@ class MemoryLimit:
                     yield f"{_GROUPS}/memory/{group}/{_OLD_LIMIT}"
 
     def _memberships(self) -> Iterator[tuple[str, str, str]]:
-        """(number, controllers, path) of each hierarchy; cgroup v2 has the number 0."""
+        """Yield (number, controllers, path) for each hierarchy. The number of cgroup v2 is 0."""
         for line in self._lines("proc/self/cgroup"):
             number, controllers, path = line.split(":", 2)
             yield number, controllers, path

@@ -2,9 +2,9 @@
 
 When the process exceeds its ceiling, or the kernel reports that tasks wait for memory, the allocator's free memory is
 returned to the system first. If that is not enough, residents are unloaded, the least recently used first. A resident
-whose turn runs or waits is never unloaded, so the only effect is a slower next turn. A shortage ends only well
-below the ceiling, and an unloading is followed by a pause unless memory keeps growing, so that conversations are not
-unloaded and reloaded over and over. Each spell is logged once.
+with a running or waiting turn is never unloaded, so the only effect is that the next turn of a conversation starts more
+slowly. A shortage ends only when memory is well below the ceiling, and a pause follows each unloading unless memory
+keeps growing. This keeps conversations from being unloaded and reloaded over and over. Each shortage is logged once.
 """
 
 import time
@@ -21,19 +21,20 @@ from tidegate.log import Log
 from tidegate.status_report import PressureStatus
 
 CHECK_SECONDS = 2.0
-"""Between two checks, each of which costs a fraction of a millisecond."""
+"""The interval between two checks, each of which takes a fraction of a millisecond."""
 
 LOW = 0.9
-"""Share of the ceiling that unloading aims for, and below which a spell is over."""
+"""The share of the ceiling to which unloading reduces memory, and below which a shortage ends."""
 
 STALLED = 10.0
-"""Percentage of time that tasks may wait for memory; far below the level at which the kernel kills processes."""
+"""The percentage of time for which tasks may wait for memory. It is far below the level at which the kernel kills
+processes."""
 
 REST_SECONDS = 10.0
-"""Pause after an unloading: the kernel's figure is an average over this time."""
+"""The pause after an unloading. The kernel's figure is an average over this time."""
 
 GROWN = 0.02
-"""Share of the ceiling: growth since the last unloading that ends the pause early."""
+"""The share of the ceiling by which memory must grow after an unloading to end the pause early."""
 
 
 async def _trim() -> None:
@@ -41,7 +42,7 @@ async def _trim() -> None:
 
 
 class MemoryPressure:
-    """Acts when `check` is called; holds only the state of the current spell."""
+    """Unloads conversations when `check` is called. Holds only the state of the current shortage."""
 
     def __init__(
         self,
@@ -84,7 +85,8 @@ class MemoryPressure:
         await self._relieve()
 
     def _is_short(self) -> bool:
-        """True if memory is short. Between the low mark and the ceiling a shortage continues, but none begins."""
+        """True if memory is above the ceiling or the kernel reports a shortage. Between the low mark and the ceiling, a
+        shortage that has begun continues."""
         private, ceiling, stalled = self._private(), self._ceiling.bytes(), self._ceiling.stalled()
         if private > ceiling or stalled >= STALLED:
             return True

@@ -1,30 +1,30 @@
-"""Reading the type and duration of a sound from its header, without decoding it.
+"""Reads the type and duration of an audio file from its header, without decoding it.
 
-The number of reads is small whatever the file contains. If the file is not a WAV or MP3 or its header is invalid,
-`UnknownAudio` is raised. The duration is never longer than the size of the file allows. The
-module also runs in a child process, so it uses only the standard library.
+Only a few reads are needed, whatever the file contains. `UnknownAudio` is raised if the file is neither WAV nor MP3, or
+if its header is invalid. The duration never exceeds what the file size allows. The module also runs in a child process,
+so it uses only the standard library.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
-"""A function that reads (number of bytes, offset)."""
+"""Reads data from a file, with the arguments (number of bytes, offset)."""
 
 HEAD_BYTES = 12
-"""Bytes that identify a sound."""
+"""The number of bytes that are needed to recognise audio."""
 
 CHUNKS = 64
-"""Maximum number of chunks before the sound of a WAV. Recorders and editors write a handful of chunks each."""
+"""Maximum number of chunks before the audio data of a WAV. Recorders and editors write only a few each."""
 
 TAGS = 4
-"""Maximum number of tags before an MP3. Some programs add theirs in front of an existing one."""
+"""Maximum number of tags before an MP3. Some programs insert a tag in front of an existing one."""
 
 SEARCHED_BYTES = 4096
-"""Bytes after the tags within which the first frame of an MP3 must begin, since tags may be padded with zeros."""
+"""The first frame of an MP3 must begin within this many bytes after the tags, which may be padded with zeros."""
 
 _FRAME_BYTES = 1441
-"""The longest frame of layer III."""
+"""Maximum size of a layer III frame in bytes."""
 
 _PCM = {1: "PCM", 3: "floating point", 0xFFFE: "PCM"}
 _CODECS = {2: "ADPCM", 6: "A-law", 7: "mu-law", 0x11: "ADPCM", 0x31: "GSM", 0x50: "MPEG", 0x55: "MP3"}
@@ -61,13 +61,13 @@ class AudioHeader(NamedTuple):
 
 
 class UnknownAudio(Exception):
-    """The sound is not accepted. The message completes a sentence that begins with "it"."""
+    """The audio is not accepted. The message completes a sentence that begins with "it"."""
 
 
 class _Frame(NamedTuple):
     version: int
     bits: int
-    """Per second."""
+    """Bits per second."""
     rate: int
     samples: int
     length: int
@@ -75,8 +75,8 @@ class _Frame(NamedTuple):
 
 
 def kind(head: bytes) -> str:
-    """The type of a file that starts with `head`: `audio/wav`, `audio/mpeg`, the name of an unsupported audio format,
-    or an empty string if it is not a sound."""
+    """Returns the type of a file that starts with `head`: `audio/wav`, `audio/mpeg`, the name of an unsupported audio
+    format, or an empty string if the file is not audio."""
     if head[8:12] == b"WAVE" and head[:4] in (b"RIFF", b"RIFX"):
         return "audio/wav"
     if _is_tag(head) or _frame(head) is not None:
@@ -87,7 +87,7 @@ def kind(head: bytes) -> str:
 
 
 def sniff(read: Read, size: int) -> AudioHeader:
-    """Reads the header of a file of this size. Raises `UnknownAudio`."""
+    """Reads the header of a file that is `size` bytes long. Raises `UnknownAudio`."""
     found = kind(read(HEAD_BYTES, 0))
     if found == "audio/wav":
         seconds = _wav(read, size)
@@ -178,7 +178,7 @@ def _is_tag(head: bytes) -> bool:
 
 
 def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
-    """Finds the first frame, which must be followed by another one of the same kind or by the end of the file."""
+    """Finds the first frame. It must be followed by another frame of the same kind or by the end of the file."""
     start = data.find(b"\xff")
     while 0 <= start < SEARCHED_BYTES:
         frame = _frame(data[start : start + 4])
@@ -193,7 +193,7 @@ def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
 
 
 def _frame(head: bytes) -> _Frame | None:
-    """Parses the header of a layer III frame. Returns None if it is invalid."""
+    """Parses the header of a layer III frame. Returns None if the header is invalid."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
     version, bitrate, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
@@ -207,7 +207,7 @@ def _frame(head: bytes) -> _Frame | None:
 
 
 def _frame_count(data: bytes, frame: _Frame) -> int:
-    """The number of frames according to the first one, or 0 if it is not stated there."""
+    """Returns the number of frames stated in the first frame, or 0 if it states none."""
     side = (17 if frame.mono else 32) if frame.version == 3 else (9 if frame.mono else 17)
     if data[36:40] == b"VBRI":
         return int.from_bytes(data[50:54], "big")

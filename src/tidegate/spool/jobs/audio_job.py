@@ -1,6 +1,6 @@
-"""A job for a child process: checks whether a file is a sound that can be sent to a model.
+"""A job for a child process: checks whether a file contains audio that can be sent to a model.
 
-The output is the unchanged WAV or MP3 if its size and duration are within the limits. Otherwise the result contains the
+The WAV or MP3 is written unchanged if its size and duration are within the limits. Otherwise the result contains the
 reason. Nothing is decoded.
 """
 
@@ -13,8 +13,8 @@ _COPIED = 1024 * 1024
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order has the limits `bytes` and `seconds`. The sound is read from descriptor 0 and written to
-    descriptor 1."""
+    """Runs the job. The order contains the limits `bytes` and `seconds`. The audio is read from descriptor 0 and
+    written to descriptor 1."""
     # Imported by its bare name, since the child process does not import the package.
     sounds = importlib.import_module("audio_header")
     size, most, longest = os.fstat(_INPUT).st_size, order["bytes"], order["seconds"]

@@ -1,6 +1,6 @@
-"""Reading the type and size in pixels of a picture from its header, without decoding it.
+"""Reads the type and dimensions of a picture from its header, without decoding it.
 
-The number of reads is small whatever the file contains. The result is None if the file is not a PNG, JPEG, GIF or WebP,
+Only a few reads are needed, whatever the file contains. The result is None if the file is not a PNG, JPEG, GIF or WebP,
 or ends within its header. The module also runs in a child process, so it uses only the standard library.
 """
 
@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 SEGMENTS = 4096
-"""Maximum number of segments before the size of a JPEG. Profiles and thumbnails come in segments of 64 KiB."""
+"""Maximum number of segments before the one with the dimensions of a JPEG. Profiles and thumbnails are stored in
+segments of up to 64 KiB."""
 
 Read = Callable[[int, int], bytes]
-"""A function that reads (number of bytes, offset)."""
+"""Reads data from a file, with the arguments (number of bytes, offset)."""
 
 
 class ImageHeader(NamedTuple):

@@ -2,9 +2,9 @@
 
 The output is a PNG, JPEG, GIF or WebP within the limits for dimensions and size. Otherwise the result contains the
 reason. The dimensions are read from the header and checked before anything is decoded. With Pillow, every picture is
-decoded once, so that damage is detected here and not by a provider, which would refuse every later request of the
-conversation as well. A picture that fits and is upright is then passed on unchanged. Without Pillow, pictures that fit
-are passed on unchanged and others are refused.
+decoded once, so that damage is detected here. A provider that detected it would refuse every later request of the
+conversation as well. A picture that is upright and within the limits is then passed on unchanged. Without Pillow,
+pictures within the limits are passed on unchanged and others are refused.
 """
 
 import importlib
@@ -28,7 +28,7 @@ class ImageRefused(Exception):
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order contains the limits `side`, `bytes` and `pixels`, and in `pillow` the folder that
+    """Runs the job. The order contains the limits `side`, `bytes` and `pixels`. Its `pillow` is the folder that
     contains Pillow, or an empty string. The picture is read from descriptor 0 and written to descriptor 1."""
     try:
         return _work(order)
@@ -99,7 +99,8 @@ def _convert_mode(image: Any) -> Any:
 
 
 def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, int], bytes]:
-    """Encodes the image in decreasing sizes until it fits: as PNG if the source was lossless, otherwise as JPEG."""
+    """Encodes the image at decreasing dimensions until it is within the size limit. A lossless source becomes a PNG if
+    that is small enough. Otherwise the result is a JPEG."""
     side = max(image.size)
     while side >= _LEAST_SIDE:
         image.thumbnail((side, side), reducing_gap=2.0)

@@ -1,9 +1,9 @@
-"""Running jobs that process untrusted data (pictures, search patterns) in child processes, where they can neither block
-the gateway nor use up its memory.
+"""Runs jobs that process untrusted data (pictures, audio, search patterns) in child processes, where they can neither
+block the gateway nor use up its memory.
 
 When `run` returns, the job has ended and its process has been reaped, even if the caller was cancelled or the job timed
-out. At most `AT_ONCE` jobs run at a time; others wait. The child gets an empty environment and only the descriptors
-that it needs. The size of its report is limited. No thread is blocked while a job runs."""
+out. At most `AT_ONCE` jobs run at a time; others wait. The child process has an empty environment and only the
+descriptors that it needs. The size of its report is limited. No thread is blocked while a job runs."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from tidegate.log import Log
 log = Log(__name__)
 
 AT_ONCE = 2
-"""Jobs that run at a time. Each may use as much memory as a large picture."""
+"""Maximum number of jobs that run at a time. Each may use as much memory as a large picture takes."""
 
 REPORT_BYTES = 256 * 1024
-"""The largest report of a job. It is JSON, and many times larger than the part shown to a model."""
+"""Maximum size of a job's report, which is JSON. It is many times larger than the part shown to a model."""
 
 _HERE = Path(__file__).parent
 _SCRIPT = str(_HERE / "child.py")
@@ -73,7 +73,8 @@ class JobRunner:
     async def _run(
         self, job: Path, order: Any, limits: tuple[int, int, int], within: float, input: int | None, output: int | None
     ) -> tuple[int | None, bytes]:
-        """Runs the child process. Returns its exit code, or None if it timed out and was killed, and its report."""
+        """Runs the child process. Returns its exit code and its report. The code is None if the process timed out and
+        was killed."""
         command = [sys.executable, "-I", "-S", "-W", "ignore", _SCRIPT, str(job), *map(str, limits)]
         command.append(msgspec.json.encode(order).decode())
         report = os.memfd_create("report")

@@ -1,7 +1,7 @@
 """A job for a child process: searches files line by line, or texts one by one, for text, words or a regular expression.
 
-Matches are found in order, up to the requested number, each with its line, byte and context. When the time is up, the
-search stops and reports its position. To limit memory, files are read in blocks, and a line longer than a block is
+Matches are reported in order, up to the requested number, each with its line, byte and context. If the time runs out,
+the search stops and reports its position. To limit memory, files are read in blocks, and a line longer than a block is
 searched in overlapping pieces. The parent kills the child if a pattern takes too long.
 """
 
@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 BLOCK = 256 * 1024
 
 OVERLAP = 4 * 1024
-"""Bytes by which consecutive pieces of a line overlap. A match across two pieces is found if it is not longer."""
+"""The number of bytes by which consecutive pieces of a long line overlap. A match that spans two pieces is found only
+if it is not longer than this."""
 
 AROUND = 120
 """Bytes of context before and after a match."""
@@ -33,14 +34,17 @@ Hits = Callable[[bytes], list[int]]
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order contains `words`, or `pattern` and `regex`; and `limit`, `bytes` (for all matches) and
-    `seconds`.
+    """Runs the job. The order contains either `words`, or `pattern` and `regex`. It also contains `limit`, `bytes` (for
+    all matches) and `seconds`.
 
-    For one file, it also contains `path`, `offset` (lines to skip) and `byte` (bytes to skip). The result contains
-    `places`, and `more` or `stopped` with the byte to continue from. For several files, it contains `paths` and `byte`
-    (in the first file). Each place then has a `file`, `more` or `stopped` is [file, byte], and `gone` lists files that
-    do not exist. Otherwise, the input consists of texts, which are searched for at most one match each. Each place then
-    has a `text_at`, and `more` or `stopped` is the text to continue from.
+    To search one file, the order also contains `path`, `offset` (lines to skip) and `byte` (bytes to skip). The result
+    contains `places`. If the search is incomplete, its `more` or `stopped` is the byte to continue from.
+
+    To search several files, the order contains `paths`, and `byte` for the first file. Each place then has a `file`,
+    `more` or `stopped` is [file, byte], and `gone` lists files that do not exist.
+
+    Otherwise, the input consists of texts, each of which is searched for at most one match. Each place then has a
+    `text_at`, and `more` or `stopped` is the number of the text to continue from.
     """
     try:
         if "words" in order:
@@ -86,7 +90,7 @@ def _regex(pattern: str) -> tuple[Find, Hits]:
 
 
 def _words(words: Sequence[str]) -> tuple[Find, Hits]:
-    """Finds lines that contain all of the words. The match is the first word."""
+    """Finds lines that contain all of the words. A line is one match, located at the first word in `words`."""
     searches = [re.compile(pattern).search for pattern in map(word_pattern, words)]
     plain = [word.rstrip("*").encode() for word in words if word.isascii()]
 
@@ -120,7 +124,7 @@ def _text_finder(search: Callable[[str, int], "re.Match[str] | None"]) -> Find:
 
 
 def word_pattern(word: str) -> str:
-    """A regular expression that matches a word like the search index does: complete words only, ignoring case and
+    """Returns a regular expression that matches a word as the search index does: complete words only, ignoring case and
     accents. A word that ends in * is a prefix. Matching takes linear time."""
     letters = "".join(f"{_variants(letter)}[\u0300-\u036f]*" for letter in word.rstrip("*"))
     end = "" if word.endswith("*") else r"(?![^\W_])"
@@ -165,9 +169,9 @@ def _search(file: BinaryIO, find: Find, hits: Hits, order: dict[str, Any]) -> di
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes, int]]:
-    """Yields the blocks of a file as (number of the first line, counted from 0; offset; block; overlap). A block
-    consists of complete lines without the last line break, or is a piece of one line that begins with `overlap` bytes
-    of the previous piece."""
+    """Yields the blocks of a file as (number of the first line, counted from 0; offset; block; overlap). A block either
+    consists of complete lines, without the last line break, or is a piece of one long line. Such a piece begins with
+    `overlap` bytes of the previous one."""
     line = byte = seen = 0
     buffer = b""
     while data := file.read(BLOCK):
@@ -189,8 +193,8 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def _in_line(find: Find, line: bytes, first: int, seen: int) -> Iterator[tuple[int, int]]:
-    """Yields the matches in one line from `first` on that were not found in the previous piece. Text shown with one
-    match is not searched for the next."""
+    """Yields the matches in one line from `first` on that were not found in the previous piece. Text that is shown as
+    context of one match is not searched for the next one."""
     start = max(0, first)
     while start <= len(line) and (found := find(line, start)) is not None:
         if found[1] > seen or not seen:
@@ -199,7 +203,7 @@ def _in_line(find: Find, line: bytes, first: int, seen: int) -> Iterator[tuple[i
 
 
 def _excerpt(line: bytes, start: int, end: int) -> str:
-    """The match with its context."""
+    """Returns the match with its context."""
     first, last = max(0, start - AROUND), min(len(line), min(end, start + AROUND) + AROUND)
     for _ in range(3):  # avoids splitting a character
         first -= first > 0 and line[first] & 0xC0 == 0x80
