@@ -1,9 +1,9 @@
 """Metrics for Prometheus.
 
-A request adds to a few integers; everything else is read from the packages when it is scraped. Labels come from closed
-sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the number of series is
-bounded. There is no global registry. The Prometheus library is imported at the first scrape; a gateway that is never
-scraped does not load it.
+A request only increments a few integers. All other values are read from the packages when the metrics are scraped.
+Labels come from closed sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the
+number of series is bounded. There is no global registry. The Prometheus library is imported at the first scrape; a
+gateway that is never scraped does not load it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,8 @@ class Metrics:
             collect = staticmethod(self.read)
 
             def describe(self) -> "Iterator[Metric]":
-                """Describe nothing: describing by collecting would read the packages before they are open."""
+                """Describe nothing. Prometheus would otherwise collect the metrics to describe them, before the
+                packages are open."""
                 return iter(())
 
         self._counters = counters

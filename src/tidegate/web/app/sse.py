@@ -32,7 +32,7 @@ class OpenStreams:
 
     def __init__(self, interval: float = KEEP_ALIVE_SECONDS, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.check_interval = interval / CHECKS_PER_INTERVAL
-        """Seconds between two checks for idle streams."""
+        """The number of seconds between two checks for idle streams."""
         self._idle_seconds = interval - self.check_interval
         self.clock = clock
         self.open: set[Stream] = set()
