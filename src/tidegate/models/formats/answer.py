@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from tidegate.values import Message
 
 DEPTH = 64
-"""The deepest nesting of JSON that an endpoint expects back: ten times more than any of them sends. The decoder's own
-limit depends on the call stack, so a value near that limit might be stored and then be unreadable."""
+"""The maximum nesting of JSON that an endpoint expects back. It is ten times the deepest nesting that endpoints send.
+The limit of the decoder itself depends on the call stack, so a value near that limit might be stored and then be
+unreadable."""
 
 
 class BrokenAnswer(Exception):
-    """The stream is not a valid answer. `limit` names the bound that was exceeded, if any."""
+    """The stream is not a valid answer. `limit` is the name of the limit that was exceeded, if any."""
 
     def __init__(self, what: str, *, limit: str = "") -> None:
         super().__init__(what)
@@ -45,7 +46,7 @@ class IncomingAnswer(Protocol):
 
     @property
     def done(self) -> bool:
-        """True if the end mark has arrived, so that nothing more follows."""
+        """True if the end mark has arrived, so that no data follows."""
         ...
 
     @property
@@ -54,11 +55,11 @@ class IncomingAnswer(Protocol):
         ...
 
     def feed(self, received: bytes) -> None:
-        """Parse received bytes and pass their text on in one piece."""
+        """Parse received bytes and pass the text that they contain on in one piece."""
         ...
 
     def end(self) -> None:
-        """The end of the stream."""
+        """Handle the end of the stream."""
         ...
 
     def whole(self, body: bytes) -> None:
