@@ -93,7 +93,7 @@ class _Part(msgspec.Struct):
 
     @property
     def given(self) -> str:
-        """A description of media, with its size; empty for text."""
+        """A description of the media in this part, with its size; empty for text."""
         if self.input_audio is not None:
             return f"a sound ({self.input_audio.format}, {_size(self.input_audio.data)} bytes)"
         if self.image_url is not None:

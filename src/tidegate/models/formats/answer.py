@@ -36,12 +36,12 @@ class IncomingAnswer(Protocol):
 
     @property
     def shown(self) -> bool:
-        """True if any of its text was passed to `on_text`."""
+        """True if any text of the answer was passed to `on_text`."""
         ...
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of text, reasoning and tool calls received so far, shown or not."""
+        """The number of bytes of text, reasoning and tool calls received so far, shown or not."""
         ...
 
     @property

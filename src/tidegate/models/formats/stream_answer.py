@@ -23,7 +23,7 @@ WIRE_FACTOR = 128
 
 
 class GrowingCall:
-    """A tool call while its arguments arrive. `index` is the provider's number for it, if it has one."""
+    """A tool call while its arguments arrive. `index` is the provider's number of the call, or None if it has none."""
 
     __slots__ = ("arguments", "id", "index", "name")
 

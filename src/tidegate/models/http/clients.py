@@ -2,8 +2,8 @@
 
 All models share one bounded pool and one TLS context. Idle connections are closed when their keep-alive expires.
 Nothing is read from the environment (no proxies, no .netrc), no cookies are kept and no redirects are followed, so
-credentials are sent only where the configuration says. Clients owns the pool: it is opened on entering and closed, with
-every connection, on leaving.
+credentials are sent only where the configuration says. `Clients` owns the pool. The pool is opened on entering, and
+closed together with all its connections on leaving.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The retry policy. It determines whether a failed request is retried, and after how long.
 
-Pauses grow exponentially with random jitter, so that many callers do not return at once. They are never shorter than
-the endpoint's Retry-After; if that exceeds `LONGEST_RETRY_AFTER`, the request is not retried. Sleep, randomness and
-clock are parameters, so that tests are deterministic and do not wait.
+Pauses grow exponentially with random jitter, so that many callers do not retry simultaneously. They are never shorter
+than the endpoint's Retry-After; if that exceeds `LONGEST_RETRY_AFTER`, the request is not retried. Sleep, randomness
+and clock are parameters, so that tests are deterministic and do not wait.
 """
 
 import random

@@ -86,8 +86,8 @@ def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, i
 def _of_documents(
     whole: bytes, documents: Sequence[tuple[int, int]], redactor: Redactor, cut: bool
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Redact documents in two passes. The first collects the text at each path across all documents; the second is
-    needed only if that text contains a secret, and produces the redacted documents."""
+    """Yields the replacements for documents, in two passes. The first pass collects the text at each path across all
+    documents. The second pass is needed only if that text contains a secret, and produces the redacted documents."""
     said: dict[str, list[str]] = {}
 
     def listen(place: str, text: str) -> str:

@@ -2,8 +2,8 @@
 
 The file is new, private to its owner (0600) and not reached through a symbolic link; nothing is ever overwritten. One
 thread writes complete lines in order, each immediately; the event loop never waits for it. If the disk fails or cannot
-keep up, or the file reaches its limit, this is logged once, the file ends with a complete line, and the gateway
-continues without recording. The writer owns its file and its thread, from `open` to `close`, both of which block.
+keep up, or the file reaches its limit, the gateway logs this once and continues without recording. The file then ends
+with a complete line. The writer owns its file and its thread, from `open` to `close`, both of which block.
 """
 
 import contextlib

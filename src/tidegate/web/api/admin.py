@@ -44,14 +44,15 @@ class ModelsAnswer(msgspec.Struct, frozen=True):
 
 
 class LoginIn(msgspec.Struct):
-    """`browser` is the name shown in the list of signed-in browsers."""
+    """A request to sign in with a one-time code. `browser` is the name shown in the list of signed-in browsers."""
 
     code: Annotated[str, Meta(min_length=1, max_length=500)]
     browser: Name = "Browser"
 
 
 class SignedIn(msgspec.Struct, frozen=True):
-    """The page token is the part of a sign-in that the page stores and sends in `X-Page-Token`."""
+    """The result of a sign-in. `page_token` is the part of the sign-in that the page stores and sends in
+    `X-Page-Token`."""
 
     signed_in: bool
     page_token: str | None = None

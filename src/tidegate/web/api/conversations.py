@@ -83,7 +83,7 @@ class MessageIn(msgspec.Struct):
 
 
 class AcceptedAnswer(msgspec.Struct, frozen=True):
-    """The message is stored durably; `how` says how it is handled."""
+    """The response to a message that was accepted and stored durably. `how` says how it is handled."""
 
     turn: str
     session: str

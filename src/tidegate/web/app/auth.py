@@ -26,10 +26,10 @@ from tidegate.values import Frozen
 KNOWN_CALLERS = 4096
 """The maximum number of cached callers. This is more than a gateway has, and each takes only a few hundred bytes."""
 KNOWN_SECONDS = 30.0
-"""How long a caller is cached. Revocations clear the cache immediately; all other changes take effect within this
-time."""
+"""The number of seconds for which a caller is cached. Revocations clear the cache immediately; all other changes take
+effect within this time."""
 COOKIE_SECONDS = 30 * 86400.0
-"""How long a browser stays signed in."""
+"""The number of seconds for which a browser stays signed in."""
 COOKIE_NAME = "tidegate"
 PAGE_TOKEN = b"x-page-token"
 """The name of the header that carries a browser's page token."""

@@ -29,7 +29,7 @@ class Cors:
         self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in origins)
 
     def headers(self, scope: dict[str, Any]) -> Headers:
-        """The response headers that let a page from a listed origin read the response."""
+        """Returns the headers that let a page from a listed origin read the response."""
         origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
         if origin.lower() not in self._origins:
             return [(b"vary", b"Origin")]

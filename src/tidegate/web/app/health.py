@@ -25,7 +25,8 @@ LAG_ALLOWED = 1.0
 milliseconds."""
 MISSED_BEATS = 3
 GRACE_SECONDS = 30.0
-"""A timer is late after three missed beats and this grace period, so that one long run raises no alarm."""
+"""The grace period in seconds. A timer counts as late after three missed beats and this period, so that a single long
+run raises no alarm."""
 STORE_CHECK_INTERVAL = 1.0
 """The number of seconds for which the result of a test write is reused."""
 
@@ -112,7 +113,7 @@ class Health:
         return Check(ok=True, detail=f"a write took {(self._clock() - began) * 1000:.1f} ms")
 
     def _check_database(self) -> Check:
-        """Return the store's open problems, including those that did not affect the test write."""
+        """Returns the store's open problems, including those that did not affect the test write."""
         stats = self._store.stats()
         if stats.problems:
             return Check(ok=False, detail="; ".join(f"{problem.kind}: {problem.text}" for problem in stats.problems))

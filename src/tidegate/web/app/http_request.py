@@ -74,7 +74,7 @@ _DIVIDERS = (b",", b"[", b"{")
 
 
 def parse_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The known headers by name; repeated cookies are joined."""
+    """Returns the known headers by name. Repeated cookies are joined."""
     known: dict[bytes, bytes] = {}
     for name, value in pairs:
         if name in _KNOWN:

@@ -72,7 +72,7 @@ class ErrorResponses:
         return self.from_failure(failure)
 
     def from_failure(self, failure: Failure) -> HttpResponse:
-        """The response for a failed turn, live or replayed."""
+        """Returns the response for a failed turn, live or replayed."""
         retry_after = failure.retry_after
         if retry_after is None and failure.retry:
             retry_after = RETRY_SECONDS

@@ -148,7 +148,7 @@ class Metrics:
         yield from self._model_metrics(status.model_states)
 
     def _usage_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
-        """Metrics by configured model, and by budget of the whole gateway."""
+        """Yields the metrics by configured model, and by budget of the whole gateway."""
         tokens = _counter(
             "tidegate_tokens",
             "Tokens used by models, by kind; cached and written ones are part of the input.",
@@ -173,7 +173,7 @@ class Metrics:
         yield _gauge("tidegate_day_tokens", "Tokens used by models today (UTC).", value=status.budgets[0].tokens)
 
     def _model_metrics(self, states: dict[str, ModelStatus]) -> "Iterator[Metric]":
-        """Metrics by configured model and kind of failure."""
+        """Yields the metrics by configured model and kind of failure."""
         failures = _counter(
             "tidegate_model_failures",
             "Failed requests to models, including those that were retried, by kind.",

@@ -47,7 +47,7 @@ class ChatStream:
         """The reason why this stream must end although its turn continues; empty otherwise."""
 
     def encode(self, events: list[Event]) -> bytes:
-        """The bytes for a batch of events. Consecutive pieces of text become one chunk."""
+        """Returns the bytes for a batch of events. Consecutive pieces of text become one chunk."""
         out: list[bytes] = []
         pieces: list[str] = []
         for event in events:

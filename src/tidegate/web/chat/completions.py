@@ -66,7 +66,8 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class SteeredAnswer(msgspec.Struct, frozen=True):
-    """The message joined the running turn; the answer is sent in that turn's own response."""
+    """The response to a message that joined the running turn. The answer is sent in the response to the request that
+    started the turn."""
 
     id: str
     session: str

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection: uvicorn's protocol with limits and with Tidegate's error responses.
 
 The request line and headers are bounded in bytes, number and time. An idle connection is closed after its keep-alive
-time, and a connection that never sends a request after `HttpTimes.head`. A client that stops reading is dropped. A
-request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
+time. A connection that never sends a request is closed after `HttpTimes.head`. A client that stops reading is dropped.
+A request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
 format after the responses to the requests before it, and the connection is closed. A client gets its response even
 while it is still sending, after it has closed its sending side (without TLS), and over HTTP/1.0.
 

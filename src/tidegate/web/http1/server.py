@@ -198,7 +198,8 @@ class Server:
         return self._scope.start(cycle.run_asgi, app, name="request", at_close="finish")
 
     async def _keep_date(self) -> None:
-        """Update the Date header every second. The scope cancels this first, which starts the shutdown."""
+        """Update the Date header every second. When the scope closes, it cancels this task first, which starts the
+        shutdown."""
         try:
             while True:
                 await asyncio.sleep(1)

@@ -96,7 +96,7 @@ def _discard(data: Any) -> None:
 
 
 class LingeringClose(asyncio.Protocol):
-    """The end of a connection whose response was sent before its request had arrived completely.
+    """Closes a connection whose response was sent before its request had arrived completely.
 
     Reads and discards what the peer still sends until the peer hangs up, so that no TCP reset overtakes the response.
     Gives up after `LINGER_BYTES` or `LINGER_SECONDS`. It replaces the connection as the transport's protocol and

@@ -288,8 +288,8 @@ def _shape(raw: bytes) -> _Plain | _Schema:
 
 
 def _cache_key(prefix: EncodedPrefix) -> bytes:
-    """The key for the provider's prompt cache. Conversations with the same prefix share it, so that their requests are
-    routed to a server that has cached the prefix."""
+    """Returns the key for the provider's prompt cache. Conversations with the same prefix share it, so that their
+    requests are routed to a server that has cached the prefix."""
     digest = hashlib.blake2b(prefix.system, digest_size=16)
     digest.update(prefix.tools)
     return digest.hexdigest().encode()
