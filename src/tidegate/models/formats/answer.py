@@ -55,7 +55,7 @@ class IncomingAnswer(Protocol):
         ...
 
     def feed(self, received: bytes) -> None:
-        """Parse received bytes and pass the text that they contain on in one piece."""
+        """Parse received bytes and pass on their text in one piece."""
         ...
 
     def end(self) -> None:

@@ -98,7 +98,7 @@ class StreamedAnswer(ABC):
         """Parse a body that contains the complete answer. Raises BrokenAnswer if it contains none."""
 
     def feed(self, received: bytes) -> None:
-        """Parse received bytes and pass the text that they contain on in one piece."""
+        """Parse received bytes and pass on their text in one piece."""
         self._wire += len(received)
         if self._is_intact and (b"\\" in received or not received.isascii()):
             self._is_intact = False

@@ -1,7 +1,7 @@
 """`/api/memory`: the notes that agents remember; list, edit as text, add and delete.
 
-Users see and change their own notes, and can read the work notes of agents that they may use. The owner sees and
-changes all notes. An edited text replaces the notes only if they have not changed since it was read.
+Users see and change their own notes, and can also read the notes about the work of agents that they may use. The owner
+sees and changes all notes. An edited text replaces the notes only if they have not changed since it was read.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any

@@ -309,6 +309,5 @@ def _last_answer(history: Sequence[bytes]) -> int:
 
 
 def _begun_thoughtless(history: Sequence[bytes], answer: int) -> bool:
-    """True if the request continues a step in which a model made tool calls without thinking, whichever model it
-    was."""
+    """True if the request continues a step in which this model or another one made tool calls without thinking."""
     return bool(answer) and history[answer].endswith(_CALLING) and not history[answer].startswith(_THOUGHTFUL)
